@@ -1,0 +1,13 @@
+# Sourced by the other scripts: a virtual environment with the pinned versions that are tested.
+venv=${CONFIDE_VENV:-.venv}
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "confide needs Python 3.11 or later; set PYTHON to one" >&2
+  exit 2
+}
+
+install() {
+  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  # The CPU build of torch is enough to try everything; where pip finds a GPU build it is used instead.
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
+}

@@ -1,0 +1,357 @@
+"""`Guarantee`: the one thing that says what a run protects, and what it does not.
+
+Every line that a privacy claim must state is a field; an empty one is an error. There is no field "theorem": a claim
+is a theorem exactly if it lists no reason to call it an estimate, and a sampler that differs from the one the
+accounting assumes is such a reason, added here if the caller did not. Sources: NIST SP 800-226 (2025), the OpenDP
+deployments registry, Ponomareva et al. 2023 ("How to DP-fy ML").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from confide.errors import CheckFailed, InputError
+
+Notion = Literal[
+    "(epsilon, delta)-DP",
+    "user-level DP",
+    "multi-owner user-level DP",
+    "selective DP",
+    "(p, r)-secret protection",
+    "confidentiality",
+    "none",
+]
+Adjacency = Literal["zero-out", "add-or-remove", "replace-one", "not applicable"]
+Pairs = tuple[tuple[float, float], ...]
+
+PRIORS = (1e-6, 1e-4, 1e-3)
+"""Priors at which every claim states the reconstruction bound."""
+
+NOT_COVERED = (
+    "what the base model learnt in its pretraining",
+    "the tokenizer and its vocabulary",
+    "evaluation: losses and other metrics computed from private rows",
+    "logs, progress output and timing of the run",
+    "statistics of the data (counts, lengths, medians) and what was chosen from them",
+    "the tuning of hyper-parameters on private rows",
+    "manual screening of rows by people",
+    "the same words in other units' rows (quotes, forwards, near-duplicates)",
+)
+"""What no training run's guarantee covers, unless its cost was accounted for. A claim may add to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What a run protects.
+
+    notion: what kind of claim; unit: what one unit is; rows_per_unit: rows one unit may contribute (a step or in
+    all, as `contribution` says), None if all it has; rows_cut: how rows were cut out of text.
+    adjacency, public_facts: which worlds are compared, and what is public in both.
+    epsilon, delta: the claimed pair, epsilon inf where nothing holds; curve: (epsilon, delta) pairs of the whole
+    curve; reconstruction: (prior p, bound r(p)) at PRIORS at least; advantage: true minus false positives of the
+    best test; true_positive_rate: its bound at a false positive rate of 1%.
+    secret_targets: the (p, r) pairs that were asked for, for secret protection alone.
+    noise_multiplier: noise std over clip norm; clip_norm: None if nothing is clipped; steps.
+    sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
+    step; sampling_probability: the smallest and the largest of a row or unit.
+    accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).
+    protected_output: which artefact, and whether one release or several with their sum.
+    provenance: code version, date, hardware, and keyed fingerprints of config and data.
+    evidence: audits made, what they could have shown at most and what they did show; or that none was made.
+    estimates: reasons why the figures are not a theorem. words: line 12, written from the rest if left empty.
+    """
+
+    notion: Notion
+    unit: str
+    rows_per_unit: int | None
+    contribution: str
+    rows_cut: str
+    adjacency: Adjacency
+    public_facts: tuple[str, ...]
+    epsilon: float
+    delta: float
+    curve: Pairs
+    reconstruction: Pairs
+    advantage: float
+    true_positive_rate: float
+    noise_multiplier: float
+    clip_norm: float | None
+    steps: int
+    sampling: str
+    sampling_used: str
+    expected_batch: float
+    sampling_probability: tuple[float, float]
+    accountant: str
+    accountant_version: str
+    discretisation: float
+    protected_output: str
+    not_covered: tuple[str, ...]
+    trust: str
+    randomness: str
+    provenance: Mapping[str, str]
+    evidence: tuple[str, ...]
+    estimates: tuple[str, ...] = ()
+    secret_targets: Pairs = ()
+    words: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _TUPLES:
+            _set(self, name, tuple(getattr(self, name)))
+        for name in _PAIRS:
+            _set(self, name, tuple((float(a), float(b)) for a, b in getattr(self, name)))
+        _set(self, "provenance", dict(self.provenance))
+        _check_lines(self)
+        _check_numbers(self)
+        if self.sampling_used != self.sampling:
+            reason = f"batches were drawn by {self.sampling_used}, the accounting assumes {self.sampling}"
+            if reason not in self.estimates:
+                _set(self, "estimates", (*self.estimates, reason))
+        if not self.words:
+            _set(self, "words", tuple(_in_words(self)))
+        if self.notion == "none" and not any("nothing is protected" in s.lower() for s in self.words):
+            raise InputError(
+                "guarantee: words must say plainly that nothing is protected where notion is none"
+            )
+
+    @property
+    def theorem(self) -> bool:
+        """Whether the claim is proved: exactly if there is no reason to call it an estimate."""
+        return not self.estimates
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name, and `theorem`; infinity is the string "inf" (JSON has no number for it)."""
+        fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"notion": fields.pop("notion"), "theorem": self.theorem, **fields}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Guarantee:
+        """The inverse of `to_json`.
+
+        Raises InputError for a missing or unknown field; CheckFailed if the file calls a theorem what is none.
+        """
+        fields = {name: value for name, value in data.items() if name != "theorem"}
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - set(known))
+        required = (n for n, f in known.items() if f.default is dataclasses.MISSING)
+        missing = [name for name in required if name not in fields]
+        if unknown or missing:
+            raise InputError(f"guarantee: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+        guarantee = cls(**{name: _number(name, value) for name, value in fields.items()})
+        if "theorem" in data and data["theorem"] != guarantee.theorem:
+            raise CheckFailed(
+                "guarantee: the file says theorem = "
+                f"{data['theorem']}, but its reasons to be an estimate are {list(guarantee.estimates)}"
+            )
+        return guarantee
+
+    def sentences(self) -> list[str]:
+        """What a lawyer reads: what someone could and could not learn about one unit."""
+        return list(self.words)
+
+    def model_card_section(self) -> str:
+        """The whole claim as a Markdown section."""
+        status = "a proved bound" if self.theorem else "an estimate, not a proved bound"
+        if self.notion == "none":
+            status = "no claim"
+        lines = ["## Privacy", "", f"**{self.notion}**: {status}.", ""]
+        lines += [f"{sentence}\n" for sentence in self.words]
+        lines += ["| line | value |", "|---|---|"]
+        lines += [f"| {name} | {_cell(value)} |" for name, value in self.lines()]
+        lines += ["", "**Public, and not protected:**", ""] + [f"- {fact}" for fact in self.public_facts]
+        lines += ["", "**Not covered:**", ""] + [f"- {item}" for item in self.not_covered]
+        lines += ["", "**Evidence:**", ""] + [f"- {item}" for item in self.evidence]
+        return "\n".join(lines) + "\n"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The claim's single-valued lines, name and value, for a table."""
+        low, high = self.sampling_probability
+        chance = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+        rows = "all it has" if self.rows_per_unit is None else str(self.rows_per_unit)
+        lines = [
+            ("unit", self.unit),
+            ("rows per unit", f"{rows} ({self.contribution})"),
+            ("how rows were cut", self.rows_cut),
+            ("adjacency", self.adjacency),
+            ("epsilon", f"{self.epsilon:.6g}"),
+            ("delta", f"{self.delta:.6g}"),
+            ("whole curve (epsilon at delta)", _listed(self.curve, "{:.4g} at {:.0e}")),
+            ("reconstruction r(p)", _listed(self.reconstruction, "r({:.0e}) = {:.3g}")),
+            ("advantage of the best test", f"{self.advantage:.4g}"),
+            ("true positives at 1% false positives", f"{self.true_positive_rate:.4g}"),
+            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
+            ("clip norm", "nothing is clipped" if self.clip_norm is None else f"{self.clip_norm:.6g}"),
+            ("steps", str(self.steps)),
+            ("sampling assumed", self.sampling),
+            ("sampling used", self.sampling_used),
+            ("expected batch", f"{self.expected_batch:.6g}"),
+            ("sampling probability", chance),
+            (
+                "accountant",
+                f"{self.accountant} {self.accountant_version}, discretisation {self.discretisation:g}",
+            ),
+            ("protected output", self.protected_output),
+            ("trust", self.trust),
+            ("randomness", self.randomness),
+            ("provenance", "; ".join(f"{k}: {v}" for k, v in self.provenance.items())),
+        ]
+        if self.secret_targets:
+            lines.append(("asked for secrets", _listed(self.secret_targets, "{:.3g} to at most {:.3g}")))
+        if self.estimates:
+            lines.append(("why it is an estimate", "; ".join(self.estimates)))
+        return lines
+
+
+_PAIRS = ("curve", "reconstruction", "secret_targets")
+_TUPLES = ("public_facts", "sampling_probability", "not_covered", "evidence", "estimates", "words")
+_MAY_BE_EMPTY = {"estimates", "secret_targets", "words"}
+_MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
+
+
+def _set(guarantee: Guarantee, name: str, value: object) -> None:
+    object.__setattr__(guarantee, name, value)
+
+
+def _check_lines(g: Guarantee) -> None:
+    """No line missing or blank."""
+    for field in dataclasses.fields(g):
+        name, value = field.name, getattr(g, field.name)
+        if value is None and name not in _MAY_BE_NONE:
+            raise InputError(f"guarantee: {name} is missing")
+        if name == "curve" and math.isinf(g.epsilon):
+            continue  # without noise there is no curve
+        if isinstance(value, (str, tuple, dict)) and not value and name not in _MAY_BE_EMPTY:
+            raise InputError(f"guarantee: {name} is empty")
+        texts = value if isinstance(value, tuple) else value.values() if isinstance(value, dict) else [value]
+        if any(isinstance(text, str) and not text.strip() for text in texts):
+            raise InputError(f"guarantee: {name} has an empty line")
+    for name, allowed in (("notion", get_args(Notion)), ("adjacency", get_args(Adjacency))):
+        if getattr(g, name) not in allowed:
+            raise InputError(f"guarantee: {name} must be one of {', '.join(allowed)}, not {getattr(g, name)}")
+    if not any("metrics" in item for item in g.not_covered):
+        raise InputError(
+            "guarantee: not_covered must say that metrics computed from private rows are not covered"
+        )
+
+
+def _check_numbers(g: Guarantee) -> None:
+    """Every number possible by itself, and none at odds with the notion."""
+    p_and_r = [number for pair in (*g.reconstruction, *g.secret_targets) for number in pair]
+    conditions = {
+        "epsilon": g.epsilon >= 0,
+        "delta": 0 <= g.delta <= 1,
+        "curve": all(e >= 0 and 0 < d <= 1 for e, d in g.curve),
+        "reconstruction": all(0 <= x <= 1 for x in p_and_r)
+        and set(PRIORS) <= {p for p, _ in g.reconstruction},
+        "advantage": 0 <= g.advantage <= 1,
+        "true_positive_rate": 0 <= g.true_positive_rate <= 1,
+        "noise_multiplier": 0 <= g.noise_multiplier < math.inf,
+        "clip_norm": g.clip_norm is None or 0 < g.clip_norm < math.inf,
+        "steps": g.steps >= 0,
+        "rows_per_unit": g.rows_per_unit is None or g.rows_per_unit >= 1,
+        "expected_batch": 0 <= g.expected_batch < math.inf,
+        "sampling_probability": len(g.sampling_probability) == 2
+        and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
+        "discretisation": 0 <= g.discretisation < math.inf,
+        "secret_targets": bool(g.secret_targets) == (g.notion == "(p, r)-secret protection"),
+    }
+    for name, holds in conditions.items():
+        if not holds:
+            raise InputError(f"guarantee: {name} is not a possible value: {getattr(g, name)}")
+    if (g.notion == "none") != (g.adjacency == "not applicable"):
+        raise InputError("guarantee: adjacency is 'not applicable' exactly where notion is none")
+    if g.notion == "none" and not math.isinf(g.epsilon):
+        raise InputError("guarantee: epsilon must be inf where notion is none")
+    if g.notion != "none" and math.isinf(g.epsilon):
+        raise InputError(f"guarantee: epsilon is inf, so notion must be none, not {g.notion}")
+
+
+def _in_words(g: Guarantee) -> list[str]:
+    if g.notion == "none":
+        return [
+            f"Nothing is protected: this run claims no privacy for {g.unit}.",
+            "Whoever has the model may be able to find out that a text was used in training, and to recover it "
+            "word for word.",
+            "Treat the model as you would treat the texts themselves.",
+        ]
+    right = (1 + g.advantage) / 2
+    words = [
+        f"One unit is {g.unit}; it may contribute {g.contribution}.",
+        f"What is compared is {_WORLDS[g.adjacency]}. What may be given away is {_bare(g.protected_output)}. "
+        f"Whom this trusts: {_bare(g.trust)}.",
+        'From that output nobody can tell the two worlds apart well: a test that wrongly says "used" in 1% of cases '
+        f"rightly says so in at most {_percent(g.true_positive_rate)}, and telling which of the two it was, with "
+        f"even odds, succeeds in at most {_percent(right)} of cases (a coin: 50%).",
+        "Someone who guesses at something only the unit's text tells, and would be right by luck with the chance on "
+        "the left, is right after studying the output with at most the chance on the right: "
+        + "; ".join(f"{_one_in(p)} becomes at most {_one_in(r)}" for p, r in g.reconstruction)
+        + ".",
+        f"The formal statement is {g.notion} with epsilon = {g.epsilon:.4g} at delta = {g.delta:.3g}, {g.adjacency} "
+        f"adjacency.",
+        "It does not hide what others' texts tell as well, or what is public: "
+        + "; ".join(_bare(fact) for fact in g.public_facts)
+        + ".",
+        "It does not cover: " + "; ".join(_bare(item) for item in g.not_covered) + ".",
+    ]
+    if g.secret_targets:
+        asked = "; ".join(f"from {_one_in(p)} to at most {_one_in(r)}" for p, r in g.secret_targets)
+        words.insert(4, f"For each secret it was asked that a blind guess should improve {asked}.")
+    if g.advantage > 0.9 or max(r for _, r in g.reconstruction) > 0.5:
+        words.append(
+            "These bounds are weak: they do not rule out that a determined attacker tells whether one unit was used, "
+            "or recovers something that was easy to guess."
+        )
+    if g.estimates:
+        reasons = "; ".join(g.estimates)
+        words.insert(0, f"The figures below are an estimate and not a proved guarantee, because {reasons}.")
+    return words
+
+
+_WORLDS = {
+    "zero-out": "a world in which the unit's text was used with one in which it counted for nothing",
+    "add-or-remove": "a world in which the unit was in the data with one in which it was not",
+    "replace-one": "a world in which the unit had this text with one in which it had any other",
+}
+
+
+def _bare(text: str) -> str:
+    return text.strip().rstrip(".")
+
+
+def _percent(rate: float) -> str:
+    """Rounded up: a bound must stay one."""
+    return f"{math.ceil(1000 * rate - 1e-9) / 10:g}%"
+
+
+def _one_in(p: float) -> str:
+    """A chance as people say it, rounded to the side of the attacker."""
+    if p >= 0.1:
+        return _percent(p)
+    if p <= 0:
+        return "none"
+    odds = 1 / p
+    unit = 10 ** max(0, math.floor(math.log10(odds) + 1e-9) - 1)
+    return f"1 in {math.floor(odds / unit + 1e-6) * unit:,}"
+
+
+def _listed(pairs: Pairs, form: str) -> str:
+    return "; ".join(form.format(*pair) for pair in pairs) if pairs else "none"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _number(name: str, value: Any) -> Any:
+    return math.inf if value == "inf" and name == "epsilon" else value

@@ -1,0 +1,245 @@
+"""The verbs. Heavy imports wait until a verb needs them, so that `--help` is instant."""
+
+import errno
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from confide.errors import CheckFailed, InputError
+
+if TYPE_CHECKING:
+    from confide.config import Config
+    from confide.finetuning import Job
+    from confide.runs import Run
+
+app = typer.Typer(
+    name="confide",
+    help="Fine-tune language models on text told in confidence, and state exactly what that protects.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Path_ = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config file, or a run folder")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="config keys to override")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="print one JSON document and nothing else on standard output")
+]
+
+
+class _Stopped(Exception):
+    """The user stopped the work; it can be resumed."""
+
+
+def _verb(function: Callable[..., None]) -> Callable[..., None]:
+    """Exit codes: 0 done, 1 a check failed, 2 the input is at fault, 3 an internal error, 130 stopped."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except InputError as error:
+            _end(2, str(error))
+        except CheckFailed as error:
+            _end(1, str(error))
+        except _Stopped as error:
+            _end(130, str(error))
+        except KeyboardInterrupt:
+            _end(130, "stopped")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+                raise
+            _end(2, f"{error.filename or 'the run folder'}: {error.strerror}")
+        except typer.Exit:
+            raise
+        except Exception:
+            traceback.print_exc()
+            _end(3, "internal error: this is a fault of confide, not of your input")
+
+    return run
+
+
+def _end(code: int, message: str) -> None:
+    print(f"confide: {message}", file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+def _config(path: Path, overrides: list[str] | None) -> "Config":
+    from confide.config import load
+
+    return load(path, overrides or ())
+
+
+def _run(path: Path, overrides: list[str] | None, twin: bool = False) -> "Run":
+    from confide.runs import Run
+
+    return Run(_config(path, overrides), twin)
+
+
+def _job(run: "Run") -> "Job":
+    from confide.console import Console
+    from confide.finetuning import Job
+
+    return Job.of(run, Console())
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+@app.command()
+@_verb
+def prepare(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Read text into the unit graph, and show its statistics."""
+    from confide import models, show
+    from confide.console import Console
+    from confide.finetuning import prepared_data
+    from confide.runs import write_text
+
+    run = _run(config, overrides)
+    with run.locked():
+        facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
+        picture = run.data / "rows_per_unit.svg"
+        if not picture.exists():
+            write_text(picture, show.histogram(run.data / "train"))
+    if as_json:
+        _print(facts)
+        return
+    show.preparation(facts)
+    print(f"histogram of rows per unit: {picture}")
+
+
+@app.command()
+@_verb
+def plan(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
+    """What this config costs and guarantees, beside its neighbours, before a single gradient."""
+    from confide import models, planning, show
+    from confide.console import Console
+    from confide.finetuning import prepared_data
+
+    run = _run(config, overrides)
+    with run.locked():
+        tokenizer = models.load_tokenizer(run.config)
+        prepared = prepared_data(run, tokenizer, Console())
+    model = models.load_model(run.config, prepared.classes, len(tokenizer))
+    sizes = [p.numel() for p in model.parameters()]
+    moving = sum(p.numel() for p in models.trainable(model).values())
+    found = planning.plan(run.config, prepared.train.shape(), sum(sizes), moving)
+    found["guarantee"] = _planned(run, found)
+    _print(found) if as_json else show.plan(found)
+
+
+def _planned(run: "Run", found: dict[str, Any]) -> dict[str, Any]:
+    from confide import mechanisms
+
+    chosen = found["chosen"]
+    mechanism = mechanisms.build(run.config)
+    return {
+        "notion": mechanism.notion,
+        "theorem": mechanism.sampling_assumed == mechanism.sampling,
+        "unit": mechanism.unit,
+        "adjacency": mechanism.adjacency,
+        **{key: chosen[key] for key in ("epsilon", "delta", "noise_multiplier", "steps")},
+        "clip_norm": mechanism.clip_norm,
+        "sampling": mechanism.sampling,
+    }
+
+
+@app.command()
+@_verb
+def train(
+    config: Path_,
+    overrides: Overrides = None,
+    twin: Annotated[
+        bool, typer.Option(help="train the non-private twin instead: same draws, no protection")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train, or resume where the run stopped; release the model at the end."""
+    from confide import show
+    from confide.console import Console
+    from confide.finetuning import fine_tune
+
+    run, console = _run(config, overrides, twin), Console()
+    console.say(run.config.to_yaml())
+    outcome = fine_tune(run, console)
+    if not outcome.finished:
+        raise _Stopped(
+            f"stopped after step {outcome.steps} of {run.config.train.steps}; the same command resumes"
+        )
+    if as_json:
+        _print(show.outcome_facts(outcome))
+    else:
+        show.outcome(outcome, run)
+
+
+@app.command("eval")
+@_verb
+def evaluate(
+    run: RunFolder,
+    base: Annotated[bool, typer.Option(help="evaluate the base model instead")] = False,
+    twin: Annotated[bool, typer.Option(help="evaluate the non-private twin instead")] = False,
+    as_json: Json = False,
+) -> None:
+    """Loss, perplexity and accuracy on the held-out units."""
+    from confide import show
+    from confide.runs import Run
+
+    loaded = Run.load(run, twin)
+    job = _job(loaded)
+    if not base:
+        found = loaded.last_checkpoint()
+        if found is None:
+            raise InputError(f"{loaded.folder}: nothing was trained here yet")
+        job.step().restore(found[1])
+    result = job.evaluate()
+    if result is None:
+        raise InputError(f"{run}: the config holds no evaluation data (data.eval)")
+    _print(result) if as_json else show.evaluation(result)
+
+
+@app.command()
+@_verb
+def verify(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check clipping, coverage and noise on your own model and rows."""
+    from confide import show
+    from confide import verify as checks
+
+    run = _run(config, overrides)
+    with run.locked():
+        job = _job(run)
+        found = checks.verify(job)
+    _print(found) if as_json else show.checks(found)
+    if not found["ok"]:
+        raise CheckFailed("a check failed; do not trust this setting")
+
+
+@app.command()
+@_verb
+def quickstart(
+    folder: Annotated[Path, typer.Option(help="where to work")] = Path("confide-quickstart"),
+    as_json: Json = False,
+) -> None:
+    """The main job on bundled data and a bundled model, private beside non-private. Under 3 minutes."""
+    from confide import quickstart as job
+
+    job.run(folder, as_json)
+
+
+def main() -> None:
+    """Entry point of the command `confide`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""Sums of clipped per-unit gradients, in one backward pass. Knows nothing of privacy."""
+
+from confide.clipping.engine import ClippedSum, NonFiniteGradient
+from confide.clipping.rules import UnsupportedModule, UnsupportedParameter
+
+__all__ = ["ClippedSum", "NonFiniteGradient", "UnsupportedModule", "UnsupportedParameter"]

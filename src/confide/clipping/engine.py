@@ -1,0 +1,222 @@
+"""Sums of clipped per-unit gradients out of one backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from confide.clipping.factors import exact, row_squares
+from confide.clipping.rules import Layer, layers, refuse_mixing
+from confide.clipping.slot import Slot
+from confide.clipping.tap import Taps
+from confide.clipping.units import Units
+from confide.errors import InputError
+
+Batch = Mapping[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+class NonFiniteGradient(InputError):
+    """A unit's gradient is infinite or not a number; nothing of its call was added."""
+
+
+class ClippedSum:
+    """The running sum of clipped unit gradients, at about the price of ordinary training.
+
+    A unit's gradient is g_u = sum over its rows b of weight_b * grad(loss_b), over all trainable parameters
+    together; the sum gets min(1, C / |g_u|) g_u. One forward and one backward pass serve a whole batch:
+    taps on the trainable layers see each layer's input and output gradient, take the norms there and then,
+    and the clipped sum is one product for each layer after the pass. Weights require no gradient meanwhile,
+    so the plain gradient of a weight is never formed.
+
+    *Formal guarantee*: none on its own. What it gives is sensitivity: leaving out one unit's rows, or setting
+    their weights to 0, changes what `take` returns by a vector of norm at most C (up to float32 rounding),
+    *provided* each row's loss is a function of that row and the weights alone. Modules known to break
+    that are refused; the loss is the caller's.
+
+    Args:
+        model: any module whose trainable parameters (those that require a gradient now) belong to layers
+            with a rule; see `confide.clipping.rules`.
+        loss: (model, batch) -> float[B], each row's loss, a function of that row alone.
+        clip_norm: C > 0; None does not clip.
+
+    Raises:
+        UnsupportedParameter: a trainable parameter that no rule covers, by name.
+        UnsupportedModule: a module that mixes rows, by name.
+        InputError: nothing is trainable, or C is not a positive number.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, clip_norm: float | None) -> None:
+        if clip_norm is not None and not (0 < clip_norm < math.inf):
+            raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
+        refuse_mixing(model)
+        self._model = model
+        self._loss = loss
+        self._clip_norm = clip_norm
+        self._layers: list[Layer] = layers(model)
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise InputError("the model has no trainable parameter: check the adapter")
+        self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+        self._sums: dict[str, Tensor] = {}
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the parameters that are summed, as in `model.named_parameters()`."""
+        return tuple(self._parameters)
+
+    def add(self, batch: Batch, unit: Tensor, weight: Tensor) -> Tensor:
+        """Add the clipped gradients of the whole units of one batch.
+
+        Args:
+            batch: tensors whose first axis is the rows, B.
+            unit: int64[B], each row's unit: 0..U-1 without a gap, in any order.
+            weight: float[B], each row's weight in its unit's gradient.
+
+        Returns:
+            float32[U], the norms before clipping.
+
+        Raises:
+            NonFiniteGradient: some unit's norm is infinite or not a number; nothing was added.
+            InputError: a layer or the loss does not keep the rows apart; the message says where.
+        """
+        units = Units.of(unit)
+        if units.rows == 0:
+            return torch.zeros(0, device=self._device)
+        self._check(batch, weight, units.rows)
+        batch = {name: units.sort(values) for name, values in batch.items()}
+        slots: dict[str, Slot] = {}
+        self._backward(batch, units.sort(weight), units, slots, dense=None)
+        with exact(self._device):
+            squares = torch.zeros(units.count, dtype=torch.float64, device=self._device)
+            for slot in slots.values():
+                part = slot.squares()
+                if part is not None:
+                    squares += part.to(self._device)
+            norms = squares.clamp_(min=0).sqrt_()
+            scale = self._scale(norms)
+            for name in list(slots):
+                slots.pop(name).add_scaled(self._sum(name), scale.to(self._parameters[name].device))
+            return norms[units.number.to(norms.device)].float()
+
+    def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
+        """Add the clipped gradient of one unit whose rows come in several micro-batches.
+
+        Memory is that of one micro-batch and of one gradient, however many rows the unit has.
+
+        Args:
+            batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows are one unit's.
+
+        Returns:
+            The norm before clipping.
+
+        Raises:
+            NonFiniteGradient, InputError: as for `add`.
+        """
+        gradient: dict[str, Tensor] = {}
+        for batch, weight in batches:
+            units = Units.one(len(weight))
+            if units.rows:
+                self._check(batch, weight, units.rows)
+                self._backward(batch, weight, units, {}, dense=gradient)
+        with exact(self._device):
+            squares = torch.zeros(1, dtype=torch.float64, device=self._device)
+            for part in gradient.values():
+                squares += row_squares(part).to(self._device)
+            norm = squares.sqrt_()
+            scale = self._scale(norm)
+            for name in list(gradient):
+                part = gradient.pop(name)[0]
+                self._sum(name).addcmul_(part, scale.to(part.device))
+            return float(norm)
+
+    def take(self) -> dict[str, Tensor]:
+        """The sums since the last call, float32 by parameter name (a tied one once); starts anew."""
+        sums = {name: self._sum(name) for name in self._parameters}
+        self._sums = {}
+        return sums
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device
+
+    def _sum(self, name: str) -> Tensor:
+        if name not in self._sums:
+            self._sums[name] = _zeros(self._parameters[name])
+        return self._sums[name]
+
+    def _scale(self, norms: Tensor) -> Tensor:
+        """float32[U]: min(1, C / norm)."""
+        if not bool(torch.isfinite(norms).all()):
+            raise NonFiniteGradient(
+                "a unit's gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
+                "instead of float16, or look for empty or overlong rows"
+            )
+        if self._clip_norm is None:
+            return torch.ones_like(norms, dtype=torch.float32)
+        return (self._clip_norm / norms).clamp_(max=1).float()
+
+    def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
+        now = [name for name, p in self._model.named_parameters() if p.requires_grad]
+        if now != list(self._parameters):
+            raise ValueError("the model's trainable parameters have changed since this sum was made")
+        if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on since
+            refuse_mixing(self._model)
+        if weight.shape != (rows,):
+            raise ValueError(f"weight has shape {tuple(weight.shape)} where the batch has {rows} rows")
+        for name, values in batch.items():
+            if values.shape[:1] != (rows,):
+                raise InputError(
+                    f"batch entry {name} has shape {tuple(values.shape)} where the batch has {rows} rows"
+                )
+
+    def _backward(
+        self,
+        batch: Batch,
+        weight: Tensor,
+        units: Units,
+        slots: dict[str, Slot],
+        dense: dict[str, Tensor] | None,
+    ) -> None:
+        """One forward and one backward pass; the slots then hold what the taps saw.
+
+        Args:
+            dense: given, the units' gradients are added up there, float32[U, *shape], and not measured.
+        """
+
+        def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
+            with exact(grad.device):
+                for own, use in layer.rule.uses(layer.module, layer.trainable, kept, grad):
+                    name = layer.parameters[own]
+                    if name not in slots:
+                        slots[name] = self._slot(name, units, taps, dense)
+                    slots[name].receive(use)
+
+        taps = Taps(self._parameters, self._layers, units.rows, receive)
+        with taps.attached(), torch.enable_grad():
+            losses = self._loss(self._model, batch)
+            if losses.shape != (units.rows,):
+                raise InputError(
+                    f"the loss must give one value for each of the {units.rows} rows, "
+                    f"got shape {tuple(losses.shape)}"
+                )
+            total = (losses.float() * weight.to(losses.device, torch.float32)).sum()
+            taps.seal(total)
+            with torch.autocast(total.device.type, enabled=False):  # the caller's is for the forward pass
+                total.backward()
+
+    def _slot(self, name: str, units: Units, taps: Taps, dense: dict[str, Tensor] | None) -> Slot:
+        parameter = self._parameters[name]
+        target: Tensor | None = None
+        if dense is not None:
+            if name not in dense:
+                dense[name] = _zeros(parameter)[None]
+            target = dense[name]
+        return Slot(parameter.shape, units, taps.uses[name], taps.activations[name], target)
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    return torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)

@@ -1,0 +1,159 @@
+"""Listening in on the backward pass: a tap on each trainable layer's output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from confide.clipping.rules import Layer
+from confide.errors import InputError
+
+Receive = Callable[[Layer, Tensor | None, Tensor], None]
+
+
+class _Tap(torch.autograd.Function):
+    """The identity; its backward hands the layer's input and output gradient on.
+
+    The input is kept by autograd itself, so that gradient checkpointing drops and recomputes it as any
+    other activation; and the one backward of the one graph runs once, however often forward hooks do.
+    The anchor, a scalar that requires a gradient, is why the pass reaches the tap although no weight does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, kept: Tensor | None, receive: Any) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.receive = receive
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (kept,) = ctx.saved_tensors
+        ctx.receive(kept, grad)
+        return grad, None, None, None
+
+
+class Taps:
+    """Taps on the layers of a model for one forward and backward pass over a batch of `rows` rows.
+
+    While the forward pass runs, a trainable parameter requires a gradient only *between* tapped layers,
+    never inside one. A use of it that no tap sees thus leaves its mark in the graph, and `seal` finds it.
+    From then on none requires a gradient, so that autograd forms no weight gradient.
+
+    Attributes:
+        uses: parameter name -> how many uses the forward pass made of it.
+        activations: parameter name -> elements of those uses' inputs and outputs.
+    """
+
+    def __init__(
+        self, trainable: Mapping[str, Tensor], watched: Sequence[Layer], rows: int, receive: Receive
+    ) -> None:
+        self.uses: dict[str, int] = {}
+        self.activations: dict[str, int] = {}
+        self._trainable = trainable
+        self._watched = watched
+        self._rows = rows
+        self._receive = receive
+        self._anchors: dict[torch.device, Tensor] = {}
+        self._forward = True
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Attach the taps; on leaving, whatever happened, the model is as it was."""
+        handles: list[Any] = []
+        try:
+            for layer in self._watched:
+                handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
+                handles.append(
+                    layer.module.register_forward_hook(partial(self._leave, layer), with_kwargs=True)
+                )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for parameter in self._trainable.values():
+                parameter.requires_grad_(True)
+
+    def seal(self, loss: Tensor) -> None:
+        """End of the forward pass: every use of a trainable parameter must have gone through a tap.
+
+        Raises:
+            InputError: naming a parameter that was used outside its layer, or that nothing was used.
+        """
+        self._forward = False
+        unseen = _leaves(loss) & {id(p) for p in self._trainable.values()}
+        for name, parameter in self._trainable.items():
+            if id(parameter) in unseen:
+                raise InputError(
+                    f"parameter {name} is used outside its own layer's forward pass, where its gradient "
+                    "cannot be clipped by unit: freeze it, or call the layer instead"
+                )
+        for parameter in self._trainable.values():
+            parameter.requires_grad_(False)
+        if not loss.requires_grad:
+            raise InputError("the loss depends on no trainable parameter: check the adapter and the loss")
+
+    def _enter(self, layer: Layer, module: nn.Module, args: Any) -> None:
+        if self._forward:
+            for name in layer.parameters.values():
+                self._trainable[name].requires_grad_(False)
+
+    def _leave(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+        given = args[0] if args else next(iter(kwargs.values()))
+        if not torch.is_grad_enabled():
+            raise InputError(
+                f"module {layer.name} ran with gradients switched off: turn gradient checkpointing on with "
+                'gradient_checkpointing_kwargs={"use_reentrant": False}, and take no torch.no_grad() in the '
+                "loss"
+            )
+        if given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,):
+            raise InputError(_first_axis(layer, given, self._rows))
+        if self._forward:
+            size = output.numel() + (given.numel() if given.is_floating_point() else 0)
+            for name in layer.parameters.values():
+                self._trainable[name].requires_grad_(True)
+                self.uses[name] = self.uses.get(name, 0) + 1
+                self.activations[name] = self.activations.get(name, 0) + size
+        if given.is_floating_point() and output.dtype.itemsize < given.dtype.itemsize:
+            given = given.to(output.dtype)  # what autocast multiplied with, and what it would have kept
+        kept = given if layer.rule.keeps_input(layer.trainable) else None
+        if output.device not in self._anchors:
+            self._anchors[output.device] = torch.zeros((), device=output.device, requires_grad=True)
+        tapped: Tensor = _Tap.apply(output, self._anchors[output.device], kept, partial(self._receive, layer))
+        return tapped
+
+
+def _first_axis(layer: Layer, given: Tensor, rows: int) -> str:
+    name = layer.name.lower()
+    remedy = "pass its input with one entry for each row"
+    if "position" in name or name.endswith(("wpe", "pos_emb")):
+        remedy = "pass position_ids of shape (rows, tokens) in the batch"
+    elif "token_type" in name or "segment" in name:
+        remedy = "pass token_type_ids of shape (rows, tokens) in the batch"
+    return (
+        f"module {layer.name} ({type(layer.module).__name__}) ran on a tensor of shape {tuple(given.shape)}, "
+        f"whose first axis is not the batch's {rows} rows, so that no row has a gradient of its own there: "
+        f"{remedy}, or freeze it"
+    )
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """Identities of the leaf tensors that the graph of the loss would send a gradient to."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    stack = [loss.grad_fn] if loss.grad_fn is not None else []
+    while stack:
+        node: Any = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return found

@@ -1,0 +1,103 @@
+"""Which rows of a batch belong to which unit, laid out so that whole units are contiguous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive units that have equally many rows, so that one batched product serves them all.
+
+    Attributes:
+        rows: the group's rows, after sorting.
+        units: the group's units, in the internal numbering.
+        rows_each: how many rows each of these units has.
+    """
+
+    rows: slice
+    units: slice
+    rows_each: int
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        """[rows, positions, width] of the whole batch -> [units, rows_each * positions, width]."""
+        _, positions, width = values.shape
+        return values[self.rows].reshape(-1, self.rows_each * positions, width)
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of one batch, renumbered so that units of equal size are neighbours.
+
+    Attributes:
+        order: int64[B], the sorted row -> the caller's row; None where the batch already is in order.
+        number: int64[U], the caller's unit id -> the internal number.
+        of_row: int64[B], the sorted row -> its unit's internal number.
+        groups: the units by size.
+    """
+
+    order: Tensor | None
+    number: Tensor
+    of_row: Tensor
+    groups: tuple[Group, ...]
+
+    @property
+    def count(self) -> int:
+        return self.number.numel()
+
+    @property
+    def rows(self) -> int:
+        return self.of_row.numel()
+
+    @classmethod
+    def one(cls, rows: int) -> Units:
+        """All rows in one unit."""
+        return cls(
+            order=None,
+            number=torch.zeros(1, dtype=torch.int64),
+            of_row=torch.zeros(rows, dtype=torch.int64),
+            groups=(Group(slice(0, rows), slice(0, 1), rows),),
+        )
+
+    @classmethod
+    def of(cls, unit: Tensor) -> Units:
+        """From the unit id of every row, int64[B], any order; the ids are 0..U-1 and each has a row.
+
+        Raises:
+            ValueError: the ids are not whole numbers from 0 without a gap.
+        """
+        unit = unit.detach().to("cpu")
+        if unit.dim() != 1 or unit.is_floating_point() or unit.is_complex():
+            raise ValueError("unit must be a vector of whole numbers, one for each row")
+        unit = unit.to(torch.int64)
+        if unit.numel() and int(unit.min()) < 0:
+            raise ValueError("unit ids must be 0..U-1, without a gap")
+        size = torch.bincount(unit)
+        if unit.numel() and int(size.min()) == 0:
+            raise ValueError("unit ids must be 0..U-1, without a gap")
+
+        by_size = torch.argsort(size, stable=True)  # internal number -> caller's id
+        number = torch.empty_like(by_size)
+        number[by_size] = torch.arange(by_size.numel())
+        internal = number[unit]
+        order = torch.argsort(internal, stable=True)
+        in_order = bool((order == torch.arange(order.numel())).all())
+        return cls(None if in_order else order, number, internal[order], _groups(size[by_size]))
+
+    def sort(self, values: Tensor) -> Tensor:
+        """The caller's rows -> sorted rows."""
+        return values if self.order is None else values.index_select(0, self.order.to(values.device))
+
+
+def _groups(sizes: Tensor) -> tuple[Group, ...]:
+    """Groups of equal sizes, from the units' sizes in increasing order."""
+    groups: list[Group] = []
+    row = first = 0
+    each, counts = torch.unique_consecutive(sizes, return_counts=True)
+    for rows_each, units in zip(each.tolist(), counts.tolist(), strict=True):
+        groups.append(Group(slice(row, row + rows_each * units), slice(first, first + units), rows_each))
+        row, first = row + rows_each * units, first + units
+    return tuple(groups)

@@ -1,0 +1,441 @@
+"""The one config: YAML plus `key=value` overrides, checked as a whole before anything runs.
+
+Every key's meaning is its `description`; `docs/config.md` is made from them by `python -m confide.config`.
+"""
+
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from confide import mechanisms
+from confide.errors import InputError
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Adapter(Section):
+    kind: Literal["full", "lora", "bias", "modules"] = Field(
+        "full",
+        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
+    )
+    rank: Count = Field(32, description="rank of the LoRA factors")
+    alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
+    targets: str | list[str] = Field(
+        "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
+    )
+
+
+class Data(Section):
+    train: str = Field(
+        description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
+    )
+    eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
+        0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
+    )
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub"] = Field(
+        "auto", description="told by what `train` is, or stated here"
+    )
+    split: str = Field("train", description="which split of a hub data set")
+    text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
+    unit: str | list[str] | None = Field(
+        None,
+        description="field that names the privacy unit; a list makes several owners; null: each document",
+    )
+    label: str | None = Field(None, description="field that holds the class, for `task: classification`")
+    clean: Literal["none", "enron"] = Field(
+        "none",
+        description="`enron`: the mail cleaning of paper 000 appendix B (receiver copies, 20-grams, forwards)",
+    )
+    strip_quotes: bool = Field(
+        False, description="remove quoted replies, so that other people's words stay theirs"
+    )
+    duplicates: bool = Field(True, description="report text that stands in several units; nothing is removed")
+    max_length: Annotated[int, Field(ge=2)] = Field(
+        128, description="tokens a row; longer documents are cut into rows"
+    )
+    max_documents: Count | None = Field(None, description="read only the first documents, for a trial")
+
+
+class Privacy(Section):
+    mechanism: str = Field("uls", description="one of: " + ", ".join(mechanisms.NAMES))
+    epsilon: Positive | None = Field(None, description="the target; or give noise_multiplier")
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="default: M^-1.1 for M rows in use, at most 1/N for N units"
+    )
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="standard deviation of the noise on the sum, in units of clip_norm; instead of epsilon",
+    )
+    clip_norm: Positive = Field(
+        1.0, description="bound on the norm of what is clipped together: a row or a unit"
+    )
+    normalised: bool = Field(
+        True,
+        description="divide the noised sum by clip_norm, so that the learning rate does not depend on it",
+    )
+    adjacency: Literal["zero-out", "add-or-remove", "replace-one"] = Field(
+        "zero-out", description="what neighbours are; the other two cost more or need literal constants"
+    )
+    rows_per_unit: Count | Literal["median"] = Field(
+        4, description="k of uls, G of els and group; `median` of the rows per unit"
+    )
+    selection: Selection | None = Field(
+        None, description="which rows of a unit; default: random-chunk for uls on a causal LM, else random"
+    )
+    resample: bool = Field(
+        False, description="els, group: repeat rows of units that have fewer than rows_per_unit"
+    )
+    sampling: Literal["poisson", "truncated", "shuffle"] = Field(
+        "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
+    )
+    noise: Literal["secure", "fast"] = Field("secure", description="AES-CTR, or the framework's generator")
+    published_key: str | None = Field(
+        None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"
+    )
+
+
+class Train(Section):
+    steps: Count = Field(500, description="number of noised steps")
+    batch: Positive = Field(
+        256, description="expected rows a step (row sampling) or units a step (unit sampling)"
+    )
+    max_batch: Count | None = Field(
+        None, description="`sampling: truncated`: the most rows or units a step may hold"
+    )
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="literal sampling probability in place of batch; an add-or-remove claim needs it"
+    )
+    divisor: Positive | None = Field(
+        None, description="literal divisor of the noised sum; default: the expected batch, a public constant"
+    )
+    learning_rate: Positive = Field(1e-3, description="peak learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="decay after the warm-up"
+    )
+    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
+    optimizer: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="what moves the weights")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled weight decay")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of adamw", strict=False)
+    precision: Literal["float32", "bf16"] = Field(
+        "float32", description="bf16: autocast in forward and backward; weights, norms and sums stay float32"
+    )
+    micro_tokens: Count = Field(8192, description="tokens (with padding) of one physical micro-batch")
+    gradient_checkpointing: bool = Field(False, description="less memory for a third more compute")
+    checkpoint_every: Count = Field(25, description="steps between checkpoints")
+    eval_every: Annotated[int, Field(ge=0)] = Field(
+        0, description="steps between evaluations; 0: at the end only"
+    )
+    seed: int = Field(
+        0, description="initial weights of a model from scratch and of adapters; never draws or noise"
+    )
+
+
+class Config(Section):
+    model: str = Field(
+        "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
+    )
+    tokenizer: str | None = Field(None, description="folder or hub name; default: the model's own")
+    task: Literal["causal-lm", "masked-lm", "classification"] = Field(
+        "causal-lm", description="what is trained"
+    )
+    trust_remote_code: bool = Field(False, description="let code from the model's repository run")
+    adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
+    data: Data = Field(description="where the text comes from")
+    privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
+    train: Train = Field(default_factory=Train, description="the optimisation")
+    run: str = Field("runs/run", description="the run folder")
+
+    def canonical(self) -> str:
+        """The resolved config as text; equal configs give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as a tired person writes it: 1e-5 is a number, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise InputError(f"key {key!r} stands twice, again at line {key_node.start_mark.line + 1}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 1e-5 for a string.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config file.
+
+    Raises:
+        InputError: with every fault that was found, one a line, each naming its key.
+    """
+    if path.is_dir():
+        path = path / "config.yaml"  # a run folder stands for its own config
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such config file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    try:
+        raw = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if raw is None:
+        raise InputError(f"{path}: the file is empty")
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: a config is a mapping of keys to values, this is a {type(raw).__name__}")
+    for override in overrides:
+        _apply(raw, override)
+    return check(raw, str(path))
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"{override!r}: an override is key=value, for example privacy.epsilon=3")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise InputError(f"{override!r}: the value is not valid YAML") from None
+    *parents, last = key.strip().split(".")
+    place = raw
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise InputError(f"{override!r}: {parent} is not a section of the config")
+    place[last] = value
+
+
+def check(raw: Mapping[str, Any], where: str = "config") -> Config:
+    """Validate a mapping; all faults are found before one error is raised."""
+    faults: list[str] = []
+    faulty: set[str] = set()
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        for detail in error.errors():
+            key = ".".join(str(part) for part in _path(detail))
+            if key in faulty:
+                continue
+            faulty.add(key)
+            faults.append(_sentence(key, detail))
+        # What is left may still hold impossible combinations; the reader should hear of them now.
+        try:
+            config = Config.model_validate({"data": {"train": "?"}} | _without(raw, faulty))
+        except ValidationError:
+            raise InputError(_report(where, faults)) from None
+    faults += [f"{key}: {text}" for key, text in _combinations(config) if not _touches(faulty, key)]
+    if faults:
+        raise InputError(_report(where, faults))
+    return config
+
+
+def _report(where: str, faults: list[str]) -> str:
+    if len(faults) == 1:
+        return f"{where}: {faults[0]}"
+    return f"{where}: {len(faults)} faults\n" + "\n".join(f"  {fault}" for fault in faults)
+
+
+def _path(detail: ErrorDetails) -> list[str]:
+    """The key of a fault, without the names of the union members that pydantic adds."""
+    path: list[str] = []
+    model: Any = Config
+    for part in detail["loc"]:
+        fields = getattr(model, "model_fields", None)
+        if fields is None:
+            break
+        path.append(str(part))
+        model = fields[part].annotation if part in fields else None
+    return path
+
+
+def _sentence(key: str, detail: ErrorDetails) -> str:
+    section, _, name = key.rpartition(".")
+    if detail["type"] == "extra_forbidden":
+        near = [k for k in keys() if k.rpartition(".")[2] == name]  # the right name in the wrong section
+        near = near or difflib.get_close_matches(key, keys(), 1, 0.5)
+        return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section))
+    if detail["type"] == "missing":
+        return f"{key}: is missing" + (" (what to read)" if key == "data.train" else "")
+    text = detail["msg"].removeprefix("Input should be ").replace("Value error, ", "")
+    value = detail["input"]
+    expected = _expected(key)
+    if expected:
+        text = expected
+    shown = "" if isinstance(value, dict | list) else f" {value!r}"
+    hint = ""
+    options = _options(key)
+    if options and isinstance(value, str):
+        near = difflib.get_close_matches(value, options, 1, 0.4)
+        hint = f", did you mean {near[0]}?" if near else ""
+    return f"{key}:{shown} is not valid, must be {text}{hint}"
+
+
+def _known(section: str) -> str:
+    names = [k.rpartition(".")[2] for k in keys() if k.rpartition(".")[0] == section]
+    return f" ({section or 'the config'} has: {', '.join(names)})" if names else ""
+
+
+def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation, f"{prefix}{name}.")
+
+
+def keys() -> list[str]:
+    """Every key of the config, dotted."""
+    return [key for key, _ in _fields()]
+
+
+def _options(key: str) -> list[str]:
+    if key == "privacy.mechanism":
+        return list(mechanisms.NAMES)
+    field = dict(_fields()).get(key)
+    return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
+
+
+def _literals(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is Literal:
+        return list(typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return [o for part in typing.get_args(annotation) for o in _literals(part)]
+    return []
+
+
+def _expected(key: str) -> str:
+    """What a key takes, in words: "a number above 0", "one of a, b, c"."""
+    field = dict(_fields()).get(key)
+    return _words(field.annotation, field.metadata) if field else ""
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = typing.get_args(annotation)
+        return _words(inner, [*extra, *metadata])
+    if origin is Literal:
+        return "one of " + ", ".join(str(o) for o in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in typing.get_args(annotation))
+    if origin is list:
+        return "a list of text"
+    if origin is tuple:
+        return "a list of two numbers"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section with keys"
+    bounds = []
+    for item in metadata:
+        for part in getattr(item, "metadata", None) or [item]:
+            bounds += [f"{word} {getattr(part, b):g}" for b, word in _BOUNDS.items() if hasattr(part, b)]
+    return " ".join(
+        filter(None, [_KINDS.get(annotation, str(annotation)), " and ".join(dict.fromkeys(bounds))])
+    )
+
+
+def _without(raw: Mapping[str, Any], faulty: set[str], prefix: str = "") -> dict[str, Any]:
+    rest = {}
+    for name, value in raw.items():
+        key = f"{prefix}{name}"
+        if key not in faulty:
+            rest[name] = _without(value, faulty, key + ".") if isinstance(value, Mapping) else value
+    if not prefix:
+        rest["data"] = {"train": "?"} | rest.get("data", {})
+    return rest
+
+
+def _touches(faulty: set[str], key: str) -> bool:
+    section = key.partition(".")[0]
+    return (
+        key in faulty
+        or section in faulty
+        or (section == "privacy" and any(f.startswith("privacy.") for f in faulty))
+    )
+
+
+def _combinations(config: Config) -> Iterator[tuple[str, str]]:
+    data, train, adapter = config.data, config.train, config.adapter
+    if config.task == "classification" and data.label is None:
+        yield "data.label", "task: classification needs the field that holds the class"
+    if config.task != "classification" and data.label is not None:
+        yield (
+            "data.label",
+            f"task: {config.task} has no classes; set task: classification or remove the label",
+        )
+    if adapter.kind == "modules" and adapter.targets == "all-linear":
+        yield "adapter.targets", "kind: modules needs the names of the modules to train"
+    if train.warmup > train.steps:
+        yield "train.warmup", f"{train.warmup} warm-up steps are more than the {train.steps} steps of the run"
+    if train.momentum and train.optimizer != "sgd":
+        yield "train.momentum", f"is an option of sgd, not of {train.optimizer}"
+    if data.clean == "enron" and data.unit is None:
+        yield "data.unit", "clean: enron is for mail: name the unit, usually `unit: from`"
+    if data.unit == []:
+        yield "data.unit", "an empty list names no unit: give a field, or null for each document"
+    yield from mechanisms.faults(config)
+
+
+def reference() -> str:
+    """The config reference, as Markdown."""
+    lines = [
+        "# The config",
+        "",
+        "Made by `python -m confide.config > docs/config.md`; do not edit by hand.",
+        "",
+    ]
+    lines += ["YAML, plus `key=value` overrides on the command line, for example `privacy.epsilon=3`.", ""]
+    lines += ["| key | takes | default | meaning |", "|---|---|---|---|"]
+    for key, field in _fields():
+        takes = _words(field.annotation, field.metadata).replace("|", "\\|")
+        if takes == "a section with keys":
+            lines.append(f"| **`{key}`** | | | *{field.description}* |")
+            continue
+        default = (
+            "required"
+            if field.is_required()
+            else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+        )
+        lines.append(f"| `{key}` | {takes} | {default} | {field.description.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,102 @@
+"""What a person sees while they wait: a bar with rate and time left, or one plain line a minute.
+
+Messages and bars go to standard error; results go to standard output, so `--json` stays clean.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Track(Protocol):
+    """Reports progress of one piece of work."""
+
+    def __call__(self, advance: int = 1, note: str = "") -> None: ...
+
+
+class Console:
+    """Where long work speaks. `quiet` says nothing."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def track(self, what: str, total: int | None = None, done: int = 0) -> Iterator[Track]:
+        """A bar for `total` things of which `done` are done already; None where the total is unknown."""
+        if self.quiet:
+            yield lambda advance=1, note="": None
+        elif sys.stderr.isatty():
+            with _bar(what, total, done) as track:
+                yield track
+        else:
+            yield _Lines(what, total, done)
+
+
+@contextmanager
+def _bar(what: str, total: int | None, done: int) -> Iterator[Track]:
+    from rich.console import Console as Rich
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Rich(stderr=True)) as progress:
+        task = progress.add_task(what, total=total, completed=done, note="", rate="")
+        began, count = time.monotonic(), 0
+
+        def track(advance: int = 1, note: str = "") -> None:
+            nonlocal count
+            count += advance
+            progress.update(task, advance=advance, rate=_rate(count, time.monotonic() - began))
+            if note:
+                progress.update(task, note=note)
+
+        yield track
+
+
+class _Lines:
+    """One plain line a minute, and one soon after the start."""
+
+    def __init__(self, what: str, total: int | None, done: int):
+        self.what, self.total, self.before = what, total, done
+        self.count, self.began = 0, time.monotonic()
+        self.due = self.began + 5
+
+    def __call__(self, advance: int = 1, note: str = "") -> None:
+        self.count += advance
+        now = time.monotonic()
+        if now < self.due:
+            return
+        self.due = now + 60
+        done = self.before + self.count
+        speed = self.count / (now - self.began)
+        parts = [
+            f"{self.what} {done}" + (f"/{self.total}" if self.total else ""),
+            _rate(self.count, now - self.began),
+        ]
+        if self.total:
+            parts.append(f"{_span((self.total - done) / speed)} left")
+        print(", ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
+
+
+def _rate(count: int, seconds: float) -> str:
+    if seconds <= 0 or not count:
+        return ""
+    speed = count / seconds
+    return f"{speed:.3g}/s" if speed >= 1 else f"{1 / speed:.3g} s each"
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,9 @@
+"""The two ways in which a run may end that are not a fault of confide."""
+
+
+class InputError(Exception):
+    """The user's input is at fault: one sentence that names the file, row or key. Exit code 2."""
+
+
+class CheckFailed(Exception):
+    """A check was made and failed, or a claim does not hold. Exit code 1."""

@@ -1,0 +1,291 @@
+"""A config to a trained, released model: prepare, calibrate, step, record, resume, release."""
+
+import json
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import nn
+
+from confide import __version__, evaluation, mechanisms, models, preparation
+from confide.claims import Guarantee
+from confide.console import Console
+from confide.ledger import Ledger
+from confide.mechanisms.base import Mechanism
+from confide.mechanisms.none import NonPrivate
+from confide.mechanisms.statement import Setting, settle, state_guarantee
+from confide.metrics import Metrics
+from confide.noise import RunKey
+from confide.preparation import Prepared
+from confide.runs import Run, write_text
+from confide.tasks import Task
+from confide.training import Optimisation, Report, Step
+
+PHASE = "main"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a run resolves to before its first step."""
+
+    run: Run
+    key: RunKey
+    tokenizer: Any
+    prepared: Prepared
+    mechanism: Mechanism
+    setting: Setting
+    model: nn.Module
+    task: Task
+
+    @classmethod
+    def of(cls, run: Run, console: Console) -> "Job":
+        """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
+        config = run.config
+        tokenizer = models.load_tokenizer(config)
+        prepared = prepared_data(run, tokenizer, console)
+        mechanism = mechanisms.build(config)
+        if run.twin:
+            mechanism = NonPrivate.twin(mechanism)
+        privacy = config.privacy
+        target = (
+            {}
+            if mechanism.notion == "none"
+            else {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
+        )
+        setting = settle(mechanism, prepared.train.shape(), delta=privacy.delta, **target)
+        model = models.load_model(config, prepared.classes, len(tokenizer))
+        if torch.cuda.is_available():
+            model = model.cuda()
+        task = Task.of(config.task, model, tokenizer, config.train.precision)
+        return cls(run, run.key(), tokenizer, prepared, mechanism, setting, model, task)
+
+    def step(self) -> Step:
+        """The step object of this run, at its first step."""
+        config = self.run.config
+        train = config.train
+
+        def score() -> Any:
+            return evaluation.perplexities(self.model, self.task, self.prepared.train, train.micro_tokens)
+
+        return Step(
+            self.model,
+            self.task,
+            self.mechanism.sampler(self.prepared.train, self.key, PHASE, score),
+            self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
+            Optimisation(**{name: getattr(train, name) for name in Optimisation.__dataclass_fields__}),
+            self.key,
+            PHASE,
+            config.privacy.noise,
+            train.micro_tokens,
+        )
+
+    def evaluate(self) -> dict[str, float | int] | None:
+        if self.prepared.held_out is None:
+            return None
+        return evaluation.evaluate(
+            self.model, self.task, self.prepared.held_out, self.run.config.train.micro_tokens
+        )
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """What the run protects after `steps` steps."""
+        return state_guarantee(self.setting, steps, self.key, self.run.config, self.provenance())
+
+    def header(self) -> dict[str, Any]:
+        """The first line of the ledger: the run's constants, bound to its config and data under the run key."""
+        terms, combine = (
+            self.setting.terms,
+            self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
+        )
+        return {
+            "phase": PHASE,
+            "mechanism": self.mechanism.name,
+            "steps": self.run.config.train.steps,
+            "sampling": asdict(terms.sampling),
+            "divisor": terms.divisor,
+            "clip_norm": combine.clip_norm,
+            "noise_multiplier": combine.noise_multiplier,
+            "delta": self.setting.delta,
+            "config": self.key.fingerprint(self.run.binding().encode()),
+            "data": self._data_fingerprint(),
+        }
+
+    def provenance(self) -> dict[str, str]:
+        return {
+            "confide": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "hardware": torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else platform.machine() + " CPU",
+            "date": datetime.now(UTC).date().isoformat(),
+            "config_hmac": self.key.fingerprint(self.run.binding().encode()),
+            "data_hmac": self._data_fingerprint(),
+        }
+
+    def _data_fingerprint(self) -> str:
+        import hashlib
+
+        # The plain hash stays inside this process; only its HMAC is written.
+        plain = hashlib.sha256()
+        self.prepared.train.digest(plain.update)
+        return self.key.fingerprint(plain.digest())
+
+
+def prepared_data(run: Run, tokenizer: Any, console: Console) -> Prepared:
+    """The run's unit graphs, made now if they are not there."""
+    found = preparation.load(run.config, run.data)
+    if found is not None:
+        return found
+    with console.track("reading documents") as track:
+        return preparation.prepare(run.config, tokenizer, run.data, track)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    steps: int
+    finished: bool
+    guarantee: Guarantee
+    base: dict[str, float | int] | None
+    final: dict[str, float | int] | None
+
+
+def fine_tune(run: Run, console: Console | None = None, until: int | None = None) -> Outcome:
+    """Train or resume a run to its end, and release the model.
+
+    Args:
+        until: stop after this many steps; a later call resumes.
+    """
+    console = console or Console(quiet=True)
+    with run.locked():
+        run.bind()
+        job = Job.of(run, console)
+        ledger = Ledger(run.ledger_path)
+        try:
+            return _Loop(job, ledger, console).go(until)
+        finally:
+            ledger.close()
+
+
+class _Loop:
+    def __init__(self, job: Job, ledger: Ledger, console: Console):
+        self.job, self.ledger, self.console = job, ledger, console
+        self.train = job.run.config.train
+        ledger.record(0, job.header())
+        self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard)
+        self.step = job.step()
+        self.done = 0
+        found = job.run.last_checkpoint()
+        if found is not None:
+            self.done, state = found
+            self.step.restore(state)
+        self.metrics.resume(self.done)
+
+    def go(self, until: int | None) -> Outcome:
+        last = min(until or self.train.steps, self.train.steps)
+        if self.done == 0:
+            self._evaluate("base")
+        else:
+            self.console.say(f"resuming after step {self.done}")
+        with (
+            self.console.track("step", self.train.steps, self.done) as track,
+            _interruptible() as interrupted,
+        ):
+            while self.done < last and not interrupted():
+                report = self._take()
+                track(1, _note(report))
+                if self.done % self.train.checkpoint_every == 0:
+                    self._checkpoint()
+                if (
+                    self.train.eval_every
+                    and self.done % self.train.eval_every == 0
+                    and self.done < self.train.steps
+                ):
+                    self._evaluate("during")
+        self._checkpoint()
+        finished = self.done == self.train.steps
+        if finished:
+            self._evaluate("final")
+            self._release()
+        self.metrics.close()
+        return Outcome(
+            self.done,
+            finished,
+            self.job.guarantee(self.done),
+            self.metrics.last("base"),
+            self.metrics.last("final"),
+        )
+
+    def _take(self) -> Report:
+        began, number = time.monotonic(), self.done
+        entry = {"phase": PHASE, "step": number, "noise_multiplier": self.step.combine.noise_multiplier}
+        report = self.step(number, before_update=lambda: self.ledger.record(number + 1, entry))
+        self.done += 1
+        self.metrics.step(asdict(report) | {"seconds": round(time.monotonic() - began, 3)})
+        return report
+
+    def _checkpoint(self) -> None:
+        if self.done:
+            self.job.run.save_checkpoint(self.done, self.step.state())
+
+    def _evaluate(self, what: str) -> None:
+        found = self.job.evaluate()
+        if found is not None:
+            self.metrics.evaluation(what, self.done, found)
+            self.console.say(
+                f"{what} model, held out: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
+            )
+
+    def _release(self) -> None:
+        job, guarantee = self.job, self.job.guarantee(self.done)
+        text = json.dumps(guarantee.to_json(), indent=2) + "\n"
+        with job.run.releasing() as folder:
+            models.save(job.model, job.tokenizer, folder, job.run.config.model)
+            write_text(folder / "guarantee.json", text)
+            write_text(folder / "README.md", _card(job, guarantee))
+        write_text(job.run.guarantee_path, text)
+
+
+def _card(job: Job, guarantee: Guarantee) -> str:
+    base = job.run.config.model
+    return (
+        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.kind}.\n\n"
+        f"{guarantee.model_card_section()}\n"
+    )
+
+
+def _note(report: Report) -> str:
+    parts = [f"{report.units} clipped together" if report.units != report.rows else f"{report.rows} rows"]
+    if report.loss is not None:
+        parts.append(f"loss {report.loss:.3f}")
+    if report.clipped is not None:
+        parts.append(f"{report.clipped:.0%} clipped")
+    return ", ".join(parts)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C ends the loop after the step in hand; a second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        before = []
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,0 +1,71 @@
+"""What a run has spent: an append-only file, flushed to disk before a step's result is used."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from confide.errors import InputError
+
+
+class Ledger:
+    """One JSON object a line, in the order of the steps.
+
+    A step is written and flushed *before* its noised gradient moves the weights: whatever dies when, the
+    ledger never knows of fewer steps than were taken. A resumed run repeats the steps since its last
+    checkpoint with the same draws and the same noise, which spends nothing new; `record` then checks that
+    the repeated entry is the one that stands there instead of writing it twice.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.entries = self._read()
+        self._stream = open(path, "ab")  # noqa: SIM115 - open for the life of the run
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            # The run died while writing this line, before its step was used: the line is not a step.
+            with open(self.path, "r+b") as stream:
+                stream.truncate(len(whole))
+                stream.flush()
+                os.fsync(stream.fileno())
+        entries = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                raise InputError(
+                    f"{self.path} line {number} is damaged: the ledger cannot be trusted"
+                ) from None
+        return entries
+
+    def record(self, number: int, entry: Mapping[str, Any]) -> None:
+        """Write entry `number` (counted from 0), or check it against the one already there.
+
+        Raises:
+            InputError: the ledger has another entry at this place, or a gap would arise.
+        """
+        wanted = json.loads(json.dumps(entry))
+        if number < len(self.entries):
+            if self.entries[number] != wanted:
+                raise InputError(
+                    f"{self.path} line {number + 1} records another step than this run would take: "
+                    "the run folder and the config do not belong together"
+                )
+            return
+        if number > len(self.entries):
+            raise InputError(
+                f"{self.path} ends at line {len(self.entries)}, before step {number}: lines are missing"
+            )
+        self._stream.write(json.dumps(wanted).encode() + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self.entries.append(wanted)
+
+    def close(self) -> None:
+        self._stream.close()

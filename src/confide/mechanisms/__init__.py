@@ -1,0 +1,57 @@
+"""The mechanisms, one file each. To add one: write its file, add its line here.
+
+A mechanism is a frozen value that answers five questions (`base.Mechanism`): who is protected, which rows
+may a unit contribute, what does a step draw, how is it combined, what does that guarantee. The loop, the
+planner and the claims ask those and never a name.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from confide.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config import Config
+    from confide.mechanisms.base import Mechanism
+
+_REGISTRY = {
+    "none": "confide.mechanisms.none:NonPrivate",
+    "dp-sgd": "confide.mechanisms.dp_sgd:DPSGD",
+    "group": "confide.mechanisms.group:GroupPrivacy",
+    "els": "confide.mechanisms.els:ExampleLevelSampling",
+    "uls": "confide.mechanisms.uls:UserLevelSampling",
+}
+NAMES = tuple(_REGISTRY)
+
+
+def find(name: str) -> "type[Mechanism]":
+    """The class behind a name of the config.
+
+    Raises:
+        InputError: no such mechanism.
+    """
+    if name not in _REGISTRY:
+        raise InputError(f"privacy.mechanism: {name!r} is not one of {', '.join(NAMES)}")
+    module, _, attribute = _REGISTRY[name].partition(":")
+    found: type[Mechanism] = getattr(import_module(module), attribute)
+    return found
+
+
+def build(config: "Config") -> "Mechanism":
+    """The mechanism that a config describes."""
+    return find(config.privacy.mechanism).from_config(config)
+
+
+def faults(config: "Config") -> Iterator[tuple[str, str]]:
+    """(key, sentence) for each impossible combination of privacy settings."""
+    try:
+        mechanism = find(config.privacy.mechanism)
+    except InputError:
+        import difflib
+
+        near = difflib.get_close_matches(config.privacy.mechanism, NAMES, 1, 0.4)
+        hint = f", did you mean {near[0]}?" if near else ""
+        yield "privacy.mechanism", f"{config.privacy.mechanism!r} is not one of {', '.join(NAMES)}{hint}"
+        return
+    yield from mechanism.faults(config)

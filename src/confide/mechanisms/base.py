@@ -1,0 +1,212 @@
+"""What a mechanism is: an immutable value that answers five questions.
+
+1. who:     `notion`, `unit`, `adjacency`
+2. bound:   `rows` (row sampling) or `limit` (user sampling): what a unit may contribute
+3. draw:    `sampler`
+4. combine: `Combine`: one clip norm, from which both the clip and the noise are made
+5. account: `terms`, whose `process` turns noise into a guarantee and back
+
+Sampler, clip, noise and accountant come from the same value, so they cannot disagree.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from confide.accounting import GroupOf, Process, delta_default
+from confide.errors import InputError
+from confide.noise import RunKey
+from confide.sampling import Draw, Sampling
+from confide.units import Shape, UnitGraph
+
+if TYPE_CHECKING:
+    from confide.config import Config
+
+Score = Callable[[], np.ndarray]  # perplexity of every row under the base model, made only when asked for
+
+
+class Sampler(Protocol):
+    """Draws the logical batch of a step (counted from 0)."""
+
+    def draw(self, step: int) -> Draw: ...
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Clipped vectors to one noised vector: (sum + noise) * scale.
+
+    The clip and the noise are made from the one `clip_norm`, so they cannot use different norms.
+    """
+
+    clip_norm: float | None
+    noise_multiplier: float
+    scale: float
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise on the sum."""
+        return self.noise_multiplier * self.clip_norm if self.clip_norm is not None else 0.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What follows from the shape of the data alone, and is public under the claim.
+
+    Attributes:
+        rows: rows in use (M).
+        units: units in use (N).
+        sampling: how a step draws, with the probability of each row or unit.
+        expected_batch: expected rows or units of a step.
+        divisor: what the noised sum is divided by: a constant, never what was drawn.
+        process: from noise to a guarantee.
+        delta: the default delta of this data.
+        rows_per_step: expected rows that a step computes.
+        rows_per_unit: how many rows a unit may contribute; None where all may.
+        contribution: the same in words.
+        facts: what is public, in words.
+    """
+
+    rows: int
+    units: int
+    sampling: Sampling
+    expected_batch: float
+    divisor: float
+    process: Process
+    delta: float
+    rows_per_step: float
+    rows_per_unit: int | None
+    contribution: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """The settings that all mechanisms share; a mechanism adds its own answers."""
+
+    batch: float
+    steps: int
+    clip_norm: float = 1.0
+    normalised: bool = True
+    adjacency: str = "zero-out"
+    sampling: str = "poisson"
+    max_batch: int | None = None
+    sampling_rate: float | None = None
+    divisor: float | None = None
+    row_length: int = 128
+
+    name: ClassVar[str]
+    notion: ClassVar[str]
+    draws: ClassVar[str]  # what a step draws: "rows" or "units"
+    grouped: ClassVar[bool] = True  # whether the unit is one that the data must name
+
+    # who -------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What one unit is, in words."""
+
+    # bound and draw --------------------------------------------------------------------------------
+    @abstractmethod
+    def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
+        """The sampler of this mechanism on a graph. `score` is called only by rules that need it."""
+
+    # combine ---------------------------------------------------------------------------------------
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        """Divide the *noised* sum; with `normalised`, by clip_norm as well (De et al. 2022)."""
+        scale = 1 / terms.divisor
+        return Combine(self.clip_norm, noise_multiplier, scale / self.clip_norm if self.normalised else scale)
+
+    # account ---------------------------------------------------------------------------------------
+    @abstractmethod
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        """Rates, divisors and the process to account, for `steps` (default: all).
+
+        Raises:
+            InputError: this mechanism cannot run on such data; names the key to change.
+        """
+
+    @property
+    def sampling_assumed(self) -> str:
+        """What the accounting takes draws to be; where it is not `sampling`, the guarantee is an estimate."""
+        return "poisson" if self.sampling == "shuffle" else self.sampling
+
+    # from the config -------------------------------------------------------------------------------
+    @classmethod
+    def from_config(cls, config: "Config") -> "Mechanism":
+        """Each field comes from the key of the same name, wherever it stands."""
+        known: dict[str, Any] = {"row_length": config.data.max_length}
+        known |= config.train.model_dump() | config.privacy.model_dump()
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in known.items() if name in names})
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        """(key, sentence) for each impossible combination of settings."""
+        privacy, train = config.privacy, config.train
+        if privacy.epsilon is None and privacy.noise_multiplier is None:
+            yield "privacy.epsilon", "say how much privacy: epsilon, or a noise_multiplier"
+        if privacy.epsilon is not None and privacy.noise_multiplier is not None:
+            yield "privacy.epsilon", "epsilon and noise_multiplier are both given; one follows from the other"
+        if cls.grouped and config.data.unit is None:
+            yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
+        if privacy.sampling == "truncated" and train.max_batch is None:
+            yield "train.max_batch", "sampling: truncated needs the most that a step may hold"
+        if privacy.sampling != "truncated" and train.max_batch is not None:
+            yield "train.max_batch", f"is an option of sampling: truncated, not of {privacy.sampling}"
+        if train.max_batch is not None and train.max_batch < train.batch:
+            yield "train.max_batch", f"{train.max_batch} is below the expected batch {train.batch:g}"
+        if privacy.adjacency == "add-or-remove":
+            yield from _literal_faults(config)
+
+    # shared arithmetic -----------------------------------------------------------------------------
+    def _rate(self, population: int, what: str) -> float:
+        if population < 1:
+            raise InputError(f"data.train: there are no {what} to train on")
+        rate = self.sampling_rate if self.sampling_rate is not None else self.batch / population
+        if rate > 1:
+            raise InputError(
+                f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
+                f"take at most {population}"
+            )
+        return rate
+
+    def _process(self, process: Process) -> Process:
+        """Replace-one is two zero-outs (`mechanisms` section 0): (2 eps, (1 + e^eps) delta)."""
+        return GroupOf(process, 2) if self.adjacency == "replace-one" else process
+
+    def _delta(self, rows: int, units: int) -> float:
+        return delta_default(rows, units)
+
+
+def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
+    """An add-or-remove claim allows no constant that moves when a unit is added."""
+    why = "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
+    if config.train.sampling_rate is None:
+        yield "train.sampling_rate", why
+    if config.train.divisor is None:
+        yield "train.divisor", why
+    if config.privacy.delta is None:
+        yield "privacy.delta", why
+    if config.privacy.noise_multiplier is None:
+        yield "privacy.noise_multiplier", why
+    if config.privacy.rows_per_unit == "median":
+        yield "privacy.rows_per_unit", why
+    if config.privacy.sampling != "poisson":
+        yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
+    if isinstance(config.data.unit, list) and len(config.data.unit) > 1:
+        yield "data.unit", "an add-or-remove claim needs rows with one owner each"
+
+
+def process_facts(draws: str, terms_rate: float, divisor: float, steps: int) -> tuple[str, ...]:
+    """The public constants that every claim lists."""
+    return (
+        "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
+        f"sampling probability {terms_rate:.6g} of each of the {draws}",
+        f"divisor {divisor:g} of the noised sum",
+        f"number of steps {steps}",
+        "row boundaries and lengths",
+        "delta, clip norm, noise multiplier and all other settings of the config",
+    )

@@ -1,0 +1,35 @@
+"""Group Privacy: example-level DP turned into user-level DP as a black box (000 Algorithm 1)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from confide.accounting import GroupOf, MixtureOfGaussians, Process, TruncatedPoisson
+from confide.mechanisms.rows import CappedRows
+from confide.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class GroupPrivacy(CappedRows):
+    """At most k rows of each user; example-level accounting, then the group privacy lemma.
+
+    Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, from example-level
+    (epsilon / k, delta (e^(epsilon/k) - 1) / (e^epsilon - 1)). It is never tighter than `els` on the same
+    draws; it is here as the papers' baseline, and the plan shows els beside it.
+    """
+
+    name: ClassVar[str] = "group"
+    notion: ClassVar[str] = "user-level DP"
+
+    @property
+    def unit(self) -> str:
+        return "all rows of one user"
+
+    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:
+        return GroupOf(example_level(rows, sampling, steps), max(most, 1))
+
+
+def example_level(rows: int, sampling: Sampling, steps: int) -> Process:
+    """The process of a unit that has one row."""
+    if sampling.kind == "truncated" and sampling.cap is not None:
+        return TruncatedPoisson(rows, sampling.rate, sampling.cap, steps)
+    return MixtureOfGaussians.bernoulli(sampling.rate, steps)

@@ -1,0 +1,72 @@
+"""No privacy: ordinary training, or the non-private twin of a private run on the same draws."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from confide.accounting import MixtureOfGaussians
+from confide.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms
+from confide.noise import RunKey
+from confide.units import Shape, UnitGraph
+
+if TYPE_CHECKING:
+    from confide.config import Config
+
+
+@dataclass(frozen=True)
+class NonPrivate(Mechanism):
+    """The draws of another mechanism, neither clipped nor noised. It protects nobody and says so."""
+
+    like: Mechanism | None = None
+    name: ClassVar[str] = "none"
+    notion: ClassVar[str] = "none"
+    grouped: ClassVar[bool] = False
+
+    @property
+    def inner(self) -> Mechanism:
+        if self.like is None:
+            raise AssertionError("built without the mechanism whose draws it repeats")
+        return self.like
+
+    @property
+    def unit(self) -> str:
+        return self.inner.unit
+
+    @property
+    def draws(self) -> str:  # type: ignore[override]
+        return self.inner.draws
+
+    def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
+        return self.inner.sampler(graph, key, phase, score)
+
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        return Combine(None, 0.0, 1 / terms.divisor)
+
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        terms = self.inner.terms(shape, steps)
+        # Every unit, every step, no noise: a process whose epsilon is infinite at any noise given here.
+        return replace(terms, process=MixtureOfGaussians.bernoulli(1.0, max(1, steps or self.steps)))
+
+    @classmethod
+    def from_config(cls, config: "Config") -> "Mechanism":
+        from confide.mechanisms import find
+
+        # Without a run to repeat, draw as the kind of data suggests: users where there are some.
+        name = "uls" if isinstance(config.data.unit, str) else "dp-sgd"
+        return cls.twin(find(name).from_config(config))
+
+    @classmethod
+    def twin(cls, mechanism: Mechanism) -> "NonPrivate":
+        """The non-private twin of a mechanism: the same draws, nothing else."""
+        shared = {field.name: getattr(mechanism, field.name) for field in fields(Mechanism)}
+        return cls(**shared, like=mechanism)
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        privacy = config.privacy
+        if privacy.epsilon is not None or privacy.noise_multiplier:
+            key = "epsilon" if privacy.epsilon is not None else "noise_multiplier"
+            yield (
+                f"privacy.{key}",
+                "mechanism none adds no noise and promises nothing: remove it, or choose a mechanism",
+            )

@@ -1,0 +1,67 @@
+"""What a run measured: JSONL and TensorBoard. Made from private rows, never released."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+PRIVATE = "private: computed from private rows, not covered by the guarantee"
+
+
+class Metrics:
+    """Step reports and evaluations of one run, one JSON object a line."""
+
+    def __init__(self, path: Path, tensorboard: Path):
+        self.path, self.tensorboard = path, tensorboard
+        self.lines: list[dict[str, Any]] = []
+        self._writer: Any = None
+
+    def resume(self, done: int) -> None:
+        """Forget what was measured after the last checkpoint: those steps are taken again."""
+        if self.path.exists():
+            kept = [line for line in map(_parse, self.path.read_text("utf-8").splitlines()) if line]
+            self.lines = [line for line in kept if line.get("done", 0) <= done and done > 0]
+        text = "".join(json.dumps(line) + "\n" for line in [{"note": PRIVATE}, *self.lines[1:]])
+        self.path.write_text(text, "utf-8")
+        self.lines = [json.loads(line) for line in text.splitlines()]
+
+    def step(self, report: dict[str, Any]) -> None:
+        done = report["step"] + 1
+        self._write({"done": done, **report})
+        for name in ("loss", "clipped", "learning_rate", "seconds"):
+            if report.get(name) is not None:
+                self._scalar(f"train/{name}", report[name], done)
+
+    def evaluation(self, what: str, done: int, found: dict[str, Any]) -> None:
+        self._write({"done": done, "evaluation": what, **found})
+        for name in ("loss", "perplexity", "accuracy"):
+            self._scalar(f"eval/{name}", found[name], done)
+
+    def last(self, what: str) -> dict[str, Any] | None:
+        """The newest evaluation of this name."""
+        found = [line for line in self.lines if line.get("evaluation") == what]
+        hidden = {"done", "evaluation"}
+        return {k: v for k, v in found[-1].items() if k not in hidden} if found else None
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        with open(self.path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def _scalar(self, name: str, value: float, done: int) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.tensorboard), purge_step=done)
+        self._writer.add_scalar(name, value, done)
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None  # the run died while writing it
+    return found

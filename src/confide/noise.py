@@ -1,0 +1,144 @@
+"""All randomness of a run: secret streams, each a function of the run key and of what it is for.
+
+A stream is AES-256 in counter mode under a key derived from (run key, phase, purpose, step, item). So
+there is no generator state to save: a run that is killed and started again draws the same rows and the
+same noise, and no state can end up in a published checkpoint. Streams of different purposes are
+independent under the usual assumption that AES is a pseudo-random function.
+"""
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from confide.errors import InputError
+
+KEY_BYTES = 32
+BLOCK = 1 << 18  # values of noise made at a time, so that noise needs no second copy of the model
+
+
+class Normal(Protocol):
+    """Anything that yields standard normal values by index."""
+
+    def normal(self, n: int, start: int = 0) -> torch.Tensor: ...
+
+
+class Stream:
+    """Random words of one (phase, purpose, step, item), addressable by index."""
+
+    def __init__(self, key: bytes):
+        self._key = key
+
+    def uint64(self, n: int, start: int = 0) -> np.ndarray:
+        """`n` uniform 64-bit words from index `start` on: uint64[n]."""
+        first, skip = divmod(start, 2)
+        cipher = Cipher(algorithms.AES(self._key), modes.CTR(first.to_bytes(16, "big"))).encryptor()
+        words = np.frombuffer(cipher.update(bytes(8 * (n + skip))), dtype="<u8")
+        return words[skip:]
+
+    def uniform(self, n: int, start: int = 0) -> np.ndarray:
+        """`n` uniform values in [0, 1) with 53 random bits: float64[n]."""
+        return (self.uint64(n, start) >> np.uint64(11)) * 2.0**-53
+
+    def below(self, limits: np.ndarray, start: int = 0) -> np.ndarray:
+        """One integer in [0, limit) for each limit: int64[n]. Bias below limit * 2^-53."""
+        return np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
+
+    def permutation(self, n: int) -> np.ndarray:
+        """A uniform order of 0..n-1: int64[n]."""
+        return np.argsort(self.uint64(n), kind="stable")
+
+    def normal(self, n: int, start: int = 0) -> torch.Tensor:
+        """`n` standard normal values: float32[n].
+
+        Box-Muller on 64-bit words in float64, so that the tail reaches 9.4 standard deviations: no tail
+        that matters to delta is cut off, as 24- or 32-bit uniforms would cut it.
+        """
+        first, skip = divmod(start, 2)
+        pairs = (skip + n + 1) // 2
+        words = self.uint64(2 * pairs, 2 * first).reshape(pairs, 2)
+        radius = torch.from_numpy((words[:, 0].astype(np.float64) + 0.5) * 2.0**-64)
+        angle = torch.from_numpy((words[:, 1] >> np.uint64(11)) * (2.0**-53 * 2 * np.pi))
+        radius.clamp_(max=1.0).log_().mul_(-2).sqrt_()
+        values = torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).reshape(-1)
+        return values[skip : skip + n].float()
+
+
+class FastStream:
+    """The framework's generator in place of AES, for `noise: fast`; the guarantee says so.
+
+    Not addressable by index: a whole tensor's noise is drawn in one go, in blocks of fixed size.
+    """
+
+    def __init__(self, stream: Stream):
+        seed = int(stream.uint64(1)[0] >> np.uint64(1))
+        self._generator = torch.Generator().manual_seed(seed)
+        self._next = 0
+
+    def normal(self, n: int, start: int = 0) -> torch.Tensor:
+        if start != self._next:
+            raise ValueError("the fast generator draws in order only")
+        self._next += n
+        return torch.randn(n, generator=self._generator)
+
+
+def add_noise(tensor: torch.Tensor, source: Normal, scale: float) -> None:
+    """Add N(0, scale^2) to every element of a contiguous float32 tensor, in place."""
+    flat = tensor.view(-1)
+    for start in range(0, flat.numel(), BLOCK):
+        part = flat[start : start + BLOCK]
+        part.add_(source.normal(part.numel(), start).to(part.device), alpha=scale)
+
+
+class RunKey:
+    """The 32 secret bytes from which every draw and all noise of a run derive.
+
+    Whoever knows the key can subtract the noise: it stays in the run folder with mode 600 and never goes
+    into `release/`.
+    """
+
+    def __init__(self, secret: bytes, published: bool = False):
+        if len(secret) != KEY_BYTES:
+            raise InputError(f"a run key has {KEY_BYTES} bytes, this one has {len(secret)}")
+        self._secret = secret
+        self.published = published
+
+    def __repr__(self) -> str:
+        return "RunKey(published)" if self.published else "RunKey(secret)"
+
+    @classmethod
+    def from_text(cls, text: str) -> "RunKey":
+        """The key of a reproducible experiment; its guarantee holds against nobody who knows `text`."""
+        return cls(hashlib.sha256(b"confide published key\0" + text.encode()).digest(), published=True)
+
+    @classmethod
+    def create(cls, path: Path) -> "RunKey":
+        """A fresh key from the operating system, written to `path` with mode 600."""
+        secret = os.urandom(KEY_BYTES)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(secret)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return cls(secret)
+
+    @classmethod
+    def load(cls, path: Path) -> "RunKey":
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise InputError(f"{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")
+        return cls(path.read_bytes())
+
+    def stream(self, phase: str, purpose: str, step: int = 0, item: str = "") -> Stream:
+        """The stream of one purpose; equal arguments give equal streams, different ones independent ones."""
+        name = "\0".join(("confide 1", phase, purpose, str(step), item))
+        return Stream(hmac.digest(self._secret, name.encode(), "sha256"))
+
+    def fingerprint(self, data: bytes) -> str:
+        """HMAC of `data`, hex: names a config or data set without letting others test guesses of it."""
+        return hmac.new(self._secret, b"fingerprint\0" + data, "sha256").hexdigest()

@@ -1,0 +1,222 @@
+"""Text to unit graphs: read, clean, tokenise, cut into rows, hold units out, report what happened.
+
+What decides whether a unit is held out is its name alone, so the split is the same in every run and no
+unit stands on both sides.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.errors import InputError
+from confide.runs import write_text
+from confide.text import Counts, Document, documents, records
+from confide.text.duplicates import find_duplicates
+from confide.text.enron import clean_enron
+from confide.text.quotes import strip_quotes
+from confide.units import GraphWriter, UnitGraph
+
+if TYPE_CHECKING:
+    from confide.config import Config
+
+Progress = Callable[[int], None]
+_BATCH = 512  # documents tokenised at a time
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` leaves on disk.
+
+    Attributes:
+        train, held_out: unit graphs; held_out is None without evaluation data.
+        facts: counts of every step, statistics, duplicates: the `--json` of `confide prepare`.
+    """
+
+    train: UnitGraph
+    held_out: UnitGraph | None
+    facts: dict[str, Any]
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of the training labels; None where there are none."""
+        names = self.facts.get("classes")
+        return len(names) if names is not None else None
+
+
+def source_of(config: "Config") -> str:
+    """The part of a config that decides what the graphs hold."""
+    parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
+    parts["tokenizer"] = config.tokenizer or config.model
+    return json.dumps(parts, sort_keys=True)
+
+
+def load(config: "Config", folder: Path) -> Prepared | None:
+    """The graphs in `folder`, if they were made from such a config."""
+    path = folder / "prepared.json"
+    if not path.is_file():
+        return None
+    record = json.loads(path.read_text("utf-8"))
+    if record["source"] != source_of(config):
+        return None
+    held_out = UnitGraph.open(folder / "eval") if (folder / "eval").is_dir() else None
+    return Prepared(UnitGraph.open(folder / "train"), held_out, record["facts"])
+
+
+def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress | None = None) -> Prepared:
+    """Read the text of a config into `folder/train` and `folder/eval`. Memory stays bounded.
+
+    Raises:
+        InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind.
+    """
+    building = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    try:
+        facts = _Preparation(config, tokenizer, progress).write(building)
+        record = {"source": source_of(config), "facts": facts}
+        write_text(building / "prepared.json", json.dumps(record, indent=2) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    found = load(config, folder)
+    assert found is not None
+    return found
+
+
+class _Preparation:
+    """One pass over the text."""
+
+    def __init__(self, config: "Config", tokenizer: Any, progress: Progress | None):
+        self.config, self.tokenizer, self.progress = config, tokenizer, progress
+        self.counts = Counts()
+        self.classes: dict[str, int] = {}
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        data = self.config.data
+        share = data.eval if isinstance(data.eval, float) else 0.0
+        meta: dict[str, Any] = {}
+        with GraphWriter(folder / "train", vocabulary=len(self.tokenizer), meta=meta) as train:
+            if share:
+                with GraphWriter(folder / "eval", vocabulary=len(self.tokenizer), meta=meta) as held_out:
+                    self._fill(data.train, train, held_out, share)
+            else:
+                self._fill(data.train, train, None, 0.0)
+        if isinstance(data.eval, str):
+            with GraphWriter(folder / "eval", vocabulary=len(self.tokenizer), meta=meta) as held_out:
+                self._fill(data.eval, held_out, None, 0.0)
+        facts = dict(UnitGraph.open(folder / "train").statistics())
+        facts["eval"] = UnitGraph.open(folder / "eval").statistics() if (folder / "eval").is_dir() else None
+        facts["counts"] = dict(self.counts)
+        if data.duplicates:
+            facts["duplicates"] = self._duplicates()
+        if self.config.task == "classification":
+            facts["classes"] = list(self.classes)
+        return facts
+
+    def _fill(self, source: str, train: GraphWriter, held_out: GraphWriter | None, share: float) -> None:
+        found = self._limited(source, self.counts)
+        written, owners = {"train": 0, "eval": 0}, {"train": False, "eval": False}
+        for batch in _batches(found, _BATCH):
+            for document, rows in zip(batch, self._rows([d.text for d in batch]), strict=True):
+                side = self._side(document.units, share)
+                if side is None:
+                    self.counts["documents dropped: owners on both sides of the split"] += 1
+                    continue
+                label = self._label(document) if self.config.task == "classification" else None
+                writer = train if side == "train" or held_out is None else held_out
+                for row in rows:
+                    writer.add(row, document.units, label)
+                written[side] += len(rows)
+                owners[side] = True
+            if self.progress is not None:
+                self.progress(len(batch))
+        if not owners["train"] or not written["train"]:
+            raise InputError(
+                f"{source}: no text was left to train on ({self.counts.sentence() or 'the source held no documents'})"
+            )
+        if share and not written["eval"]:
+            raise InputError(
+                f"data.eval: a share of {share:g} of the units left none to hold out; raise it, or name a file"
+            )
+
+    def _limited(self, source: str, counts: Counts) -> Iterator[Document]:
+        return islice(self._documents(source, counts), self.config.data.max_documents)
+
+    def _documents(self, source: str, counts: Counts) -> Iterator[Document]:
+        data = self.config.data
+        found = records(source, format=data.format, split=data.split)
+        if data.clean == "enron":
+            found = clean_enron(found, counts)
+        for document in documents(found, data.text, data.unit, data.label, counts):
+            body = document.text
+            if data.strip_quotes:
+                body = strip_quotes(body)
+                counts["characters of quotes stripped"] += len(document.text) - len(body)
+                if not body.strip():
+                    counts["documents dropped: only quotes"] += 1
+                    continue
+            yield replace(document, text=body)
+
+    def _duplicates(self) -> dict[str, Any]:
+        """A second pass over the training text: what stands in several units. Figures, never text."""
+        found = find_duplicates(self._limited(self.config.data.train, Counts()))
+        names = (
+            "rows",
+            "units",
+            "rows_exact",
+            "rows_near",
+            "rows_passages",
+            "rows_affected",
+            "share_affected",
+        )
+        return {name: getattr(found, name) for name in names} | {"sentences": found.sentences()}
+
+    def _rows(self, texts: list[str]) -> list[list[np.ndarray]]:
+        """Each document's rows of at most max_length tokens."""
+        length = self.config.data.max_length
+        if self.config.task != "causal-lm":
+            encoded = self.tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+            return [[np.asarray(ids)] for ids in encoded]
+        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        start, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        before = [start if start is not None else end] if (start, end) != (None, None) else []
+        after = [end] if end is not None else []
+        return [self._cut(np.asarray(before + ids + after, dtype=np.int64), length) for ids in encoded]
+
+    def _cut(self, ids: np.ndarray, length: int) -> list[np.ndarray]:
+        rows = [ids[i : i + length] for i in range(0, len(ids), length)]
+        # A row of one token predicts nothing.
+        return [row for row in rows if len(row) > 1]
+
+    def _label(self, document: Document) -> int:
+        if document.label is None:
+            raise InputError(f"{document.where}: has no label in field {self.config.data.label!r}")
+        return self.classes.setdefault(str(document.label), len(self.classes))
+
+    def _side(self, units: tuple[str, ...], share: float) -> str | None:
+        if not share:
+            return "train"
+        held = [_held_out(unit, share) for unit in units]
+        if all(held):
+            return "eval"
+        return None if any(held) else "train"
+
+
+def _held_out(unit: str, share: float) -> bool:
+    digest = hashlib.blake2b(unit.encode(), digest_size=8, person=b"confide-eval").digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _batches(items: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

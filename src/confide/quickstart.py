@@ -1,0 +1,104 @@
+"""The main job, from text to a private model beside its non-private twin, on data and a model that are bundled."""
+
+import json
+from pathlib import Path
+
+from confide import helpdesk, planning, show
+from confide.config import Config, check
+from confide.console import Console
+from confide.finetuning import Outcome, fine_tune, prepared_data
+from confide.models import load_model, load_tokenizer, trainable
+from confide.runs import Run, write_text
+
+CUSTOMERS = 2000
+
+
+def config(folder: Path) -> Config:
+    """The config that quickstart trains; also written to the folder, to be changed and used again."""
+    return check(
+        {
+            "model": "bundled",
+            "adapter": {"kind": "full"},
+            "data": {
+                "train": str(folder / "helpdesk.jsonl"),
+                "text": "text",
+                "unit": "customer",
+                "eval": 0.1,
+                "max_length": 64,
+            },
+            "privacy": {"mechanism": "uls", "epsilon": 8.0, "rows_per_unit": 2, "selection": "random-chunk"},
+            "train": {
+                "steps": 60,
+                "batch": 128.0,
+                "learning_rate": 1e-3,
+                "precision": "bf16",
+                "schedule": "cosine",
+                "warmup": 5,
+                "checkpoint_every": 20,
+            },
+            "run": str(folder / "run"),
+        },
+        "quickstart",
+    )
+
+
+def run(folder: Path, as_json: bool = False) -> None:
+    """Prepare, plan, train with user-level privacy and without, compare."""
+    console = Console()
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = config(folder)
+    if not (folder / "helpdesk.jsonl").exists():
+        console.say(
+            f"writing a helpdesk corpus of {CUSTOMERS:,} made-up customers to {folder / 'helpdesk.jsonl'}"
+        )
+        helpdesk.write_jsonl(folder / "helpdesk.jsonl", CUSTOMERS, seed=0)
+    write_text(folder / "config.yaml", settings.to_yaml())
+
+    job = Run(settings)
+    prepared = prepared_data(job, load_tokenizer(settings), console)
+    if not as_json:
+        show.preparation(prepared.facts)
+        print()
+        model = load_model(settings)
+        sizes = [sum(p.numel() for p in group) for group in (model.parameters(), trainable(model).values())]
+        show.plan(planning.plan(settings, prepared.train.shape(), *sizes))
+        print()
+    console.say("training with user-level privacy")
+    private = fine_tune(job, console)
+    console.say("training the non-private twin on the same draws")
+    twin = fine_tune(Run(settings, twin=True), console)
+    if not (private.finished and twin.finished):
+        raise KeyboardInterrupt
+    _compare(folder, private, twin, as_json)
+
+
+def gap_closed(base: float, private: float, nonprivate: float) -> float:
+    """Share of the gap in loss between base and non-private that the private run closes."""
+    return (base - private) / (base - nonprivate)
+
+
+def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> None:
+    assert private.base
+    assert private.final
+    assert twin.final
+    share = gap_closed(private.base["loss"], private.final["loss"], twin.final["loss"])
+    if as_json:
+        facts = show.outcome_facts(private) | {"twin": twin.final, "gap_closed": share}
+        print(json.dumps(facts, indent=2))
+        return
+    rows = [("base model", private.base, "-"), ("private", private.final, f"{private.guarantee.epsilon:.3g}")]
+    rows.append(("not private, same draws", twin.final, "infinite"))
+    show.table(
+        ["held-out customers", "epsilon", "loss", "perplexity"],
+        [
+            [name, epsilon, show.number(side["loss"]), show.number(side["perplexity"])]
+            for name, side, epsilon in rows
+        ],
+    )
+    print(
+        f"\nThe private model closes {share:.0%} of the gap in loss between the base model and the non-private one.\n"
+    )
+    for sentence in private.guarantee.sentences():
+        print(sentence)
+    print(f"\nreleased: {folder / 'run' / 'release'}")
+    print(f"next: put your own text into {folder / 'config.yaml'} and run `confide train` on it")

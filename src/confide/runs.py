@@ -1,0 +1,189 @@
+"""The run folder: what lies where, who may write, and whether it belongs to the config.
+
+config.yaml  key  ledger.jsonl  guarantee.json   the run and what it promises
+data/        checkpoints/  metrics.jsonl  tensorboard/   private: made from private rows
+release/     weights or adapter, tokenizer, guarantee.json, model card: what may leave the house
+twin/        the non-private twin, if one was trained: the same data, key and draws
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from confide.config import Config, check
+from confide.errors import InputError
+from confide.noise import RunKey
+
+# A resumed run may look more or less often; everything else decides what it computes.
+_FREE = {("run",), ("train", "checkpoint_every"), ("train", "eval_every")}
+_CHECKPOINT = re.compile(r"step-(\d{8})")
+
+
+class Run:
+    """Paths and records of one run."""
+
+    def __init__(self, config: Config, twin: bool = False):
+        self.config = config
+        self.root = Path(config.run)
+        self.folder = self.root / "twin" if twin else self.root
+        self.twin = twin
+
+    def __getattr__(self, name: str) -> Path:
+        files = {
+            "config_path": "config.yaml",
+            "ledger_path": "ledger.jsonl",
+            "guarantee_path": "guarantee.json",
+            "metrics_path": "metrics.jsonl",
+            "checkpoints": "checkpoints",
+            "release": "release",
+            "tensorboard": "tensorboard",
+        }
+        if name in files:
+            return self.folder / files[name]
+        if name == "data":
+            return self.root / "data"
+        raise AttributeError(name)
+
+    @classmethod
+    def load(cls, folder: str | Path, twin: bool = False) -> "Run":
+        """The run that lies in `folder`.
+
+        Raises:
+            InputError: there is no run.
+        """
+        root = Path(folder)
+        path = root / "config.yaml"
+        if not path.is_file():
+            raise InputError(
+                f"{root}: not a run folder (it has no config.yaml); give the `run` of a trained config"
+            )
+        config = check(yaml.safe_load(path.read_text("utf-8")), str(path))
+        run = cls(config.model_copy(update={"run": str(root)}), twin)
+        if twin and not run.folder.is_dir():
+            raise InputError(f"{root}: no twin was trained here; `confide train {root} --twin` does")
+        return run
+
+    def bind(self) -> None:
+        """Make the folder this config's own, or refuse if it holds another run's steps."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.ledger_path.exists() and self.config_path.exists():
+            differing = _differences(yaml.safe_load(self.config_path.read_text("utf-8")), self._values())
+            if differing:
+                raise InputError(
+                    f"{self.folder} holds a run with another config (differs in {', '.join(differing)}): "
+                    "choose another `run` folder, or remove this one"
+                )
+        write_text(self.config_path, self.config.to_yaml())
+
+    def _values(self) -> dict[str, Any]:
+        values: dict[str, Any] = self.config.model_dump(mode="json")
+        return values
+
+    def binding(self) -> str:
+        """What a ledger is bound to: the config without the keys that a resumed run may change."""
+        values = self._values()
+        for *sections, key in _FREE:
+            place = values
+            for section in sections:
+                place = place[section]
+            place.pop(key)
+        return json.dumps(values, sort_keys=True)
+
+    def key(self) -> RunKey:
+        """The run key; made on first use. A published key comes from the config."""
+        if self.config.privacy.published_key is not None:
+            return RunKey.from_text(self.config.privacy.published_key)
+        path = self.root / "key"
+        if path.exists():
+            return RunKey.load(path)
+        if self.ledger_path.exists():
+            raise InputError(f"{path} is missing, and without it the run cannot be resumed")
+        self.root.mkdir(parents=True, exist_ok=True)
+        return RunKey.create(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process writes to a run.
+
+        Raises:
+            InputError: another one does.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".lock", "w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"{self.folder}: another process is working on this run") from None
+            yield
+
+    # checkpoints -----------------------------------------------------------------------------------
+    def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        """Write the state after `step` steps; the one before is removed only once this one is on disk."""
+        final = self.checkpoints / f"step-{step:08d}"
+        if final.exists():
+            return
+        building = self.checkpoints / f".step-{step:08d}"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        torch.save(state, building / "state.pt")
+        sync(building / "state.pt")
+        building.rename(final)
+        sync(self.checkpoints)
+        for other in self._checkpoints()[:-1]:
+            shutil.rmtree(other)
+
+    def last_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
+        """(steps taken, state) of the newest whole checkpoint."""
+        found = self._checkpoints()
+        if not found:
+            return None
+        step = int(found[-1].name.removeprefix("step-"))
+        return step, torch.load(found[-1] / "state.pt", weights_only=True)
+
+    def _checkpoints(self) -> list[Path]:
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(path for path in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(path.name))
+
+    @contextmanager
+    def releasing(self) -> Iterator[Path]:
+        """A folder to fill that becomes `release/` in one go."""
+        building = self.folder / ".release"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        yield building
+        shutil.rmtree(self.release, ignore_errors=True)
+        building.rename(self.release)
+
+
+def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = dict.fromkeys([*old, *new])
+        return [d for n in names for d in _differences(old.get(n), new.get(n), (*path, n))]
+    return [] if old == new or path in _FREE else [".".join(path)]
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder entry is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one go: a reader finds the old one or the new one."""
+    building = path.with_name(f".{path.name}.new")
+    building.write_text(text, "utf-8")
+    sync(building)
+    building.rename(path)

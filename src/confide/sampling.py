@@ -1,0 +1,63 @@
+"""Which of n things a step draws. The accountant's assumption and the draw are chosen by one word.
+
+`poisson`: each by itself with its own probability. `truncated`: a Poisson draw, thinned to a cap.
+`shuffle`: fixed batches out of a random order, as the papers did; no amplification theorem used here
+covers it, so a claim built on it is an estimate.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from confide.noise import RunKey
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One logical batch: rows, what is clipped together, and each row's weight within its group.
+
+    Attributes:
+        rows: token arrays, one a row.
+        group: int64[rows], ascending from 0; rows of one group share a clip.
+        weight: float32[rows], the row's weight in its group's gradient.
+        labels: int64[rows] or None.
+    """
+
+    rows: list[np.ndarray]
+    group: np.ndarray
+    weight: np.ndarray
+    labels: np.ndarray | None = None
+
+    @property
+    def groups(self) -> int:
+        return int(self.group[-1]) + 1 if len(self.group) else 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a step draws from n things: `kind`, the probability of each, and the cap of a truncated draw."""
+
+    kind: str
+    rate: float
+    cap: int | None = None
+
+    def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
+        """Indices drawn at `step` (counted from 0), ascending: int64[m], m may be 0."""
+        if self.kind == "shuffle":
+            return np.sort(self._shuffled(n, key, phase, step))
+        drawn = np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rate)
+        if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:
+            order = key.stream(phase, "truncate", step).permutation(len(drawn))
+            drawn = np.sort(drawn[order[: self.cap]])
+        return drawn
+
+    def _shuffled(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
+        """The next batch of an endless row of random orders of all n."""
+        size = max(1, round(self.rate * n))
+        first, parts = step * size, []
+        while size > 0:
+            epoch, offset = divmod(first, n)
+            part = key.stream(phase, "order", epoch).permutation(n)[offset : offset + size]
+            parts.append(part)
+            first, size = first + len(part), size - len(part)
+        return np.unique(np.concatenate(parts))

@@ -1,0 +1,139 @@
+"""What a batch of rows looks like to a model, and what each row loses: one function per task.
+
+Every loss here is a function of one row and the weights alone. Rows are padded on the right; padded
+positions carry no loss. A row's loss is the mean over its own predicted tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from confide import models
+from confide.noise import Stream
+
+IGNORE = -100
+MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
+
+Batch = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Collates rows and computes their losses for one kind of model.
+
+    Attributes:
+        kind: causal-lm, masked-lm or classification.
+        pad, mask: token ids; mask is None where the tokenizer has none.
+        vocabulary: number of token ids.
+        special: ids that masked-lm never hides.
+        extra: per-token inputs that the model takes beside input_ids.
+        autocast: run the model in bf16.
+        device: where batches go.
+    """
+
+    kind: str
+    pad: int
+    mask: int | None
+    vocabulary: int
+    special: tuple[int, ...]
+    extra: frozenset[str]
+    autocast: bool
+    device: torch.device
+
+    @classmethod
+    def of(cls, kind: str, model: nn.Module, tokenizer: Any, precision: str = "float32") -> "Task":
+        return cls(
+            kind=kind,
+            pad=tokenizer.pad_token_id,
+            mask=tokenizer.mask_token_id,
+            vocabulary=len(tokenizer),
+            special=tuple(tokenizer.all_special_ids),
+            extra=frozenset(models.accepted(model)),
+            autocast=precision == "bf16",
+            device=next(model.parameters()).device,
+        )
+
+    def collate(
+        self, rows: list[np.ndarray], labels: np.ndarray | None = None, hide: Stream | None = None
+    ) -> Batch:
+        """Rows as tensors of shape (B, T). Positions and types are given per row, so that the gradient
+        of their embeddings is per row too.
+
+        Args:
+            rows: token arrays.
+            labels: int64[B], for classification.
+            hide: for masked-lm, the stream that chooses which tokens are hidden.
+        """
+        width = max(len(row) for row in rows)
+        ids = torch.full((len(rows), width), self.pad, dtype=torch.long)
+        real = torch.zeros((len(rows), width), dtype=torch.bool)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
+            real[i, : len(row)] = True
+        batch = {"input_ids": ids, "real": real}
+        if self.kind == "masked-lm":
+            if hide is None:
+                raise ValueError("masked-lm needs a stream to choose the hidden tokens")
+            batch["input_ids"], batch["labels"] = self._hide(ids, real, hide)
+        if self.kind == "classification":
+            if labels is None:
+                raise ValueError("classification needs labels")
+            batch["labels"] = torch.as_tensor(labels, dtype=torch.long)
+        if "position_ids" in self.extra:
+            batch["position_ids"] = torch.arange(width).expand(len(rows), width).contiguous()
+        if "token_type_ids" in self.extra:
+            batch["token_type_ids"] = torch.zeros_like(ids)
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def _hide(self, ids: torch.Tensor, real: torch.Tensor, hide: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+        lots = torch.from_numpy(hide.uniform(3 * ids.numel()).reshape(3, *ids.shape))
+        open_ = real & ~torch.isin(ids, torch.tensor(self.special))
+        chosen = open_ & (lots[0] < MASKED_SHARE)
+        labels = ids.masked_fill(~chosen, IGNORE)
+        hidden = ids.masked_fill(chosen & (lots[1] < 0.8), self.mask or 0)
+        random = (lots[2] * self.vocabulary).long()
+        return torch.where(chosen & (lots[1] >= 0.9), random, hidden), labels
+
+    def _logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        inputs = {name: batch[name] for name in ("input_ids", *self.extra)}
+        if self.kind != "causal-lm":
+            # Right padding never reaches back in a causal model, which is then free to use its fast path.
+            inputs["attention_mask"] = batch["real"].long()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            output = model(**inputs)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(loss, counted, correct), each (B, n): per predicted token, or n = 1 for a class."""
+        logits = self._logits(model, batch)
+        if self.kind == "classification":
+            loss = functional.cross_entropy(logits.float(), batch["labels"], reduction="none")
+            correct = logits.argmax(-1) == batch["labels"]
+            return loss[:, None], torch.ones_like(correct)[:, None], correct[:, None]
+        if self.kind == "causal-lm":
+            logits, targets = (
+                logits[:, :-1],
+                batch["input_ids"][:, 1:].masked_fill(~batch["real"][:, 1:], IGNORE),
+            )
+        else:
+            targets = batch["labels"]
+        flat = functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]).float(),
+            targets.reshape(-1),
+            ignore_index=IGNORE,
+            reduction="none",
+        )
+        with torch.no_grad():
+            correct = logits.argmax(-1) == targets
+        return flat.view(targets.shape), targets != IGNORE, correct
+
+    def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none."""
+        loss, counted, _ = self.token_losses(model, batch)
+        return loss.sum(1) / counted.sum(1).clamp(min=1)

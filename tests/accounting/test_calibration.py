@@ -1,0 +1,121 @@
+import math
+import time
+
+import pytest
+
+from confide.accounting import (
+    GroupOf,
+    MixtureOfGaussians,
+    TruncatedPoisson,
+    least_noise,
+    least_noise_for_kl,
+    least_noise_for_reconstruction,
+)
+from confide.accounting.calibration import round_up
+from confide.errors import InputError
+
+bernoulli, binomial = MixtureOfGaussians.bernoulli, MixtureOfGaussians.binomial
+
+
+@pytest.mark.parametrize(
+    ("process", "epsilon", "delta"),
+    [
+        (bernoulli(0.01, 1000), 8.0, 1e-5),
+        (bernoulli(1, 1000), 2.0, 1e-6),
+        (binomial(8, 0.01, 2000), 4.0, 1e-6),
+        (TruncatedPoisson(1000, 0.05, 80, 200), 3.0, 1e-5),
+        (GroupOf(bernoulli(0.01, 500), 16), 8.0, 1e-6),
+    ],
+)
+def test_least_noise_meets_the_target_and_little_less_does_not(process, epsilon, delta):
+    s = least_noise(process, epsilon, delta)
+    assert process.curve(s).epsilon(delta) <= epsilon
+    assert process.curve(s * 0.997).epsilon(delta) > epsilon
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-12])
+@pytest.mark.parametrize("epsilon", [0.01, 1e4])
+def test_extreme_targets_are_reached(epsilon, delta):
+    process = binomial(4, 0.05, 200)
+    s = least_noise(process, epsilon, delta)
+    assert 0.5 * epsilon < process.curve(s).epsilon(delta) <= epsilon
+
+
+def test_a_unit_of_thousands_of_rows_is_calibrated():
+    process = binomial(2000, 0.5, 100)
+    s = least_noise(process, 8.0, 1e-6)
+    # nearly the plain Gaussian of mu = 1000 sqrt(100) / s
+    plain = 1000 * least_noise(bernoulli(1, 100), 8.0, 1e-6)
+    assert plain < s < 1.1 * plain
+
+
+def test_group_privacy_meets_its_reference():
+    s = least_noise(GroupOf(bernoulli(0.01, 2000), 5), 3.0, 1e-6)
+    assert 3.6612847729689264 * 0.995 <= s <= 3.6612847729689264 * 1.005
+    mixture = least_noise(binomial(5, 0.01, 2000), 3.0, 1e-6)
+    assert 3.570383299796691 * 0.995 <= mixture <= 3.570383299796691 * 1.005
+
+
+@pytest.mark.parametrize(
+    ("rows", "r", "blow_up", "kl_noise"),
+    [
+        ([(100, 2048 / 1.5e6)], 1e-3, 2.02216, 35.1213),
+        ([(100, 2048 / 1.5e6)], 2e-4, 2.3104848872465844, 83.06760234593351),
+        ([(30, 0.003), (8, 0.0015)], 1e-3, 1.58174, 26.2423),
+        ([(5, 0.003)], 2e-4, 0.6035, 9.15288),
+    ],
+)
+def test_secrets_meet_their_reference(rows, r, blow_up, kl_noise):
+    process = MixtureOfGaussians.poisson_binomial([rho for n, rho in rows for _ in range(n)], 2000)
+    s = least_noise_for_reconstruction(process, [(1e-10, r)])
+    assert blow_up * 0.998 <= s <= blow_up * 1.002
+    assert float(process.curve(s).reconstruction(1e-10)) <= r
+    kl = r * math.log(r / 1e-10) + (1 - r) * math.log((1 - r) / (1 - 1e-10))
+    assert kl_noise * 0.999 <= least_noise_for_kl(process, kl) <= kl_noise * 1.001
+
+
+def test_every_pair_of_a_secret_is_enforced():
+    process = binomial(20, 0.002, 500)
+    first = least_noise_for_reconstruction(process, [(1e-10, 1e-3)])
+    both = least_noise_for_reconstruction(process, [(1e-10, 1e-3), (1e-4, 5e-4)])
+    assert both > 1.2 * first
+    assert float(process.curve(both).reconstruction(1e-4)) <= 5e-4
+
+
+@pytest.mark.parametrize(
+    ("process", "seconds"), [(bernoulli(0.01, 2000), 1.0), (binomial(256, 0.01, 2000), 5.0)]
+)
+def test_calibration_is_quick(process, seconds):
+    start = time.process_time()
+    least_noise(process, 8.0, 1e-6)
+    assert time.process_time() - start < 2 * seconds  # twice the aim, as machines differ
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "key"),
+    [
+        (0.0, 1e-5, "privacy.epsilon"),
+        (-1.0, 1e-5, "privacy.epsilon"),
+        (math.nan, 1e-5, "privacy.epsilon"),
+        (math.inf, 1e-5, "privacy.epsilon"),
+        (1.0, 0.0, "privacy.delta"),
+        (1.0, 1.0, "privacy.delta"),
+        (1.0, math.nan, "privacy.delta"),
+        (1e-9, 1e-15, "privacy.epsilon"),
+    ],
+)
+def test_impossible_targets_are_refused(epsilon, delta, key):
+    with pytest.raises(InputError, match=key):
+        least_noise(bernoulli(0.1, 100), epsilon, delta)
+
+
+def test_impossible_secrets_are_refused():
+    with pytest.raises(InputError, match="prior"):
+        least_noise_for_reconstruction(bernoulli(0.1, 10), [(1e-3, 1e-3)])
+    with pytest.raises(InputError, match="KL"):
+        least_noise_for_kl(bernoulli(0.1, 10), 0.0)
+
+
+@pytest.mark.parametrize("s", [0.12345678, 1.0, 9.99999, 123456.7, 7e-4, 3.14159])
+def test_rounding_goes_up_by_little(s):
+    assert s <= round_up(s) <= s * 1.00011

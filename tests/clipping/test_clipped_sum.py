@@ -1,0 +1,248 @@
+"""The engine against a loop over units with plain autograd, over model families, heads and adapters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from confide.clipping import ClippedSum
+from confide.clipping.factors import Outer, exact
+from confide.clipping.slot import materialise
+from confide.clipping.units import Units
+from tests.clipping.brute_force import (
+    LOSSES,
+    ROWS,
+    UNITS,
+    causal_loss,
+    check,
+    clipped_sum,
+    compare,
+    rows,
+    shaken,
+    tiny,
+)
+
+torch.set_num_threads(1)
+
+CAUSAL = ("gpt2", "llama", "gemma2", "qwen2", "qwen3")
+
+
+def lora(model: nn.Module, targets: str | list[str] = "all-linear", **more: object) -> nn.Module:
+    return shaken(get_peft_model(model, LoraConfig(r=3, target_modules=targets, **more))).eval()
+
+
+def only(model: nn.Module, *parts: str) -> nn.Module:
+    for name, p in model.named_parameters():
+        p.requires_grad_(any(part in name for part in parts))
+    return model
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("family", CAUSAL)
+def test_full_fine_tuning(family: str, units: str) -> None:
+    model = tiny(family, attention="eager" if units == "3" else "sdpa")
+    check(model, causal_loss, rows(family), torch.tensor(UNITS[units]), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_and_untied_head(family: str, tied: bool) -> None:
+    head = "masked" if family == "bert" else "causal"
+    model = tiny(family, head, tie_word_embeddings=tied)
+    if family == "bert" and not tied:  # an untied head leaves this one behind, used by nothing
+        model.cls.predictions.bias.requires_grad_(False)
+    for units in ("1", "8", "ragged"):
+        check(model, LOSSES[head], rows(family, head), torch.tensor(UNITS[units]), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("head", ["masked", "classify"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_encoders(family: str, head: str, units: str) -> None:
+    model = tiny(family, head)
+    check(model, LOSSES[head], rows(family, head), torch.tensor(UNITS[units]), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+def test_sequence_classification_of_decoders(family: str) -> None:
+    check(
+        tiny(family, "classify"),
+        LOSSES["classify"],
+        rows(family, "classify"),
+        torch.tensor(UNITS["ragged"]),
+        clip_norm=0.5,
+    )
+
+
+@pytest.mark.parametrize("family", [*CAUSAL, "bert", "roberta"])
+def test_lora_on_all_linear_layers(family: str) -> None:
+    head = "masked" if family in ("bert", "roberta") else "causal"
+    model = lora(tiny(family, head))
+    for units in ("1", "3", "ragged"):
+        check(model, LOSSES[head], rows(family, head), torch.tensor(UNITS[units]), clip_norm=1.0)
+
+
+def test_rank_stabilised_lora_with_a_head_of_its_own() -> None:
+    model = lora(
+        tiny("bert", "classify"), ["query", "value"], use_rslora=True, modules_to_save=["classifier"]
+    )
+    assert any("modules_to_save" in name for name, p in model.named_parameters() if p.requires_grad)
+    batch = rows("bert", "classify")
+    check(model, LOSSES["classify"], batch, torch.tensor(UNITS["ragged"]), clip_norm=0.5)
+
+
+def test_a_frozen_embedding_needs_no_position_ids() -> None:
+    batch = {name: v for name, v in rows("gpt2").items() if name != "position_ids"}
+    check(lora(tiny("gpt2")), causal_loss, batch, torch.tensor(UNITS["3"]), clip_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "parts"),
+    [
+        ("gpt2", ["h.1.mlp", "ln_f"]),
+        ("llama", ["norm"]),
+        ("qwen3", ["q_norm", "k_norm"]),
+        ("gpt2", ["bias"]),
+        ("bert", ["bias"]),
+        ("llama", ["embed_tokens"]),
+        ("bert", ["LayerNorm.weight", "token_type"]),
+    ],
+)
+def test_some_modules_and_biases_only(family: str, parts: list[str]) -> None:
+    head = "masked" if family == "bert" else "causal"
+    model = only(tiny(family, head), *parts)
+    for units in ("1", "ragged"):
+        check(model, LOSSES[head], rows(family, head), torch.tensor(UNITS[units]), clip_norm=0.02)
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_gradient_checkpointing(family: str, adapter: str) -> None:
+    model = tiny(family) if adapter == "full" else lora(tiny(family))
+    batch, unit, weight = rows(family), torch.tensor(UNITS["ragged"]), torch.ones(ROWS)
+    plain = ClippedSum(model, causal_loss, 1.0)
+    norms = plain.add(batch, unit, weight)
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    check(model, causal_loss, batch, unit, clip_norm=1.0)
+    again = ClippedSum(model, causal_loss, 1.0)
+    assert torch.allclose(again.add(batch, unit, weight), norms, rtol=1e-6)
+    compare(again.take(), plain.take(), 1e-6)
+
+
+def test_without_clipping_the_sum_is_the_plain_gradient() -> None:
+    model, batch = tiny("gpt2"), rows("gpt2")
+    check(model, causal_loss, batch, torch.tensor(UNITS["3"]), clip_norm=None)
+    engine = ClippedSum(model, causal_loss, None)
+    engine.add(batch, torch.tensor(UNITS["3"]), torch.ones(ROWS))
+    causal_loss(model, batch).sum().backward()
+    compare(engine.take(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+
+
+def test_wide_layers_and_long_rows_take_both_sides_of_the_cost_model() -> None:
+    assert materialise(2, 16 * 16, 2 * 16 * 32)
+    assert not materialise(2, 64 * 64, 2 * 8 * 128)
+    for tokens, units in ((4, "1"), (24, "8")):  # factors kept, also of the tied embedding; all dense
+        batch = rows("gpt2", tokens=tokens)
+        check(tiny("gpt2"), causal_loss, batch, torch.tensor(UNITS[units]), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("units", UNITS.values())
+def test_norms_of_long_units_from_half_a_gram_matrix(units: list[int]) -> None:
+    torch.manual_seed(0)
+    grouped = Units.of(torch.tensor(units))
+    use = Outer(torch.randn(ROWS, 150, 5), torch.randn(ROWS, 150, 3))
+    dense = torch.zeros(grouped.count, 5, 3)
+    use.add_to(dense, grouped)
+    assert torch.allclose(use.squares(grouped), dense.double().square().sum((1, 2)), rtol=1e-5)
+    rows_each = torch.einsum("bnp,bnq->bpq", use.left.double(), use.right.double())
+    expected = torch.zeros_like(dense, dtype=torch.float64).index_add_(0, grouped.of_row, rows_each)
+    assert torch.allclose(dense.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_are_exact_whatever_the_caller_has_switched_on() -> None:
+    device, values = torch.device("cpu"), torch.randn(1, 3, 5)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16), exact(device):
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert torch.bmm(values, values.mT).dtype == torch.float32
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_one_unit_over_several_micro_batches() -> None:
+    model, batch = tiny("gpt2"), rows("gpt2")
+    weight = torch.linspace(0.5, 1.5, ROWS)
+    expected, norms = clipped_sum(
+        model, causal_loss, batch, torch.zeros(ROWS, dtype=torch.int64), weight, 1.0
+    )
+    parts = [slice(0, 4), slice(4, 5), slice(5, 9)]
+    engine = ClippedSum(model, causal_loss, 1.0)
+    norm = engine.add_large(({k: v[p] for k, v in batch.items()}, weight[p]) for p in parts)
+    assert norm == pytest.approx(float(norms[0]), rel=1e-6)
+    compare(engine.take(), expected)
+
+
+def test_calls_add_up_and_take_starts_anew() -> None:
+    model, batch = lora(tiny("llama")), rows("llama")
+    unit, weight = torch.tensor(UNITS["1"]), torch.ones(ROWS)
+    expected, _ = clipped_sum(model, causal_loss, batch, unit, weight, 0.1)
+    engine = ClippedSum(model, causal_loss, 0.1)
+    for part in (slice(0, 4), slice(4, 9)):
+        rows_of_part = {k: v[part] for k, v in batch.items()}
+        engine.add(rows_of_part, torch.arange(part.stop - part.start), weight[part])
+    compare(engine.take(), expected)
+    assert all(not v.any() for v in engine.take().values())
+
+
+def test_an_empty_batch_adds_nothing() -> None:
+    model, batch = tiny("llama"), rows("llama")
+    engine = ClippedSum(model, causal_loss, 1.0)
+    none = {k: v[:0] for k, v in batch.items()}
+    assert engine.add(none, torch.zeros(0, dtype=torch.int64), torch.zeros(0)).shape == (0,)
+    assert engine.add_large([]) == 0.0
+    assert all(not v.any() for v in engine.take().values())
+
+
+def test_a_layer_used_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.square, self.head = nn.Embedding(20, 6), nn.Linear(6, 6), nn.Linear(6, 20)
+            self.head.weight = self.table.weight
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            hidden = self.table(a) + self.table(b).mean(1, keepdim=True)
+            return self.head(self.square(torch.tanh(self.square(hidden))))
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(batch["a"], batch["b"]).logsumexp(-1).mean(1)
+
+    torch.manual_seed(3)
+    model = Twice()
+    for tokens in (2, 30):
+        batch = {"a": torch.randint(20, (ROWS, tokens)), "b": torch.randint(20, (ROWS, 3))}
+        for units in UNITS.values():
+            check(model, loss, batch, torch.tensor(units), clip_norm=0.05)
+
+
+def test_module_kinds_of_torch_itself() -> None:
+    torch.manual_seed(3)
+    model = shaken(
+        nn.Sequential(
+            nn.Embedding(20, 6, padding_idx=2), nn.RMSNorm(6), nn.Linear(6, 5, bias=False), nn.LayerNorm(5)
+        )
+    )
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(batch["ids"]).logsumexp(-1).sum(1)
+
+    batch = {"ids": torch.randint(4, (ROWS, 5))}
+    check(model, loss, batch, torch.tensor(UNITS["3"]), clip_norm=1.0)
+    engine = ClippedSum(model, loss, 1.0)
+    engine.add(batch, torch.tensor(UNITS["3"]), torch.ones(ROWS))
+    assert not engine.take()["0.weight"][2].any()

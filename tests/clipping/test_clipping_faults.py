@@ -1,0 +1,495 @@
+"""Faults seen in other libraries: each is put in, and the checks that guard against it must then fail."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from confide.clipping import (
+    ClippedSum,
+    NonFiniteGradient,
+    UnsupportedModule,
+    UnsupportedParameter,
+    engine,
+    factors,
+    slot,
+)
+from confide.clipping.units import Units
+from confide.errors import InputError
+from tests.clipping.brute_force import (
+    ROWS,
+    UNITS,
+    Batch,
+    causal_loss,
+    check,
+    clipped_sum,
+    compare,
+    norm,
+    rows,
+    shaken,
+    tiny,
+)
+
+torch.set_num_threads(1)
+ONES = torch.ones(ROWS)
+EACH = torch.arange(ROWS)
+
+
+def ids_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch["ids"]).flatten(1).logsumexp(1)
+
+
+class TestNet(nn.Module):
+    """An embedding, a layer to try, a head."""
+
+    __test__ = False
+
+    def __init__(self, layer: nn.Module, width: int = 6) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(20, width), layer, nn.Linear(width, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layer(self.table(ids)))
+
+
+IDS = {"ids": torch.randint(20, (ROWS, 5), generator=torch.Generator().manual_seed(1))}
+
+
+# --- pitfall 4: tied weights
+
+
+def test_tied_weights_need_the_cross_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = tiny("gpt2"), rows("gpt2", tokens=4)
+    check(model, causal_loss, batch, EACH, clip_norm=1.0)
+    monkeypatch.setattr(
+        factors.Lookup, "cross", lambda self, other, units: torch.zeros(units.count, dtype=torch.float64)
+    )
+    with pytest.raises(AssertionError):
+        check(model, causal_loss, batch, EACH, clip_norm=1.0)
+
+
+# --- pitfalls 5 and 7: what is clipped to C is all of a unit: all its layers, all its rows
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_a_clipped_unit_has_norm_c_over_all_layers_and_rows(k: int) -> None:
+    model, batch = tiny("llama"), rows("llama")
+    one = {name: v[:k] for name, v in batch.items()}
+    summed = ClippedSum(model, causal_loss, 0.01)
+    assert summed.add(one, torch.zeros(k, dtype=torch.int64), torch.ones(k)) > 0.01
+    assert norm(summed.take()) == pytest.approx(0.01, rel=1e-5)
+
+
+def test_clipping_each_layer_or_each_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, unit = tiny("llama"), rows("llama"), torch.tensor(UNITS["3"])
+    with monkeypatch.context() as fault:
+
+        def add_scaled(self: slot.Slot, total: Tensor, scale: Tensor) -> None:
+            squares = self.squares()
+            assert squares is not None
+            original(self, total, (1.0 / squares.sqrt()).clamp(max=1).float())
+
+        original = slot.Slot.add_scaled
+        fault.setattr(slot.Slot, "add_scaled", add_scaled)
+        with pytest.raises(AssertionError):
+            check(model, causal_loss, batch, unit, clip_norm=1.0)
+    with monkeypatch.context() as fault:
+        of = Units.of
+        fault.setattr(Units, "of", lambda unit: of(torch.arange(len(unit))))
+        expected, _ = clipped_sum(model, causal_loss, batch, unit, ONES, 1.0)
+        summed = ClippedSum(model, causal_loss, 1.0)
+        summed.add(batch, unit, ONES)
+        with pytest.raises(AssertionError):
+            compare(summed.take(), expected)
+
+
+# --- pitfall 9: LoRA weights that never move
+
+
+def test_lora_moves_and_learns() -> None:
+    torch.manual_seed(0)
+    model = get_peft_model(tiny("gpt2"), LoraConfig(r=3, target_modules="all-linear"))
+    batch = rows("gpt2")
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    first = float(causal_loss(model, batch).mean())
+    summed = ClippedSum(model, causal_loss, 1.0)
+    for _ in range(10):
+        summed.add(batch, EACH, ONES)
+        with torch.no_grad():
+            for name, gradient in summed.take().items():
+                model.get_parameter(name).sub_(gradient, alpha=0.1)
+    assert all((model.get_parameter(name) != value).any() for name, value in before.items())
+    assert float(causal_loss(model, batch).mean()) < first - 0.1
+
+
+# --- pitfall 12: norms in bf16
+
+
+def autocast_loss(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return causal_loss(model, batch)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
+def test_bf16_autocast(family: str) -> None:
+    check(tiny(family), autocast_loss, rows(family), torch.tensor(UNITS["3"]), clip_norm=1.0, tolerance=0.03)
+
+
+def bf16_norms(tokens: int) -> tuple[Tensor, Tensor]:
+    """The engine's norms, and the same in float64 from the very factors that bf16 layers hand out."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(48, 40, bias=False), nn.Tanh(), nn.Linear(40, 44, bias=False))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(batch["x"]).float().square().mean((1, 2))
+
+    def keep(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        given = args[0].bfloat16()
+        output.register_hook(lambda grad: seen.append((grad, given)))
+
+    batch = {"x": torch.randn(ROWS, tokens, 48)}
+    handles = [layer.register_forward_hook(keep) for layer in (model[0], model[2])]
+    loss(model, batch).sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert seen[0][0].dtype == torch.bfloat16
+    squares = [torch.einsum("bto,bti->boi", g.double(), x.double()).square().sum((1, 2)) for g, x in seen]
+    model.zero_grad()
+    return ClippedSum(model, loss, 1.0).add(batch, EACH, ONES), torch.stack(squares).sum(0).sqrt()
+
+
+@pytest.mark.parametrize("tokens", [3, 60])
+def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = bf16_norms(tokens)
+    assert torch.allclose(found.double(), expected, rtol=1e-6)
+    monkeypatch.setattr(factors, "_inner", lambda first, second: torch.bmm(first, second.mT).float())
+    monkeypatch.setattr(
+        factors.Outer, "add_to", lambda self, dense, units: dense.add_(torch.bmm(self.left.mT, self.right))
+    )
+    found, expected = bf16_norms(tokens)
+    assert not torch.allclose(found.double(), expected, rtol=1e-4)
+
+
+def test_autocast_around_the_call_does_not_reach_the_norms() -> None:
+    model, batch = tiny("llama"), rows("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = ClippedSum(model, causal_loss, None)
+        norms = inside.add(batch, EACH, ONES)
+    gradient = inside.take()
+    outside = ClippedSum(model, autocast_loss, None)
+    assert torch.equal(norms, outside.add(batch, EACH, ONES))
+    compare(gradient, outside.take(), 1e-6)
+
+    def float32_loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return causal_loss(model, batch)
+
+    short = rows("llama", tokens=4)  # so that norms come from Gram matrices
+    with torch.autocast("cpu", torch.bfloat16):
+        norms = ClippedSum(model, float32_loss, None).add(short, EACH, ONES)
+    assert torch.equal(norms, ClippedSum(model, causal_loss, None).add(short, EACH, ONES))
+
+
+# --- pitfall 13: a layer without a rule
+
+
+class Scaled(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return 2 * super().forward(values)
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(6))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * self.gain
+
+
+class StrangeRMSNorm(nn.RMSNorm):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values) * self.weight
+
+
+@pytest.mark.parametrize(
+    ("layer", "parameter"),
+    [
+        (Scaled(6, 6), "layer.weight"),
+        (Bare(), "layer.gain"),
+        (StrangeRMSNorm(6), "layer.weight"),
+        (nn.MultiheadAttention(6, 2), "layer.in_proj_weight"),
+        (nn.Bilinear(6, 6, 6), "layer.weight"),
+        (nn.GroupNorm(2, 6), "layer.weight"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), "layer.parametrizations.weight.original0"),
+        (nn.Embedding(3, 6, scale_grad_by_freq=True), "layer.weight"),
+        (nn.Embedding(3, 6, max_norm=1.0), "layer.weight"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_parameter_without_a_rule_is_named(layer: nn.Module, parameter: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=parameter.replace(".", r"\.")) as caught:
+        ClippedSum(TestNet(layer), ids_loss, 1.0)
+    if len(parameter.split(".")) == 2:
+        assert type(layer).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"use_dora": True}, "lora_magnitude_vector"), ({"target_modules": ["wte"]}, "lora_embedding")],
+)
+def test_lora_variants_without_a_rule_are_named(settings: dict[str, object], name: str) -> None:
+    config = LoraConfig(r=3, **{"target_modules": ["c_attn"], "fan_in_fan_out": True, **settings})
+    with pytest.raises(UnsupportedParameter, match=name):
+        ClippedSum(get_peft_model(tiny("gpt2"), config), causal_loss, 1.0)
+
+
+def test_a_weight_used_outside_its_layer_is_named() -> None:
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return ids_loss(model, batch) + nn.functional.linear(
+            model.table(batch["ids"]), model.layer.weight
+        ).sum((1, 2))
+
+    with pytest.raises(InputError, match=r"layer\.weight is used outside"):
+        ClippedSum(TestNet(nn.Linear(6, 6)), loss, 1.0).add(IDS, EACH, ONES)
+
+
+def test_a_layer_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = engine.layers
+    monkeypatch.setattr(engine, "layers", lambda model: layers(model)[1:])
+    with pytest.raises(InputError, match=r"table\.weight is used outside"):
+        ClippedSum(TestNet(nn.Linear(6, 6)), ids_loss, 1.0).add(IDS, EACH, ONES)
+
+
+# --- pitfall 21: gradient checkpointing runs hooks twice
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_each_use_arrives_once(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    arrived: list[bool] = []
+    receive = slot.Slot.receive
+
+    def counted(self: slot.Slot, use: factors.Use) -> None:
+        arrived.append(any(p.requires_grad for p in model.parameters()))
+        receive(self, use)
+
+    monkeypatch.setattr(slot.Slot, "receive", counted)
+    if checkpointing:
+        model.train()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    summed = ClippedSum(model, causal_loss, 1.0)
+    summed.add(rows("llama"), EACH, ONES)
+    assert arrived == [False] * len(summed.trainable)
+
+
+def test_reentrant_checkpointing_is_refused() -> None:
+    model = tiny("llama").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    with pytest.raises(InputError, match="use_reentrant"):
+        ClippedSum(model, causal_loss, 1.0).add(rows("llama"), EACH, ONES)
+
+
+# --- pitfall 22: one huge unit
+
+
+def test_a_huge_unit_takes_the_memory_of_one_micro_batch() -> None:
+    model = tiny("llama")
+    live: list[weakref.ref[Tensor]] = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        logits = model(**batch, use_cache=False).logits
+        live.append(weakref.ref(logits))
+        return logits.logsumexp(-1).mean(1)
+
+    def batches() -> Iterator[tuple[Batch, Tensor]]:
+        for seed in range(20):
+            gc.collect()
+            assert len(live) == seed, "a batch was asked for before the one before it was used"
+            assert sum(ref() is not None for ref in live) <= 1
+            batch = rows("llama", seed=seed)
+            del batch["labels"]
+            yield batch, torch.full((ROWS,), 1 / 180)
+
+    summed = ClippedSum(model, loss, 0.01)
+    assert summed.add_large(batches()) > 0.01
+    assert len(live) == 20
+    assert norm(summed.take()) == pytest.approx(0.01, rel=1e-5)
+
+
+# --- pitfall 25: float32 norm over one long run
+
+
+def test_the_norm_of_a_large_matrix_is_not_biased() -> None:
+    values = torch.randn(1, 3000, 4000, generator=torch.Generator().manual_seed(0)).mul_(1e-3)
+    exact = sum(float(part.double().square().sum()) for part in values[0].split(500))
+    assert float(factors.row_squares(values)) == pytest.approx(exact, rel=1e-7)
+    long = float(torch.linalg.vector_norm(values.flatten())) ** 2
+    assert long != pytest.approx(exact, rel=1e-5), "the fault this guards against is gone from torch"
+
+
+def test_the_norm_of_a_wide_bias_is_not_biased() -> None:
+    values = torch.rand(2, 1_000_000, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(factors.row_squares(values), values.double().square().sum(1), rtol=1e-9)
+
+
+# --- pitfall 27: rows that influence each other
+
+
+def test_batch_norm_in_train_mode_is_refused() -> None:
+    class Norm(nn.BatchNorm1d):
+        def forward(self, values: Tensor) -> Tensor:
+            return super().forward(values.mT).mT
+
+    net = TestNet(Norm(6, affine=False))
+    with pytest.raises(UnsupportedModule, match="layer"):
+        ClippedSum(net, ids_loss, 1.0)
+    summed = ClippedSum(net.eval(), ids_loss, 1.0)
+    summed.add(IDS, EACH, ONES)
+    net.train()
+    with pytest.raises(UnsupportedModule, match="layer"):
+        summed.add(IDS, EACH, ONES)
+
+
+def test_a_mixture_of_experts_is_refused() -> None:
+    config = MixtralConfig(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+    )
+    with pytest.raises(UnsupportedModule, match=r"model\.layers\.0\.mlp .*mixture of experts"):
+        ClippedSum(MixtralForCausalLM(config), causal_loss, 1.0)
+
+
+def test_a_units_gradient_does_not_depend_on_other_rows() -> None:
+    """With a loss that divides by the tokens of the whole batch (num_items_in_batch) it does."""
+
+    def mixing(model: nn.Module, batch: Batch) -> Tensor:
+        own = (batch["labels"][:, 1:] != -100).sum(1)
+        return causal_loss(model, batch) * own / own.sum()
+
+    model, batch, other = tiny("llama"), rows("llama"), rows("llama", seed=12)
+    mixed = {name: torch.cat([v[:4], other[name][4:]]) for name, v in batch.items()}
+    for loss, equal in ((causal_loss, True), (mixing, False)):
+        first, second = (ClippedSum(model, loss, 1.0).add(b, EACH, ONES)[:4] for b in (batch, mixed))
+        assert torch.allclose(first, second, rtol=1e-5) is equal
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "argument"),
+    [("gpt2", "transformer.wpe", "position_ids"), ("bert", "position_embeddings", "position_ids")],
+)
+def test_positions_shared_by_all_rows_are_refused(family: str, module: str, argument: str) -> None:
+    batch = {name: v for name, v in rows(family).items() if name != "position_ids"}
+    with pytest.raises(InputError, match=f"{module}.*{argument}"):
+        ClippedSum(tiny(family), causal_loss, 1.0).add(batch, EACH, ONES)
+
+
+def test_a_loss_by_token_or_by_batch_is_refused() -> None:
+    for loss in (lambda m, b: ids_loss(m, b).sum(), lambda m, b: m(b["ids"]).sum(-1)):
+        with pytest.raises(InputError, match="one value for each of the 9 rows"):
+            ClippedSum(TestNet(nn.Linear(6, 6)), loss, 1.0).add(IDS, EACH, ONES)
+
+
+# --- what the model looks like meanwhile and afterwards
+
+
+def test_weights_require_no_gradient_in_the_backward_pass_and_are_restored() -> None:
+    net = TestNet(nn.Linear(6, 6))
+    net.head.bias.requires_grad_(False)
+    flags = [p.requires_grad for p in net.parameters()]
+    during: list[bool] = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        out = model(batch["ids"])
+        out.register_hook(lambda grad: during.extend(p.requires_grad for p in model.parameters()))
+        return out.sum((1, 2))
+
+    ClippedSum(net, loss, 1.0).add(IDS, EACH, ONES)
+    assert len(during) == len(flags)
+    assert not any(during)
+    assert [p.requires_grad for p in net.parameters()] == flags
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_the_model_is_restored_after_an_interruption(where: str, error: type[BaseException]) -> None:
+    net = TestNet(nn.Linear(6, 6))
+
+    def fail(*_: object) -> None:
+        raise error
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        out = model.layer(model.table(batch["ids"]))
+        if where == "forward":
+            fail()
+        out.register_hook(fail)
+        return out.sum((1, 2))
+
+    summed = ClippedSum(net, loss, 1.0)
+    with pytest.raises(error):
+        summed.add(IDS, EACH, ONES)
+    assert all(p.requires_grad for p in net.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    assert not any(v.any() for v in summed.take().values())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_adds_nothing(value: float) -> None:
+    net = TestNet(nn.Linear(6, 6))
+    weight = ONES.clone()
+    weight[3] = value
+    summed = ClippedSum(net, ids_loss, 1.0)
+    with pytest.raises(NonFiniteGradient):
+        summed.add(IDS, EACH, weight)
+    with pytest.raises(NonFiniteGradient):
+        summed.add_large([(IDS, weight)])
+    assert not any(v.any() for v in summed.take().values())
+
+
+def test_wrong_calls_are_refused() -> None:
+    net = TestNet(nn.Linear(6, 6))
+    summed = ClippedSum(net, ids_loss, 1.0)
+    for unit in (EACH + 1, EACH - 1, EACH.float(), torch.tensor([0, 2, 2, 0, 2, 2, 0, 2, 2])):
+        with pytest.raises(ValueError, match="unit"):
+            summed.add(IDS, unit, ONES)
+    with pytest.raises(ValueError, match="weight"):
+        summed.add(IDS, EACH, ONES[:3])
+    with pytest.raises(InputError, match="ids"):
+        summed.add({"ids": IDS["ids"][:3]}, EACH, ONES)
+    for clip_norm in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(InputError, match="clip_norm"):
+            ClippedSum(net, ids_loss, clip_norm)
+    net.table.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="changed"):
+        summed.add(IDS, EACH, ONES)
+    for p in net.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(InputError, match="no trainable"):
+        ClippedSum(net, ids_loss, 1.0)
+
+
+def test_a_loss_without_the_adapter_is_noticed() -> None:
+    net = TestNet(nn.Linear(6, 6))
+    with pytest.raises(InputError, match="depends on no trainable"):
+        ClippedSum(net, lambda m, b: b["ids"].float().sum(1), 1.0).add(IDS, EACH, ONES)
+
+
+def test_conv1d_is_recognised_by_what_it_is() -> None:
+    net = shaken(TestNet(Conv1D(6, 6)))
+    check(net, ids_loss, IDS, torch.tensor(UNITS["ragged"]), clip_norm=0.05)

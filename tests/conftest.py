@@ -1,0 +1,22 @@
+"""What many tests need: the data beside the project, tiny models and tokenizers, small graphs."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of public data and small models beside the repository."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("../shared/data is not there: tests on real text are skipped")
+    return SHARED

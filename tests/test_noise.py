@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from confide.errors import InputError
+from confide.noise import BLOCK, FastStream, RunKey, Stream, add_noise
+
+KEY = RunKey.from_text("test")
+
+
+def test_words_are_those_of_aes_ctr_by_the_nist_vector():
+    # NIST SP 800-38A, F.5.5 (CTR-AES256.Encrypt): key stream = ciphertext xor plaintext.
+    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
+    counter = int("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", 16)
+    plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172a")
+    cipher = bytes.fromhex("601ec313775789a5b7a7f504bbf3d228")
+    expected = np.frombuffer(bytes(a ^ b for a, b in zip(plain, cipher, strict=True)), "<u8")
+    assert (Stream(key).uint64(2, 2 * counter) == expected).all()
+
+
+def test_any_index_gives_the_same_value_wherever_one_starts():
+    stream = KEY.stream("main", "noise", 3, "weight")
+    for values in (stream.uint64, stream.normal):
+        whole = np.asarray(values(1000))
+        for start, n in ((0, 7), (1, 8), (499, 1), (500, 500), (999, 1)):
+            assert (np.asarray(values(n, start)) == whole[start : start + n]).all()
+
+
+@pytest.mark.parametrize(
+    "other", [("b", "noise", 0, "w"), ("a", "draw", 0, "w"), ("a", "noise", 1, "w"), ("a", "noise", 0, "v")]
+)
+def test_streams_of_another_domain_differ(other):
+    here = KEY.stream("a", "noise", 0, "w").uint64(64)
+    there = KEY.stream(*other).uint64(64)
+    assert not (here == there).any()
+
+
+def test_domains_cannot_run_into_each_other():
+    assert (KEY.stream("a", "b1", 1).uint64(4) != KEY.stream("a", "b", 11).uint64(4)).any()
+
+
+def test_another_key_gives_another_stream():
+    assert (KEY.stream("a", "b").uint64(8) != RunKey.from_text("other").stream("a", "b").uint64(8)).all()
+
+
+def test_normal_values_are_normal():
+    from scipy import stats
+
+    values = KEY.stream("main", "noise").normal(400_000).double().numpy()
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert abs(values.mean()) < 5 / 400_000**0.5
+    assert abs(values.std() - 1) < 5 / 800_000**0.5
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / 400_000**0.5
+    # A tail cut at 3 or 4 standard deviations would show here: 2 * 400,000 * P(Z > 4) is 25.
+    assert 5 < (abs(values) > 4).sum() < 55
+
+
+def test_the_tail_is_as_long_as_64_bits_make_it():
+    class Smallest(Stream):
+        def uint64(self, n, start=0):
+            return np.zeros(n, np.uint64)
+
+    assert Smallest(b"").normal(1).item() == pytest.approx((2 * np.log(2.0**65)) ** 0.5)
+
+
+def test_integers_are_uniform_below_their_limits():
+    drawn = KEY.stream("main", "rows").below(np.full(60_000, 6))
+    counts = np.bincount(drawn, minlength=6)
+    assert len(counts) == 6
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 30
+
+
+def test_noise_has_the_stated_size_and_crosses_blocks():
+    tensor = torch.zeros(3, BLOCK)
+    add_noise(tensor, KEY.stream("main", "noise"), 2.5)
+    assert tensor.std().item() == pytest.approx(2.5, rel=0.01)
+    assert torch.equal(
+        tensor.view(-1)[BLOCK - 1 : BLOCK + 1], 2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)
+    )
+
+
+def test_fast_noise_is_repeatable_and_normal():
+    first, second = (torch.zeros(BLOCK + 5) for _ in range(2))
+    for tensor in (first, second):
+        add_noise(tensor, FastStream(KEY.stream("main", "noise")), 1.0)
+    assert torch.equal(first, second)
+    assert first.std().item() == pytest.approx(1.0, rel=0.01)
+
+
+def test_key_file_is_private_and_a_readable_one_is_refused(tmp_path):
+    path = tmp_path / "key"
+    key = RunKey.create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (RunKey.load(path).stream("a", "b").uint64(4) == key.stream("a", "b").uint64(4)).all()
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="chmod 600"):
+        RunKey.load(path)
+
+
+def test_key_does_not_show_itself(tmp_path):
+    key = RunKey.create(tmp_path / "key")
+    secret = (tmp_path / "key").read_bytes()
+    assert secret.hex() not in repr(key)
+    assert repr(secret) not in repr(key)
+
+
+def test_fingerprint_needs_the_key():
+    """Pitfall 31: a plain hash of data would be an oracle for guesses."""
+    import hashlib
+
+    data = b"the secret is 42"
+    assert KEY.fingerprint(data) != RunKey.from_text("other").fingerprint(data)
+    assert KEY.fingerprint(data) != hashlib.sha256(data).hexdigest()
+
+
+def test_cipher_mode_is_counter():
+    """The stream is the encryption of zeros in CTR mode: what a reader would expect, nothing home-made."""
+    key = bytes(range(32))
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    assert Stream(key).uint64(8).tobytes() == cipher.update(bytes(64))

@@ -1,0 +1,221 @@
+"""The step against the formula of the paper, term by term."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from confide.mechanisms.base import Combine
+from confide.noise import RunKey
+from confide.sampling import Draw
+from confide.training import Optimisation, Step
+from tests import small
+
+KEY = RunKey.from_text("test")
+NOTHING = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+
+@dataclass
+class Fixed:
+    """A sampler that draws what it is told."""
+
+    draws: list[Draw]
+
+    def draw(self, step: int) -> Draw:
+        return self.draws[step % len(self.draws)]
+
+
+def some_draw(sizes=(1, 3, 2), seed=0) -> Draw:
+    generator = np.random.default_rng(seed)
+    rows = [generator.integers(2, small.VOCABULARY, generator.integers(3, 12)) for _ in range(sum(sizes))]
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    weight = (1 / np.array(sizes)[group]).astype(np.float32)
+    return Draw(rows, group, weight)
+
+
+def step_of(model, draws, combine, key=KEY, **options):
+    sgd = Optimisation(steps=10, learning_rate=1.0, optimizer="sgd")
+    return Step(model, small.task(), Fixed(draws), combine, options.pop("optimisation", sgd), key, **options)
+
+
+def unit_gradients(model, draw):
+    """Each unit's mean-of-rows gradient by plain autograd, one row at a time."""
+    task, gradients = small.task(), []
+    for unit in range(draw.groups):
+        model.zero_grad()
+        for i in np.flatnonzero(draw.group == unit):
+            (task.row_loss(model, task.collate([draw.rows[i]])) * float(draw.weight[i])).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    model.zero_grad()
+    return gradients
+
+
+def moved(before, model):
+    return {name: before[name] - p.detach() for name, p in model.named_parameters()}
+
+
+def snapshot(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def expected_move(model, draw, clip, noise, scale, key=KEY, step=0):
+    gradients = unit_gradients(model, draw)
+    norms = [sum(float((g**2).sum()) for g in gradient.values()) ** 0.5 for gradient in gradients]
+    total = {}
+    for name, parameter in model.named_parameters():
+        summed = torch.zeros_like(parameter)
+        for gradient, norm in zip(gradients, norms, strict=True):
+            summed += gradient[name] * (min(1.0, clip / norm) if clip else 1.0)
+        values = key.stream("main", "noise", step, name).normal(parameter.numel()).view(parameter.shape)
+        total[name] = (summed + noise * (clip or 0) * values) * scale
+    return total
+
+
+@pytest.mark.parametrize("clip", [0.05, 0.8, 100.0, None])
+@pytest.mark.parametrize("noise", [0.0, 0.7])
+@pytest.mark.parametrize("micro_tokens", [8192, 20])
+def test_a_step_is_the_formula(clip, noise, micro_tokens):
+    """(sum of clipped means + s C N) * scale: pitfalls 1, 5, 7, 29. micro_tokens 20 cuts units into parts."""
+    model, draw = small.gpt2(), some_draw()
+    noise = noise if clip else 0.0
+    expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25)
+    before = snapshot(model)
+    step_of(model, [draw], Combine(clip, noise, 0.25), micro_tokens=micro_tokens)(0)
+    for name, got in moved(before, model).items():
+        assert torch.allclose(got, expected[name], atol=2e-6, rtol=1e-4), name
+
+
+def test_an_empty_draw_is_a_noise_only_step():
+    """Pitfall 2."""
+    model = small.gpt2()
+    before = snapshot(model)
+    report = step_of(model, [NOTHING], Combine(0.5, 2.0, 0.1))(0)
+    for name, got in moved(before, model).items():
+        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        assert torch.allclose(got, values * 0.1, atol=1e-6), name
+    assert (report.rows, report.units, report.loss) == (0, 0, None)
+
+
+def test_the_divisor_does_not_depend_on_what_was_drawn():
+    """Pitfall 6: the scale of a step with one unit is that of a step with many."""
+    one, many = some_draw((2,)), some_draw((2, 1, 1, 1), seed=0)
+    many.rows[:2] = one.rows
+    moves = []
+    for draw in (one, many):
+        model = small.gpt2()
+        before = snapshot(model)
+        step_of(model, [draw], Combine(1e-3, 0.0, 1 / 8))(0)
+        moves.append(torch.cat([v.flatten() for v in moved(before, model).values()]))
+    # Each unit is clipped to 1e-3, so one unit moves the weights by exactly 1e-3 / 8.
+    assert moves[0].norm().item() == pytest.approx(1e-3 / 8, rel=1e-3)
+    assert moves[1].norm().item() <= 4 * 1e-3 / 8 * 1.001
+
+
+def test_noise_differs_between_steps_and_parameters_and_is_the_same_again():
+    model = small.gpt2()
+    taken = []
+    step = step_of(model, [NOTHING], Combine(1.0, 1.0, 1.0))
+    for number in (0, 1, 0):
+        before = snapshot(model)
+        step(number)
+        taken.append(moved(before, model))
+    assert torch.allclose(taken[0]["transformer.wpe.weight"], taken[2]["transformer.wpe.weight"], atol=1e-5)
+    assert not torch.allclose(
+        taken[0]["transformer.wpe.weight"], taken[1]["transformer.wpe.weight"], atol=0.1
+    )
+    a, b = (taken[0][f"transformer.h.{i}.ln_1.weight"] for i in (0, 1))
+    assert not torch.allclose(a, b, atol=0.1)
+
+
+def test_the_ledger_hears_before_the_weights_move():
+    model = small.gpt2()
+    before, seen = snapshot(model), []
+    step_of(model, [some_draw()], Combine(1.0, 1.0, 1.0))(
+        0,
+        before_update=lambda: seen.append(
+            all(torch.equal(before[n], p) for n, p in model.named_parameters())
+        ),
+    )
+    assert seen == [True]
+    assert not torch.equal(before["transformer.wpe.weight"], model.transformer.wpe.weight)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 2 / 3]),
+        ("cosine", [0.5, 1.0, 1.0, 0.75]),
+    ],
+)
+def test_the_schedule_is_followed(schedule, rates):
+    """Pitfall 10: the learning rate that the optimiser uses is that of the schedule."""
+    optimisation = Optimisation(steps=5, learning_rate=1.0, schedule=schedule, warmup=2, optimizer="sgd")
+    model = small.gpt2()
+    step = step_of(model, [NOTHING], Combine(1.0, 1.0, 1.0), optimisation=optimisation)
+    for number, rate in enumerate(rates):
+        before = snapshot(model)
+        step(number)
+        got = moved(before, model)["transformer.wpe.weight"]
+        values = (
+            KEY.stream("main", "noise", number, "transformer.wpe.weight").normal(got.numel()).view(got.shape)
+        )
+        assert torch.allclose(got, rate * values, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
+def test_state_restores_to_the_bit(optimizer):
+    optimisation = Optimisation(
+        steps=6, learning_rate=1e-2, optimizer=optimizer, schedule="cosine", weight_decay=0.01
+    )
+    draws = [some_draw(seed=s) for s in range(6)]
+    whole, cut = small.gpt2(), small.gpt2()
+    step = step_of(whole, draws, Combine(1.0, 0.5, 0.3), optimisation=optimisation)
+    for number in range(6):
+        step(number)
+    first = step_of(cut, draws, Combine(1.0, 0.5, 0.3), optimisation=optimisation)
+    for number in range(3):
+        first(number)
+    state = first.state()
+    resumed = small.gpt2(seed=9)
+    second = step_of(resumed, draws, Combine(1.0, 0.5, 0.3), optimisation=optimisation)
+    second.restore(state)
+    for number in range(3, 6):
+        second(number)
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_fast_noise_has_the_same_size():
+    model = small.gpt2()
+    before = snapshot(model)
+    step_of(model, [NOTHING], Combine(0.5, 2.0, 0.1), noise="fast")(0)
+    values = torch.cat([v.flatten() for v in moved(before, model).values()])
+    assert values.std().item() == pytest.approx(0.1, rel=0.05)
+
+
+def test_every_trainable_weight_moves_with_lora():
+    """Pitfall 9: LoRA weights that never move while loss and epsilon look healthy."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(small.gpt2(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step = step_of(model, [some_draw()], Combine(1.0, 0.0, 1.0))
+    for number in range(2):
+        step(number)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(before[name], parameter) == (name not in names), name
+
+
+def test_a_nan_gradient_is_said_plainly_and_moves_nothing():
+    from confide.errors import InputError
+
+    model = small.gpt2()
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
+    before = model.transformer.wpe.weight.clone()
+    with pytest.raises(InputError):
+        step_of(model, [some_draw()], Combine(1.0, 1.0, 1.0))(0)
+    assert torch.equal(before, model.transformer.wpe.weight)
