@@ -42,3 +42,19 @@ def graph(folder: Path, rows_per_unit: list[int], seed: int = 0, longest: int = 
         for owner in owners:
             writer.add(generator.integers(2, VOCABULARY, generator.integers(2, longest)), [f"user{owner}"])
     return UnitGraph.open(folder)
+
+
+def config_file(folder: Path) -> Path:
+    """A config.json of a tiny GPT-2 for the bundled tokenizer, to start from scratch."""
+    settings = GPT2Config(
+        vocab_size=8192,
+        n_positions=64,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    settings.save_pretrained(folder / "tiny")
+    return folder / "tiny" / "config.json"

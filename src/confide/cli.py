@@ -236,6 +236,21 @@ def quickstart(
     job.run(folder, as_json)
 
 
+@app.command()
+@_verb
+def study(
+    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning")],
+    data: Annotated[Path, typer.Argument(help="folder that holds the public data sets")],
+    folder: Annotated[Path, typer.Option(help="where to work")] = Path("runs/studies"),
+    as_json: Json = False,
+) -> None:
+    """Repeat one paper's experiment and print its table."""
+    from confide import studies
+
+    found = studies.find(name)(data, folder / name)
+    _print(found) if as_json else print(found["markdown"])
+
+
 def main() -> None:
     """Entry point of the command `confide`."""
     app()

@@ -1,0 +1,182 @@
+"""Kill it anywhere, start it again: the same weights bit for bit, and the same ledger. Pitfall 15."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from confide.config import check
+from confide.errors import InputError
+from confide.finetuning import fine_tune
+from confide.runs import Run
+from tests import small
+
+KILLS = 20
+
+
+def corpus(path: Path, users: int = 30) -> Path:
+    generator = random.Random(1)
+    words = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
+    with open(path, "w") as stream:
+        for user in range(users):
+            for _ in range(generator.randint(1, 6)):
+                text = " ".join(generator.choice(words) for _ in range(generator.randint(5, 40)))
+                stream.write(json.dumps({"user": f"u{user}", "text": text}) + "\n")
+    return path
+
+
+def config(folder: Path, **changes):
+    """One text and one model for all runs of a test; the run folder is `folder`/run."""
+    common = folder.parent / "common"
+    common.mkdir(parents=True, exist_ok=True)
+    raw = {
+        "model": str(small.config_file(common)),
+        "tokenizer": "bundled",
+        "data": {"train": str(corpus(common / "text.jsonl")), "unit": "user", "eval": 0.2, "max_length": 16},
+        "privacy": {"noise_multiplier": 0.8, "rows_per_unit": 2, "published_key": "resume test"},
+        "train": {
+            "steps": 24,
+            "batch": 6.0,
+            "checkpoint_every": 3,
+            "learning_rate": 0.01,
+            "schedule": "cosine",
+        },
+        "run": str(folder / "run"),
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        raw[section][name] = value
+    return check(raw)
+
+
+def released(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.release / "model.safetensors")
+
+
+def killed(settings, delay: float) -> bool:
+    """Run in a child that is killed after `delay` seconds; whether it was still at work then."""
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            fine_tune(Run(settings))
+        finally:
+            os._exit(0)
+    time.sleep(delay)
+    done, _ = os.waitpid(child, os.WNOHANG)
+    if done:
+        return False
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def test_killed_twenty_times_at_random_moments(tmp_path):
+    whole = Run(config(tmp_path / "whole"))
+    fine_tune(whole)  # once outside the clock: imports and caches
+    began = time.monotonic()
+    again = Run(config(tmp_path / "again"))
+    fine_tune(again)
+    length = time.monotonic() - began
+    generator, kills, finished, attempt = random.Random(time.time_ns()), 0, 0, 0
+    while kills < KILLS or not finished:
+        settings = config(tmp_path / f"killed{finished}")
+        attempt += 1
+        assert attempt < 40 * KILLS, "the run makes no progress between kills"
+        if killed(settings, generator.uniform(0, 1.2 * length)):
+            kills += 1
+            continue
+        run = Run(settings)
+        fine_tune(run)
+        same(run, whole)
+        finished += 1
+    assert kills >= KILLS
+
+
+def same(run: Run, other: Run) -> None:
+    assert run.ledger_path.read_bytes() == other.ledger_path.read_bytes()
+    ours, theirs = released(run), released(other)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+def test_stopping_and_resuming_is_the_same_run(tmp_path):
+    whole, cut = Run(config(tmp_path / "whole")), Run(config(tmp_path / "cut"))
+    fine_tune(whole)
+    for until in (1, 7, 24):
+        outcome = fine_tune(cut, until=until)
+        assert outcome.steps == until
+        assert outcome.finished == (until == 24)
+        assert outcome.guarantee.steps == until
+    same(cut, whole)
+    assert [json.loads(line)["step"] for line in cut.ledger_path.read_text().splitlines()[1:]] == list(
+        range(24)
+    )
+    measured = [json.loads(line) for line in cut.metrics_path.read_text().splitlines()]
+    assert [line["step"] for line in measured if "step" in line] == list(range(24))
+
+
+def test_a_lost_checkpoint_repeats_steps_and_spends_nothing_new(tmp_path):
+    run = Run(config(tmp_path / "a"))
+    fine_tune(run, until=9)
+    ledger = run.ledger_path.read_bytes()
+    for folder in run.checkpoints.iterdir():
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    fine_tune(run, until=9)
+    assert run.ledger_path.read_bytes() == ledger
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("privacy__noise_multiplier", 0.7), ("train__batch", 5.0), ("train__learning_rate", 0.02)],
+)
+def test_a_folder_of_another_config_is_refused(tmp_path, key, value):
+    fine_tune(Run(config(tmp_path / "a")), until=2)
+    before = (tmp_path / "a/run/ledger.jsonl").read_bytes()
+    with pytest.raises(
+        InputError, match=rf"holds a run with another config \(differs in {key.replace('__', '.')}\)"
+    ):
+        fine_tune(Run(config(tmp_path / "a", **{key: value})))
+    assert (tmp_path / "a/run/ledger.jsonl").read_bytes() == before
+
+
+def test_other_data_under_the_same_config_are_refused(tmp_path):
+    run = Run(config(tmp_path / "a"))
+    fine_tune(run, until=2)
+    shutil.rmtree(run.data)
+    settings = check(run.config.model_dump())
+    corpus(tmp_path / "common/text.jsonl", users=31)
+    with pytest.raises(InputError, match="records another step"):
+        fine_tune(Run(settings))
+
+
+def test_looking_more_often_is_no_other_config(tmp_path):
+    fine_tune(Run(config(tmp_path / "a")), until=2)
+    assert (
+        fine_tune(Run(config(tmp_path / "a", train__eval_every=5, train__checkpoint_every=4)), until=4).steps
+        == 4
+    )
+
+
+def test_two_processes_cannot_share_a_run(tmp_path):
+    run = Run(config(tmp_path / "a"))
+    with run.locked(), pytest.raises(InputError, match="another process"):
+        fine_tune(Run(run.config))
+
+
+def test_a_missing_key_is_not_replaced(tmp_path):
+    run = Run(config(tmp_path / "a", privacy__published_key=None))
+    fine_tune(run, until=2)
+    (run.root / "key").unlink()
+    with pytest.raises(InputError, match="cannot be resumed"):
+        fine_tune(Run(run.config))
