@@ -119,3 +119,10 @@ def test_cipher_mode_is_counter():
     key = bytes(range(32))
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     assert Stream(key).uint64(8).tobytes() == cipher.update(bytes(64))
+
+
+def test_another_config_or_other_data_draw_afresh():
+    here = KEY.bound_to(b"config", b"data").stream("main", "noise").uint64(8)
+    assert (here == KEY.bound_to(b"config", b"data").stream("main", "noise").uint64(8)).all()
+    for other in ((b"config2", b"data"), (b"config", b"data2"), (b"configd", b"ata")):
+        assert (here != KEY.bound_to(*other).stream("main", "noise").uint64(8)).all()

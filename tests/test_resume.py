@@ -23,7 +23,7 @@ KILLS = 20
 
 def corpus(path: Path, users: int = 30) -> Path:
     generator = random.Random(1)
-    words = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
+    words = ["printer", "floor", "paper", "again", "nobody", "has", "a", "key", "to", "the", "store", "room"]
     with open(path, "w") as stream:
         for user in range(users):
             for _ in range(generator.randint(1, 6)):

@@ -107,7 +107,8 @@ class Guarantee:
         _check_lines(self)
         _check_numbers(self)
         if self.sampling_used != self.sampling:
-            reason = f"batches were drawn by {self.sampling_used}, the accounting assumes {self.sampling}"
+            drawn = "shuffled" if self.sampling_used == "shuffle" else f"drawn by {self.sampling_used}"
+            reason = f"batches were {drawn}, accounting assumes {_title(self.sampling)}"
             if reason not in self.estimates:
                 _set(self, "estimates", (*self.estimates, reason))
         if not self.words:
@@ -209,6 +210,10 @@ _PAIRS = ("curve", "reconstruction", "secret_targets")
 _TUPLES = ("public_facts", "sampling_probability", "not_covered", "evidence", "estimates", "words")
 _MAY_BE_EMPTY = {"estimates", "secret_targets", "words"}
 _MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
+
+
+def _title(sampling: str) -> str:
+    return "Poisson" if sampling == "poisson" else sampling
 
 
 def _set(guarantee: Guarantee, name: str, value: object) -> None:

@@ -37,6 +37,21 @@ Json = Annotated[
 ]
 
 
+# What is wrong with the disk or the paths on it, and not with confide.
+_OUTSIDE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
+
+
 class _Stopped(Exception):
     """The user stopped the work; it can be resumed."""
 
@@ -55,14 +70,14 @@ def _verb(function: Callable[..., None]) -> Callable[..., None]:
         except _Stopped as error:
             _end(130, str(error))
         except KeyboardInterrupt:
-            _end(130, "stopped")
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-                raise
-            _end(2, f"{error.filename or 'the run folder'}: {error.strerror}")
+            _end(130, "stopped; run the same command again to go on")
         except typer.Exit:
             raise
-        except Exception:
+        except BrokenPipeError:
+            raise  # whoever read our output has gone, as in `confide plan mail.yaml | head`
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _OUTSIDE:
+                _end(2, f"{error.filename or 'the run folder'}: {error.strerror}")
             traceback.print_exc()
             _end(3, "internal error: this is a fault of confide, not of your input")
 
@@ -99,6 +114,21 @@ def _print(value: Any) -> None:
 
 @app.command()
 @_verb
+def init(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="file, folder, maildir, mbox ...")],
+    out: Annotated[Path, typer.Option(help="where to write the config")] = Path("confide.yaml"),
+) -> None:
+    """Look at a file or folder and write a commented config for it."""
+    from confide import starter
+
+    if out.exists():
+        raise InputError(f"{out}: exists already; give another name with --out")
+    out.write_text(starter.write(data), "utf-8")
+    print(f"wrote {out}: look at data.text and data.unit, then `confide prepare {out}`")
+
+
+@app.command()
+@_verb
 def prepare(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
     """Read text into the unit graph, and show its statistics."""
     from confide import models, show
@@ -122,7 +152,7 @@ def prepare(config: Path_, overrides: Overrides = None, as_json: Json = False) -
 @app.command()
 @_verb
 def plan(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
-    """What this config costs and guarantees, beside its neighbours, before a single gradient."""
+    """What this config costs and guarantees, before a single gradient."""
     from confide import models, planning, show
     from confide.console import Console
     from confide.finetuning import prepared_data
@@ -132,27 +162,8 @@ def plan(config: Path_, overrides: Overrides = None, as_json: Json = False) -> N
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, Console())
     model = models.load_model(run.config, prepared.classes, len(tokenizer))
-    sizes = [p.numel() for p in model.parameters()]
-    moving = sum(p.numel() for p in models.trainable(model).values())
-    found = planning.plan(run.config, prepared.train.shape(), sum(sizes), moving)
-    found["guarantee"] = _planned(run, found)
+    found = planning.plan(run.config, prepared.train.shape(), planning.Size.of(model))
     _print(found) if as_json else show.plan(found)
-
-
-def _planned(run: "Run", found: dict[str, Any]) -> dict[str, Any]:
-    from confide import mechanisms
-
-    chosen = found["chosen"]
-    mechanism = mechanisms.build(run.config)
-    return {
-        "notion": mechanism.notion,
-        "theorem": mechanism.sampling_assumed == mechanism.sampling,
-        "unit": mechanism.unit,
-        "adjacency": mechanism.adjacency,
-        **{key: chosen[key] for key in ("epsilon", "delta", "noise_multiplier", "steps")},
-        "clip_norm": mechanism.clip_norm,
-        "sampling": mechanism.sampling,
-    }
 
 
 @app.command()
@@ -165,7 +176,7 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train, or resume where the run stopped; release the model at the end."""
+    """Train, or resume where it stopped; release the model."""
     from confide import show
     from confide.console import Console
     from confide.finetuning import fine_tune
@@ -196,11 +207,11 @@ def evaluate(
     from confide.runs import Run
 
     loaded = Run.load(run, twin)
+    found = None if base else loaded.last_checkpoint()
+    if found is None and not base:
+        raise InputError(f"{loaded.folder}: nothing was trained here yet")
     job = _job(loaded)
-    if not base:
-        found = loaded.last_checkpoint()
-        if found is None:
-            raise InputError(f"{loaded.folder}: nothing was trained here yet")
+    if found is not None:
         job.step().restore(found[1])
     result = job.evaluate()
     if result is None:
@@ -230,7 +241,7 @@ def quickstart(
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("confide-quickstart"),
     as_json: Json = False,
 ) -> None:
-    """The main job on bundled data and a bundled model, private beside non-private. Under 3 minutes."""
+    """The main job on bundled data, private beside non-private."""
     from confide import quickstart as job
 
     job.run(folder, as_json)
@@ -253,7 +264,7 @@ def study(
 
 def main() -> None:
     """Entry point of the command `confide`."""
-    app()
+    app(prog_name="confide")
 
 
 if __name__ == "__main__":

@@ -196,12 +196,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         InputError: with every fault that was found, one a line, each naming its key.
     """
-    if path.is_dir():
-        path = path / "config.yaml"  # a run folder stands for its own config
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path = folder / "config.yaml"  # a run folder stands for its own config
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise InputError(f"{path}: no such config file") from None
+        raise InputError(f"{path}: no such config file{_near(path)}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text") from None
     except OSError as error:
@@ -218,9 +219,21 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise InputError(f"{path}: the file is empty")
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a config is a mapping of keys to values, this is a {type(raw).__name__}")
+    if folder is not None and (folder / "ledger.jsonl").exists():
+        raw["run"] = str(folder)  # wherever it lay when it was made
     for override in overrides:
         _apply(raw, override)
     return check(raw, str(path))
+
+
+def _near(path: Path) -> str:
+    """The config file that was meant, if there is one of a like name."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return f" (nor is there a folder {path.parent})"
+    close = difflib.get_close_matches(path.name, names, 1, 0.6)
+    return f", did you mean {path.with_name(close[0])}?" if close else ""
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:

@@ -27,6 +27,7 @@ def row_losses(
     losses = np.zeros(graph.n_rows)
     counts, correct = np.zeros(graph.n_rows, np.int64), np.zeros(graph.n_rows, np.int64)
     order = np.argsort(graph.row_lengths, kind="stable")
+    masked = task.kind == "masked-lm"
     was_training = model.training
     model.eval()
     start = 0
@@ -36,7 +37,7 @@ def row_losses(
             stop += 1
         rows = order[start:stop]
         labels = None if graph.labels is None else np.asarray(graph.labels[rows])
-        hide = _HIDE.stream("evaluation", "hide", start) if task.kind == "masked-lm" else None
+        hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if masked else None
         loss, counted, hit = task.token_losses(model, task.collate(graph.fetch(rows), labels, hide))
         losses[rows] = (loss * counted).sum(1).double().cpu().numpy()
         counts[rows] = counted.sum(1).cpu().numpy()
@@ -67,6 +68,11 @@ def evaluate(
     if tokens == 0:
         raise InputError("data.eval: the held-out rows hold nothing to predict")
     loss = float(losses.sum() / tokens)
+    if not math.isfinite(loss):
+        raise InputError(
+            "the model's loss on the held-out rows is not a number: the training diverged, "
+            "lower train.learning_rate and choose another `run` folder"
+        )
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),

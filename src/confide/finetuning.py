@@ -1,5 +1,6 @@
 """A config to a trained, released model: prepare, calibrate, step, record, resume, release."""
 
+import hashlib
 import json
 import platform
 import signal
@@ -14,8 +15,10 @@ import torch
 from torch import nn
 
 from confide import __version__, evaluation, mechanisms, models, preparation
+from confide.allocator import keep_freed_memory
 from confide.claims import Guarantee
 from confide.console import Console
+from confide.errors import InputError
 from confide.ledger import Ledger
 from confide.mechanisms.base import Mechanism
 from confide.mechanisms.none import NonPrivate
@@ -26,6 +29,7 @@ from confide.preparation import Prepared
 from confide.runs import Run, write_text
 from confide.tasks import Task
 from confide.training import Optimisation, Report, Step
+from confide.units import UnitGraph
 
 PHASE = "main"
 
@@ -47,6 +51,7 @@ class Job:
     def of(cls, run: Run, console: Console) -> "Job":
         """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
         config = run.config
+        keep_freed_memory()
         tokenizer = models.load_tokenizer(config)
         prepared = prepared_data(run, tokenizer, console)
         mechanism = mechanisms.build(config)
@@ -63,7 +68,8 @@ class Job:
         if torch.cuda.is_available():
             model = model.cuda()
         task = Task.of(config.task, model, tokenizer, config.train.precision)
-        return cls(run, run.key(), tokenizer, prepared, mechanism, setting, model, task)
+        key = run.key().bound_to(run.binding().encode(), _digest(prepared.train))
+        return cls(run, key, tokenizer, prepared, mechanism, setting, model, task)
 
     def step(self) -> Step:
         """The step object of this run, at its first step."""
@@ -94,7 +100,7 @@ class Job:
 
     def guarantee(self, steps: int) -> Guarantee:
         """What the run protects after `steps` steps."""
-        return state_guarantee(self.setting, steps, self.key, self.run.config, self.provenance())
+        return state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
 
     def header(self) -> dict[str, Any]:
         """The first line of the ledger: the run's constants, bound to its config and data under the run key."""
@@ -112,7 +118,7 @@ class Job:
             "noise_multiplier": combine.noise_multiplier,
             "delta": self.setting.delta,
             "config": self.key.fingerprint(self.run.binding().encode()),
-            "data": self._data_fingerprint(),
+            "data": self.key.fingerprint(_digest(self.prepared.train)),
         }
 
     def provenance(self) -> dict[str, str]:
@@ -125,23 +131,30 @@ class Job:
             else platform.machine() + " CPU",
             "date": datetime.now(UTC).date().isoformat(),
             "config_hmac": self.key.fingerprint(self.run.binding().encode()),
-            "data_hmac": self._data_fingerprint(),
+            "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
         }
 
-    def _data_fingerprint(self) -> str:
-        import hashlib
 
-        # The plain hash stays inside this process; only its HMAC is written.
-        plain = hashlib.sha256()
-        self.prepared.train.digest(plain.update)
-        return self.key.fingerprint(plain.digest())
+def _digest(graph: UnitGraph) -> bytes:
+    """A plain hash of private text: it stays inside this process, only HMACs of it are written."""
+    plain = hashlib.sha256()
+    graph.digest(plain.update)
+    return plain.digest()
 
 
 def prepared_data(run: Run, tokenizer: Any, console: Console) -> Prepared:
     """The run's unit graphs, made now if they are not there."""
     found = preparation.load(run.config, run.data)
+    begun = run.ledger_path.exists() or (run.root / "ledger.jsonl").exists()
+    if found is not None and (begun or not preparation.outdated(run.config, run.data)):
+        return found  # a run that has begun goes on with the rows it began with
     if found is not None:
-        return found
+        console.say("the text has changed since it was prepared: reading it again")
+    elif begun and (run.data / "prepared.json").exists():
+        raise InputError(
+            f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
+            "choose another `run` folder"
+        )
     with console.track("reading documents") as track:
         return preparation.prepare(run.config, tokenizer, run.data, track)
 
@@ -167,6 +180,7 @@ def fine_tune(run: Run, console: Console | None = None, until: int | None = None
     with run.locked():
         run.bind()
         job = Job.of(run, console)
+        console.say(_in_short(job))
         ledger = Ledger(run.ledger_path)
         try:
             return _Loop(job, ledger, console).go(until)
@@ -185,6 +199,12 @@ class _Loop:
         found = job.run.last_checkpoint()
         if found is not None:
             self.done, state = found
+            recorded = [entry.get("step") for entry in ledger.entries[1:]]
+            if len(recorded) < self.done or recorded != list(range(len(recorded))):
+                raise InputError(
+                    f"{ledger.path} does not record every step up to {self.done}, which the checkpoint has taken: "
+                    "lines are missing, and the ledger cannot be trusted"
+                )
             self.step.restore(state)
         self.metrics.resume(self.done)
 
@@ -192,8 +212,10 @@ class _Loop:
         last = min(until or self.train.steps, self.train.steps)
         if self.done == 0:
             self._evaluate("base")
-        else:
+        elif self.done < self.train.steps:
             self.console.say(f"resuming after step {self.done}")
+        else:
+            self.console.say(f"all {self.done} steps are taken already: evaluating and releasing again")
         with (
             self.console.track("step", self.train.steps, self.done) as track,
             _interruptible() as interrupted,
@@ -253,8 +275,18 @@ class _Loop:
         write_text(job.run.guarantee_path, text)
 
 
+def _in_short(job: Job) -> str:
+    terms, setting = job.setting.terms, job.setting
+    noise = f"noise multiplier {setting.noise_multiplier:.4g}, delta {setting.delta:.3g}"
+    what = f"{terms.expected_batch:g} {job.mechanism.draws} a step"
+    return (
+        f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "
+        f"{'no privacy' if job.mechanism.notion == 'none' else noise}"
+    )
+
+
 def _card(job: Job, guarantee: Guarantee) -> str:
-    base = job.run.config.model
+    base = models.public_name(job.run.config.model)
     return (
         f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.kind}.\n\n"
         f"{guarantee.model_card_section()}\n"

@@ -18,7 +18,7 @@ class Metrics:
     def resume(self, done: int) -> None:
         """Forget what was measured after the last checkpoint: those steps are taken again."""
         if self.path.exists():
-            kept = [line for line in map(_parse, self.path.read_text("utf-8").splitlines()) if line]
+            kept = [line for line in map(_parse, self.path.read_text("utf-8", errors="replace").splitlines()) if line]
             self.lines = [line for line in kept if line.get("done", 0) <= done and done > 0]
         text = "".join(json.dumps(line) + "\n" for line in [{"note": PRIVATE}, *self.lines[1:]])
         self.path.write_text(text, "utf-8")
@@ -61,7 +61,7 @@ class Metrics:
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(line)
+        found = json.loads(line)
     except ValueError:
         return None  # the run died while writing it
-    return found
+    return found if isinstance(found, dict) else None

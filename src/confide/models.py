@@ -6,13 +6,17 @@ alone, the same on one machine or many and after a resume.
 """
 
 import contextlib
+import errno
 import inspect
+import os
+import warnings
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from confide.errors import InputError
@@ -56,6 +60,14 @@ def location(name: str) -> str:
     return str(path) if path.exists() else name
 
 
+def public_name(name: str) -> str:
+    """A model of the config as a release names it: a hub name as it is, of a path its last part alone."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.name == "config.json":
+        path = path.parent
+    return path.resolve().name if path.exists() and name != BUNDLED else name
+
+
 @contextlib.contextmanager
 def _said_plainly(key: str, name: str) -> Iterator[None]:
     """Loading errors of the libraries, as one sentence that names the key."""
@@ -65,6 +77,10 @@ def _said_plainly(key: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        if "custom code" in reason:
+            reason = "it needs code from its own repository, which runs only with trust_remote_code: true"
+        elif "safetensors" in reason:
+            reason = "it has no model.safetensors, and weights load from safetensors only"
         kind = "folder" if Path(name).exists() else "model (no such folder, and not to be had from the hub)"
         raise InputError(f"{key}: {name!r} is not a {kind} that can be loaded: {reason}") from error
 
@@ -122,13 +138,16 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         if from_scratch:
             model: Any = auto.from_config(settings, trust_remote_code=config.trust_remote_code)
         else:
-            model = auto.from_pretrained(
+            model, report = auto.from_pretrained(
                 place,
                 config=settings,
                 dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=config.trust_remote_code,
+                ignore_mismatched_sizes=True,  # refused below, but for a classification head
+                output_loading_info=True,
             )
+            _complete(model, report, config)
     if getattr(settings, "pad_token_id", None) is None and config.task == "classification":
         raise InputError(
             f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
@@ -139,45 +158,106 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             f"tokenizer: it has {vocabulary} entries, but {config.model!r} has {entries} embeddings"
         )
     longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    if longest is not None and settings.model_type in _OWN_POSITIONS:
+        longest -= (settings.pad_token_id or 0) + 1
     if longest is not None and config.data.max_length > longest:
         raise InputError(
             f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
         )
+    refuse_unsound(model, f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+        _no_dropout(module)
     model = _adapt(model, config.adapter, config.task)
     if config.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # transformers is about to rename it
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
-def _no_dropout(settings: Any) -> None:
-    for name, value in list(vars(settings).items()):
-        if ("drop" in name) and isinstance(value, float):
-            setattr(settings, name, 0.0)
+def _no_dropout(holder: Any) -> None:
+    """Set every rate of a config or module that drops something to 0: dropout, layer drop, drop path."""
+    for name, value in list(vars(holder).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(holder, name, 0.0)
+        elif hasattr(value, "model_type"):  # a config within a config
+            _no_dropout(value)
+    if isinstance(holder, nn.modules.dropout._DropoutNd):
+        holder.p = 0.0
+
+
+def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
+    """Refuse a checkpoint that lacks weights, which would start from chance without a word.
+
+    What stands outside the base model is a classifier's head, and that is fresh by nature; so is a pooler.
+    """
+    lacking = {str(name) for name in report["missing_keys"]}
+    lacking |= {str(name) for name, *_ in report["mismatched_keys"]}
+    if config.task == "classification":
+        lacking = {name for name in lacking if not _in_head(model, name) and ".pooler." not in name}
+    if lacking:
+        raise InputError(
+            f"model: {config.model!r} has no fitting weights for {len(lacking)} parameters that task "
+            f"{config.task} needs, among them {min(lacking)}: it is a model of another kind"
+        )
+
+
+def _in_head(model: Any, name: str) -> bool:
+    prefix = model.base_model_prefix
+    return bool(prefix) and not name.startswith(f"{prefix}.")
+
+
+def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
+    """Names of the parameters that a config says to train, of a model loaded and adapted by it."""
+    names = [name for name, _ in model.named_parameters()]
+    if adapter.kind == "lora":
+        return {name for name in names if ".lora_" in name or ".modules_to_save." in name}
+    chosen = set(names)
+    if adapter.kind == "bias":
+        chosen = {name for name in names if name.endswith("bias")}
+    elif adapter.kind == "modules":
+        chosen = {name for name in names if any(_holds(target, name) for target in _targets(adapter))}
+    if task == "classification":  # a fresh head is no use untrained
+        chosen |= {name for name in names if _in_head(model, name)}
+    return chosen - _unused(model)
+
+
+def _targets(adapter: "Adapter") -> list[str]:
+    return [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
+
+
+def _holds(target: str, name: str) -> bool:
+    """Whether a parameter's dotted name has `target` as a run of its parts."""
+    return f".{target}." in f".{name}."
+
+
+def _unused(model: nn.Module) -> set[str]:
+    """The bias that the masked-LM heads of BERT's kin hold beside their decoder's own, which alone is used.
+
+    The two are one parameter where the decoder is tied to the embeddings.
+    """
+    unused: set[str] = set()
+    for name, module in model.named_modules():
+        own, decoder = module._parameters.get("bias"), getattr(module, "decoder", None)
+        if own is not None and isinstance(decoder, nn.Linear) and decoder.bias is not own:
+            unused.add(f"{name}.bias")
+    return unused
 
 
 def _adapt(model: nn.Module, adapter: "Adapter", task: str) -> nn.Module:
     """Leave requires_grad on what `adapter` trains."""
-    if adapter.kind == "full":
-        return model
     if adapter.kind == "lora":
         return _lora(model, adapter, task)
-    targets = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
-    matched: set[str] = set()
-    for name, parameter in model.named_parameters():
-        hits = [t for t in targets if f".{t}." in f".{name}." or name.endswith("." + t)]
-        matched.update(hits)
-        wanted = name.endswith("bias") if adapter.kind == "bias" else bool(hits)
-        # A fresh classification head is no use untrained.
-        head = task == "classification" and name.split(".")[0] in ("score", "classifier")
-        parameter.requires_grad_(wanted or head)
-    missing = sorted(set(targets) - matched) if adapter.kind == "modules" else []
-    if missing:
-        raise InputError(f"adapter.targets: the model has no module named {', '.join(missing)}")
-    if not any(p.requires_grad for p in model.parameters()):
+    chosen = wanted(model, adapter, task)
+    if adapter.kind == "modules":
+        names = [name for name, _ in model.named_parameters()]
+        missing = [t for t in _targets(adapter) if not any(_holds(t, name) for name in names)]
+        if missing:
+            raise InputError(f"adapter.targets: the model has no module named {', '.join(missing)}")
+    if not chosen:
         raise InputError(f"adapter.kind: {adapter.kind} leaves nothing to train in this model")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
     return model
 
 
@@ -185,16 +265,24 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     from peft import LoraConfig, TaskType, get_peft_model
 
     kinds = {"causal-lm": TaskType.CAUSAL_LM, "classification": TaskType.SEQ_CLS, "masked-lm": None}
+    # A fresh head is no use untrained, so it trains whole, as part of the adapter.
+    head = {name.split(".")[0] for name, _ in model.named_parameters() if _in_head(model, name)}
     settings = LoraConfig(
         r=adapter.rank,
-        lora_alpha=int(adapter.alpha or 2 * adapter.rank),
+        lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
         target_modules=adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=kinds[task],
+        modules_to_save=sorted(head) if task == "classification" else None,
     )
-    with _said_plainly("adapter.targets", str(adapter.targets)):
-        wrapped: nn.Module = get_peft_model(model, settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it transposes Conv1D weights, and does
+        try:
+            wrapped: nn.Module = get_peft_model(model, settings)
+        except ValueError as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise InputError(f"adapter.targets: {adapter.targets!r} cannot be adapted: {reason}") from error
     return wrapped
 
 
@@ -215,11 +303,33 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def save(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
-    """Weights or adapter as safetensors, with the tokenizer, as `from_pretrained` reads them."""
+    """Weights or adapter as safetensors, with the tokenizer, as `from_pretrained` reads them.
+
+    Args:
+        base: the base model's name in the config; what is written has no path of this machine.
+    """
+    _quiet()
+    refuse_unsound(model, "train.learning_rate: the training diverged, lower it;")
+    base = public_name(base)
+    options: dict[str, Any] = {}
     if hasattr(model, "peft_config"):
         for settings in model.peft_config.values():
             settings.base_model_name_or_path = base
+        # Otherwise peft asks the hub for a model of the base's name, to see whether its vocabulary has grown.
+        options["save_embedding_layers"] = False
     else:
         model.config.name_or_path = base
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder, **options)
+        tokenizer.save_pretrained(folder)
+    except SafetensorError as error:
+        if "No space left" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
+
+
+def refuse_unsound(model: nn.Module, why: str) -> None:
+    """Raises InputError, beginning with `why`, if a weight is infinite or not a number."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(f"{why} {name} holds values that are infinite or not a number")

@@ -132,12 +132,27 @@ class RunKey:
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
             raise InputError(f"{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")
-        return cls(path.read_bytes())
+        secret = path.read_bytes()
+        if len(secret) != KEY_BYTES:
+            raise InputError(f"{path} is damaged: a run key has {KEY_BYTES} bytes, this one has {len(secret)}")
+        return cls(secret)
 
     def stream(self, phase: str, purpose: str, step: int = 0, item: str = "") -> Stream:
         """The stream of one purpose; equal arguments give equal streams, different ones independent ones."""
         name = "\0".join(("confide 1", phase, purpose, str(step), item))
         return Stream(hmac.digest(self._secret, name.encode(), "sha256"))
+
+    def bound_to(self, *what: bytes) -> "RunKey":
+        """The key of a run on this config and these data, derived from this one.
+
+        Were the noise the same for two trainings that differ, their difference would be free of it. So
+        whatever tells two trainings apart goes into the key, and a run folder that is partly wiped and used
+        again with another config or other data draws afresh.
+        """
+        digest = hmac.new(self._secret, b"bound to", "sha256")
+        for part in what:
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return RunKey(digest.digest(), self.published)
 
     def fingerprint(self, data: bytes) -> str:
         """HMAC of `data`, hex: names a config or data set without letting others test guesses of it."""

@@ -1,13 +1,18 @@
 """What a config costs, before a single gradient: noise, guarantee, compute, memory, beside its neighbours."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from confide import mechanisms
+from torch import nn
+
+from confide import mechanisms, models
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
-from confide.mechanisms.statement import Setting, settle
+from confide.mechanisms.rows import CappedRows
+from confide.mechanisms.statement import Setting, settle, state_guarantee
+from confide.mechanisms.uls import UserLevelSampling
 from confide.units import Shape
 
 if TYPE_CHECKING:
@@ -16,71 +21,130 @@ if TYPE_CHECKING:
 USER_LEVEL = ("uls", "els", "group")
 
 
-def plan(config: "Config", shape: Shape, parameters: int, trainable: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Size:
+    """What of a model decides its cost: weights in all and those that train, layers, width, vocabulary."""
+
+    parameters: int
+    trainable: int
+    layers: int
+    width: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Size":
+        settings = cast(Any, model).config.get_text_config()
+        return cls(
+            parameters=sum(p.numel() for p in model.parameters()),
+            trainable=sum(p.numel() for p in models.trainable(model).values()),
+            layers=settings.num_hidden_layers,
+            width=settings.hidden_size,
+            vocabulary=settings.vocab_size,
+        )
+
+
+def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
     """The config's own setting and its neighbours at the same target.
 
     Args:
         shape: rows per unit; nothing else of the data is looked at.
-        parameters, trainable: sizes of the model.
+        size: of the model.
 
     Returns:
-        `chosen` and `neighbours`, each with noise_multiplier, epsilon, delta, noise_per_gradient (standard
-        deviation on the mean clipped gradient, in units of the clip norm), rows_per_step, tokens and
-        compute; and `memory_bytes`, an estimate.
+        `chosen` and `neighbours`, each with noise_multiplier, epsilon (for neighbours the target that they meet),
+        delta, noise_per_gradient (standard deviation on the mean clipped gradient, in units of the clip norm),
+        rows_per_step, tokens and compute, or with `impossible`, the reason; `memory_bytes`, an estimate; and
+        `guarantee`, what the run would promise after all its steps.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
     chosen = settle(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
-    private = mechanism.notion != "none"
-    epsilon = chosen.curve().epsilon(chosen.delta) if private else None
+    published = privacy.published_key is not None
+    guarantee = state_guarantee(chosen, mechanism.steps, published, config, {"state": "planned, not trained"})
     tokens = shape.tokens / max(shape.rows, 1)
-    first = _row("this config", chosen, epsilon, tokens, parameters)
+    # As in the guarantee: a string where nothing holds, since JSON has no infinity.
+    epsilon = guarantee.to_json()["epsilon"] if mechanism.notion != "none" else None
+    first = _row("this config", chosen, epsilon, tokens, size)
     rows = []
-    if private and epsilon is not None and epsilon < float("inf"):
+    if guarantee.notion != "none":
+        target = privacy.epsilon or guarantee.epsilon
         for change, other in neighbours(mechanism, shape, config):
             try:
-                setting = settle(other, shape, epsilon, None, chosen.delta)
+                if other is None:
+                    raise InputError("it is 1 already")
+                setting = settle(other, shape, target, None, chosen.delta)
             except InputError as error:
                 rows.append({"change": change, "impossible": str(error)})
                 continue
-            rows.append(_row(change, setting, epsilon, tokens, parameters, first))
-    return {"chosen": first, "neighbours": rows, "memory_bytes": memory(config, parameters, trainable)}
+            rows.append(_row(change, setting, target, tokens, size, first))
+    return {
+        "chosen": first,
+        "neighbours": rows,
+        "memory_bytes": memory(config, size),
+        "guarantee": guarantee.to_json(),
+    }
 
 
-def neighbours(mechanism: Mechanism, shape: Shape, config: "Config") -> Iterator[tuple[str, Mechanism]]:
-    """Other mechanisms at equal compute; rows per unit, batch and steps halved and doubled."""
+def neighbours(
+    mechanism: Mechanism, shape: Shape, config: "Config"
+) -> Iterator[tuple[str, Mechanism | None]]:
+    """Other mechanisms at equal compute; rows per unit, batch and steps halved and doubled; None below one."""
     if mechanism.name in USER_LEVEL:
-        rows_per_step = mechanism.terms(shape).rows_per_step
         for name in USER_LEVEL:
-            if name == mechanism.name:
-                continue
-            other = mechanisms.find(name).from_config(config)
-            rule = getattr(mechanism, "selection", None)
-            if rule == "random-chunk":
-                other = replace(other, selection=None)  # type: ignore[call-arg]
-            # At equal compute: as many rows a step, drawn one by one or k at a time.
-            share = other.terms(shape).rows_per_step / other.batch if other.draws == "units" else 1.0
-            yield (
-                f"{name}, as many rows a step",
-                replace(other, batch=rows_per_step / share, sampling_rate=None),
-            )
-    k = getattr(mechanism, "rows_per_unit", None)
-    if isinstance(k, int):
-        if k > 1:
-            yield f"rows_per_unit {k // 2}", replace(mechanism, rows_per_unit=k // 2)  # type: ignore[call-arg]
-        yield f"rows_per_unit {2 * k}", replace(mechanism, rows_per_unit=2 * k)  # type: ignore[call-arg]
-    for batch in (mechanism.batch / 2, mechanism.batch * 2):
-        yield f"batch {batch:g}", replace(mechanism, batch=batch)
-    for steps in (mechanism.steps // 2, mechanism.steps * 2):
-        if steps:
-            yield f"steps {steps}", replace(mechanism, steps=steps)
+            if name != mechanism.name:
+                yield f"{name}, as many rows a step", _instead(name, mechanism, shape, config)
+    if isinstance(mechanism, CappedRows | UserLevelSampling):
+        k = _cap(mechanism, shape)
+        yield (f"rows_per_unit {k // 2}", replace(mechanism, rows_per_unit=k // 2)) if k > 1 else (
+            "rows_per_unit halved",
+            None,
+        )
+        yield f"rows_per_unit {2 * k}", replace(mechanism, rows_per_unit=2 * k)
+    expected = mechanism.terms(shape).expected_batch
+    for factor in (0.5, 2.0):
+        yield f"batch {expected * factor:g}", _scaled(mechanism, factor)
+    half = mechanism.steps // 2
+    yield (f"steps {half}", replace(mechanism, steps=half)) if half else ("steps halved", None)
+    yield f"steps {2 * mechanism.steps}", replace(mechanism, steps=2 * mechanism.steps)
+
+
+def _cap(mechanism: Mechanism, shape: Shape) -> int:
+    """Rows per unit as a number, where the config may say `median`."""
+    mechanism = getattr(mechanism, "like", None) or mechanism
+    if isinstance(mechanism, CappedRows):
+        return mechanism.cap(shape)
+    return mechanism.k(shape) if isinstance(mechanism, UserLevelSampling) else 1
+
+
+def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") -> Mechanism:
+    """Another mechanism of the config that computes as many rows a step."""
+    other = replace(mechanisms.find(name).from_config(config), sampling_rate=None, divisor=None, max_batch=None)
+    if getattr(mechanism, "selection", None) == "random-chunk":
+        other = replace(other, selection=None)  # type: ignore[call-arg]  # only user sampling cuts chunks
+    terms = mechanism.terms(shape)
+    # Rows are drawn one by one, or as many at a time as a unit gives.
+    a_unit = replace(other, batch=1.0).terms(shape).rows_per_step
+    batch = terms.rows_per_step / a_unit
+    if mechanism.max_batch is not None:
+        other = replace(other, max_batch=math.ceil(mechanism.max_batch * batch / terms.expected_batch))
+    return replace(other, batch=batch)
+
+
+def _scaled(mechanism: Mechanism, factor: float) -> Mechanism:
+    """The same with another batch; literal constants that stand for the batch move with it."""
+    changes: dict[str, Any] = {"batch": mechanism.batch * factor}
+    for name in ("sampling_rate", "divisor", "max_batch"):
+        value = getattr(mechanism, name)
+        if value is not None:
+            changes[name] = math.ceil(value * factor) if name == "max_batch" else value * factor
+    return replace(mechanism, **changes)
 
 
 def _row(
     change: str,
     setting: Setting,
-    epsilon: float | None,
+    epsilon: float | str | None,
     tokens_per_row: float,
-    parameters: int,
+    size: Size,
     first: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     terms, mechanism = setting.terms, setting.mechanism
@@ -90,7 +154,7 @@ def _row(
         "mechanism": mechanism.name,
         "batch": terms.expected_batch,
         "sampling_probability": terms.sampling.rate,
-        "rows_per_unit": getattr(mechanism, "rows_per_unit", 1),
+        "rows_per_unit": _cap(mechanism, setting.shape),
         "steps": mechanism.steps,
         "epsilon": epsilon,
         "delta": setting.delta,
@@ -99,17 +163,26 @@ def _row(
         "rows_per_step": terms.rows_per_step,
         "tokens": round(tokens),
         # Forward 2, backward 4 operations a weight and token (Kaplan et al. 2020); attention left out.
-        "operations": 6.0 * parameters * tokens,
+        "operations": 6.0 * size.parameters * tokens,
         "relative_compute": tokens / first["tokens"] if first else 1.0,
         "relative_noise": setting.noise_per_gradient() / first["noise_per_gradient"] if first else 1.0,
     }
 
 
-def memory(config: "Config", parameters: int, trainable: int) -> int:
-    """Bytes at the peak of a step, an estimate: weights, clipped sum, optimiser state, activations."""
-    states = {"adamw": 2, "adafactor": 0, "sgd": 1 if config.train.momentum else 0}[config.train.optimizer]
-    weights = 4 * parameters + 4 * trainable * (1 + states)
-    # Some 34 values of model width a token and layer (Korthikanti et al. 2022), width from P = 12 L d^2.
-    layers = max(2, round((parameters / 1e6) ** 0.4 * 2))
-    width = (parameters / (12 * layers)) ** 0.5
-    return int(weights + 34 * 2 * width * layers * config.train.micro_tokens)
+def memory(config: "Config", size: Size) -> int:
+    """Bytes at the peak of a step, an estimate: weights, clipped sum, optimiser state, activations.
+
+    Fitted to peaks measured on GPT-2 and Llama; other families may need up to twice as much.
+    """
+    train = config.train
+    states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
+    weights = 4 * size.parameters + 4 * size.trainable * (2 + states)
+    # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
+    # 34 bytes at half precision) and what the clipping keeps beside it; LoRA runs a second path past each layer.
+    kept = 38 if config.adapter.kind == "lora" else 24
+    if train.gradient_checkpointing:
+        kept = kept * 2 // 3  # what the clipping keeps stays
+    token = 4 * kept * size.width * size.layers
+    if config.task != "classification":
+        token += 4 * 4 * size.vocabulary  # logits, their gradients, and what the loss makes of them
+    return int(weights + token * train.micro_tokens)

@@ -4,8 +4,10 @@ What decides whether a unit is held out is its name alone, so the split is the s
 unit stands on both sides.
 """
 
+import glob
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -62,11 +64,43 @@ def load(config: "Config", folder: Path) -> Prepared | None:
     path = folder / "prepared.json"
     if not path.is_file():
         return None
-    record = json.loads(path.read_text("utf-8"))
-    if record["source"] != source_of(config):
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        same, facts = record["source"] == source_of(config), record["facts"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is damaged: remove {folder}, and the data are prepared again") from None
+    if not same:
         return None
-    held_out = UnitGraph.open(folder / "eval") if (folder / "eval").is_dir() else None
-    return Prepared(UnitGraph.open(folder / "train"), held_out, record["facts"])
+    try:
+        held_out = UnitGraph.open(folder / "eval") if facts["eval"] is not None else None
+        return Prepared(UnitGraph.open(folder / "train"), held_out, facts)
+    except InputError as error:
+        raise InputError(f"{error} (remove {folder} first)") from None
+
+
+def outdated(config: "Config", folder: Path) -> bool:
+    """Whether the files that the graphs in `folder` were made from have changed since."""
+    record = json.loads((folder / "prepared.json").read_text("utf-8"))
+    return bool(record.get("files") != files_of(config))
+
+
+def files_of(config: "Config") -> dict[str, list[list[int]]]:
+    """Size and time of the last change of each local file that is read; of a folder's files, the sums."""
+    found = {}
+    for source in (config.data.train, config.data.eval):
+        if isinstance(source, str):
+            path = Path(source).expanduser()
+            paths = [path] if path.exists() else map(Path, sorted(glob.glob(str(path), recursive=True)))
+            found[source] = [_stamp(path) for path in paths]
+    return found
+
+
+def _stamp(path: Path) -> list[int]:
+    if not path.is_dir():
+        facts = path.stat()
+        return [facts.st_size, facts.st_mtime_ns]
+    parts = [_stamp(Path(entry.path)) for entry in os.scandir(path) if not entry.is_symlink()]
+    return [sum(size for size, _ in parts), sum(changed for _, changed in parts)]
 
 
 def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress | None = None) -> Prepared:
@@ -79,8 +113,9 @@ def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress |
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
+        files = files_of(config)  # before the text is read: a change meanwhile is then a change since
         facts = _Preparation(config, tokenizer, progress).write(building)
-        record = {"source": source_of(config), "facts": facts}
+        record = {"source": source_of(config), "files": files, "facts": facts}
         write_text(building / "prepared.json", json.dumps(record, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
@@ -99,6 +134,8 @@ class _Preparation:
         self.config, self.tokenizer, self.progress = config, tokenizer, progress
         self.counts = Counts()
         self.classes: dict[str, int] = {}
+        self.trained: set[int] = set()  # classes of training rows
+        self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
 
     def write(self, folder: Path) -> dict[str, Any]:
         data = self.config.data
@@ -112,7 +149,8 @@ class _Preparation:
                 self._fill(data.train, train, None, 0.0)
         if isinstance(data.eval, str):
             with GraphWriter(folder / "eval", vocabulary=len(self.tokenizer), meta=meta) as held_out:
-                self._fill(data.eval, held_out, None, 0.0)
+                self._fill(data.eval, held_out, None, 0.0, "eval")
+        self._check_classes()
         facts = dict(UnitGraph.open(folder / "train").statistics())
         facts["eval"] = UnitGraph.open(folder / "eval").statistics() if (folder / "eval").is_dir() else None
         facts["counts"] = dict(self.counts)
@@ -122,27 +160,29 @@ class _Preparation:
             facts["classes"] = list(self.classes)
         return facts
 
-    def _fill(self, source: str, train: GraphWriter, held_out: GraphWriter | None, share: float) -> None:
+    def _fill(
+        self, source: str, train: GraphWriter, held_out: GraphWriter | None, share: float, what: str = "train"
+    ) -> None:
         found = self._limited(source, self.counts)
-        written, owners = {"train": 0, "eval": 0}, {"train": False, "eval": False}
+        written = {"train": 0, "eval": 0}
         for batch in _batches(found, _BATCH):
             for document, rows in zip(batch, self._rows([d.text for d in batch]), strict=True):
                 side = self._side(document.units, share)
                 if side is None:
                     self.counts["documents dropped: owners on both sides of the split"] += 1
                     continue
-                label = self._label(document) if self.config.task == "classification" else None
+                label = None
+                if self.config.task == "classification":
+                    label = self._label(document, held_out=side == "eval" or what == "eval")
                 writer = train if side == "train" or held_out is None else held_out
                 for row in rows:
                     writer.add(row, document.units, label)
                 written[side] += len(rows)
-                owners[side] = True
             if self.progress is not None:
                 self.progress(len(batch))
-        if not owners["train"] or not written["train"]:
-            raise InputError(
-                f"{source}: no text was left to train on ({self.counts.sentence() or 'the source held no documents'})"
-            )
+        if not written["train"]:
+            purpose = "train on" if what == "train" else "evaluate on"
+            raise InputError(f"{source}: no text was left to {purpose} ({self.counts.sentence()})")
         if share and not written["eval"]:
             raise InputError(
                 f"data.eval: a share of {share:g} of the units left none to hold out; raise it, or name a file"
@@ -197,10 +237,24 @@ class _Preparation:
         # A row of one token predicts nothing.
         return [row for row in rows if len(row) > 1]
 
-    def _label(self, document: Document) -> int:
+    def _label(self, document: Document, held_out: bool) -> int:
         if document.label is None:
             raise InputError(f"{document.where}: has no label in field {self.config.data.label!r}")
-        return self.classes.setdefault(str(document.label), len(self.classes))
+        label = self.classes.setdefault(str(document.label), len(self.classes))
+        if held_out:
+            self.held.setdefault(label, document.where)
+        else:
+            self.trained.add(label)
+        return label
+
+    def _check_classes(self) -> None:
+        """A class to learn is one of several, and has a row to learn it from."""
+        field = self.config.data.label
+        for label, where in self.held.items():
+            if label not in self.trained:
+                raise InputError(f"{where}: the class in field {field!r} is that of no training row")
+        if self.config.task == "classification" and len(self.trained) < 2:
+            raise InputError(f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart")
 
     def _side(self, units: tuple[str, ...], share: float) -> str | None:
         if not share:

@@ -7,7 +7,7 @@ from confide import helpdesk, planning, show
 from confide.config import Config, check
 from confide.console import Console
 from confide.finetuning import Outcome, fine_tune, prepared_data
-from confide.models import load_model, load_tokenizer, trainable
+from confide.models import load_model, load_tokenizer
 from confide.runs import Run, write_text
 
 CUSTOMERS = 2000
@@ -59,9 +59,8 @@ def run(folder: Path, as_json: bool = False) -> None:
     if not as_json:
         show.preparation(prepared.facts)
         print()
-        model = load_model(settings)
-        sizes = [sum(p.numel() for p in group) for group in (model.parameters(), trainable(model).values())]
-        show.plan(planning.plan(settings, prepared.train.shape(), *sizes))
+        size = planning.Size.of(load_model(settings))
+        show.plan(planning.plan(settings, prepared.train.shape(), size))
         print()
     console.say("training with user-level privacy")
     private = fine_tune(job, console)

@@ -9,17 +9,17 @@ twin/        the non-private twin, if one was trained: the same data, key and dr
 import fcntl
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-import yaml
 
-from confide.config import Config, check
+from confide.config import Config, load
 from confide.errors import InputError
 from confide.noise import RunKey
 
@@ -62,11 +62,14 @@ class Run:
         """
         root = Path(folder)
         path = root / "config.yaml"
+        if root.is_file() and root.suffix in (".yaml", ".yml"):
+            raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
         if not path.is_file():
+            trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
             raise InputError(
-                f"{root}: not a run folder (it has no config.yaml); give the `run` of a trained config"
+                f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config"
             )
-        config = check(yaml.safe_load(path.read_text("utf-8")), str(path))
+        config = load(path)
         run = cls(config.model_copy(update={"run": str(root)}), twin)
         if twin and not run.folder.is_dir():
             raise InputError(f"{root}: no twin was trained here; `confide train {root} --twin` does")
@@ -76,7 +79,7 @@ class Run:
         """Make the folder this config's own, or refuse if it holds another run's steps."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.ledger_path.exists() and self.config_path.exists():
-            differing = _differences(yaml.safe_load(self.config_path.read_text("utf-8")), self._values())
+            differing = _differences(load(self.config_path).model_dump(mode="json"), self._values())
             if differing:
                 raise InputError(
                     f"{self.folder} holds a run with another config (differs in {', '.join(differing)}): "
@@ -89,9 +92,10 @@ class Run:
         return values
 
     def binding(self) -> str:
-        """What a ledger is bound to: the config without the keys that a resumed run may change."""
+        """What ledger and key are bound to: the config without the keys that a resumed run may change, and
+        without where the text lay, since what it holds is bound by its own digest."""
         values = self._values()
-        for *sections, key in _FREE:
+        for *sections, key in (*sorted(_FREE), ("data", "train"), ("data", "eval")):
             place = values
             for section in sections:
                 place = place[section]
@@ -134,12 +138,22 @@ class Run:
         building = self.checkpoints / f".step-{step:08d}"
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        torch.save(state, building / "state.pt")
-        sync(building / "state.pt")
-        building.rename(final)
+        with _undone(building):
+            self._write_state(building, state)
+            building.rename(final)
         sync(self.checkpoints)
         for other in self._checkpoints()[:-1]:
             shutil.rmtree(other)
+
+    @staticmethod
+    def _write_state(building: Path, state: dict[str, Any]) -> None:
+        with open(building / "state.pt", "wb") as stream:
+            watched = _Watched(stream)
+            try:
+                torch.save(state, watched)
+            except RuntimeError as error:
+                raise watched.failure or error from None
+        sync(building / "state.pt")
 
     def last_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
         """(steps taken, state) of the newest whole checkpoint."""
@@ -147,7 +161,13 @@ class Run:
         if not found:
             return None
         step = int(found[-1].name.removeprefix("step-"))
-        return step, torch.load(found[-1] / "state.pt", weights_only=True)
+        try:
+            return step, torch.load(found[-1] / "state.pt", weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+            raise InputError(
+                f"{found[-1] / 'state.pt'} is damaged: remove {found[-1]}, and the run takes the same steps again "
+                "from its start, which spends nothing new"
+            ) from None
 
     def _checkpoints(self) -> list[Path]:
         if not self.checkpoints.is_dir():
@@ -160,9 +180,38 @@ class Run:
         building = self.folder / ".release"
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir()
-        yield building
-        shutil.rmtree(self.release, ignore_errors=True)
-        building.rename(self.release)
+        with _undone(building):
+            yield building
+            shutil.rmtree(self.release, ignore_errors=True)
+            building.rename(self.release)
+
+
+class _Watched:
+    """A stream that remembers why it failed: of a full disk torch says only that a position is off."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.stream.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+@contextmanager
+def _undone(folder: Path) -> Iterator[None]:
+    """Whatever goes wrong leaves nothing half-written."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
@@ -184,6 +233,10 @@ def sync(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file in one go: a reader finds the old one or the new one."""
     building = path.with_name(f".{path.name}.new")
-    building.write_text(text, "utf-8")
-    sync(building)
-    building.rename(path)
+    try:
+        building.write_text(text, "utf-8")
+        sync(building)
+        building.rename(path)
+    except BaseException:
+        building.unlink(missing_ok=True)
+        raise

@@ -76,7 +76,7 @@ def plan(found: dict[str, Any]) -> None:
     if chosen["epsilon"] is None:
         print("mechanism none: no privacy is claimed")
     else:
-        print(f"epsilon {chosen['epsilon']:.4g} at delta {chosen['delta']:.3g}\n")
+        print(f"epsilon {number(chosen['epsilon'])} at delta {chosen['delta']:.3g}\n")
     rows = [[number(chosen[key]) for key in _COLUMNS.values()]]
     rows += [
         [number(r[key]) for key in _COLUMNS.values()] for r in found["neighbours"] if "impossible" not in r

@@ -4,7 +4,7 @@ Every loss here is a function of one row and the weights alone. Rows are padded 
 positions carry no loss. A row's loss is the mean over its own predicted tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,10 @@ class Task:
         )
 
     def collate(
-        self, rows: list[np.ndarray], labels: np.ndarray | None = None, hide: Stream | None = None
+        self,
+        rows: list[np.ndarray],
+        labels: np.ndarray | None = None,
+        hide: Sequence[Stream] | None = None,
     ) -> Batch:
         """Rows as tensors of shape (B, T). Positions and types are given per row, so that the gradient
         of their embeddings is per row too.
@@ -67,7 +70,8 @@ class Task:
         Args:
             rows: token arrays.
             labels: int64[B], for classification.
-            hide: for masked-lm, the stream that chooses which tokens are hidden.
+            hide: for masked-lm, each row's own stream, which chooses the tokens that are hidden. They are
+                then the same whatever rows stand beside it.
         """
         width = max(len(row) for row in rows)
         ids = torch.full((len(rows), width), self.pad, dtype=torch.long)
@@ -77,9 +81,9 @@ class Task:
             real[i, : len(row)] = True
         batch = {"input_ids": ids, "real": real}
         if self.kind == "masked-lm":
-            if hide is None:
-                raise ValueError("masked-lm needs a stream to choose the hidden tokens")
-            batch["input_ids"], batch["labels"] = self._hide(ids, real, hide)
+            if hide is None or len(hide) != len(rows):
+                raise ValueError("masked-lm needs a stream for each row to choose the hidden tokens")
+            batch["input_ids"], batch["labels"] = self._hide(ids, real, rows, hide)
         if self.kind == "classification":
             if labels is None:
                 raise ValueError("classification needs labels")
@@ -90,8 +94,12 @@ class Task:
             batch["token_type_ids"] = torch.zeros_like(ids)
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
-    def _hide(self, ids: torch.Tensor, real: torch.Tensor, hide: Stream) -> tuple[torch.Tensor, torch.Tensor]:
-        lots = torch.from_numpy(hide.uniform(3 * ids.numel()).reshape(3, *ids.shape))
+    def _hide(
+        self, ids: torch.Tensor, real: torch.Tensor, rows: list[np.ndarray], hide: Sequence[Stream]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        lots = torch.zeros((3, *ids.shape), dtype=torch.float64)
+        for i, (row, stream) in enumerate(zip(rows, hide, strict=True)):
+            lots[:, i, : len(row)] = torch.from_numpy(stream.uniform(3 * len(row)).reshape(3, len(row)))
         open_ = real & ~torch.isin(ids, torch.tensor(self.special))
         chosen = open_ & (lots[0] < MASKED_SHARE)
         labels = ids.masked_fill(~chosen, IGNORE)

@@ -107,9 +107,7 @@ class Step:
         """Take `step`, counted from 0. `before_update` runs when the noised gradient is ready and unused."""
         self.model.train()
         draw = self.sampler.draw(step)
-        norms = [
-            self._add(draw, part, step, number) for number, part in enumerate(pack(draw, self.micro_tokens))
-        ]
+        norms = [self._add(draw, part, step) for part in pack(draw, self.micro_tokens)]
         total = self.clipped.take()
         for name, vector in total.items():
             if self.combine.noise_scale > 0:
@@ -124,24 +122,19 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         return self._report(step, draw, norms, rate)
 
-    def _add(self, draw: Draw, part: Pack, step: int, number: int) -> torch.Tensor:
+    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
         if not part.parts:
             weight = torch.from_numpy(draw.weight[part.rows])
-            return self.clipped.add(
-                self._batch(draw, part.rows, step, number), torch.from_numpy(part.units), weight
-            )
+            return self.clipped.add(self._batch(draw, part.rows, step), torch.from_numpy(part.units), weight)
         batches = (
-            (self._batch(draw, rows, step, number, place), torch.from_numpy(draw.weight[rows]))
-            for place, rows in enumerate(part.parts)
+            (self._batch(draw, rows, step), torch.from_numpy(draw.weight[rows])) for rows in part.parts
         )
         return torch.tensor([self.clipped.add_large(batches)])
 
-    def _batch(self, draw: Draw, rows: np.ndarray, step: int, number: int, place: int = 0) -> Batch:
-        hide = (
-            self.key.stream(self.phase, "hide", step, f"{number}.{place}")
-            if self.task.kind == "masked-lm"
-            else None
-        )
+    def _batch(self, draw: Draw, rows: np.ndarray, step: int) -> Batch:
+        hide = None
+        if self.task.kind == "masked-lm":  # by place in the draw, so that micro-batches change nothing
+            hide = [self.key.stream(self.phase, "hide", step, str(i)) for i in rows]
         labels = None if draw.labels is None else draw.labels[rows]
         return self.task.collate([draw.rows[i] for i in rows], labels, hide)
 

@@ -1,15 +1,19 @@
 """Does this model on these rows do what is claimed? Checked on the user's own model, not on ours.
 
-Every check compares two ways of computing one thing, so that each can fail.
+Every check compares two ways of computing one thing, so that each can fail. The slow way is plain
+autograd, one row at a time, and the numbers of the config itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from scipy.stats import chi2
 
+from confide import models
 from confide.clipping import ClippedSum
+from confide.errors import InputError
 from confide.finetuning import Job
 from confide.mechanisms.base import Combine
 from confide.packing import pack
@@ -17,8 +21,14 @@ from confide.sampling import Draw
 from confide.tasks import Batch
 from confide.training import Optimisation, Step
 
-TOLERANCE = 1e-4  # of the fast clipped sum against brute force, in float32
-UNITS = 4
+PHASE = "verify"
+TOLERANCE = 1e-4  # of fast sums and losses against slow ones, in float32
+UNITS, ROWS = 4, 16  # units that are looked at, and rows of each
+ALARM = 1e-9  # probability that right noise fails the check
+ENOUGH, MOST_STEPS = 1_000_000, 16  # values of noise that are enough, and steps taken for them at most
+KEPT = 10_000  # values of a parameter that are kept to compare two steps
+
+Gradient = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,23 +41,30 @@ class Check:
 
 
 def verify(job: Job) -> dict[str, object]:
-    """All checks on a job's model and rows; the model's weights are as before afterwards.
+    """All checks on a job's model and rows; the model is as before afterwards, weights to the bit.
 
     Returns:
         `ok`, `max_relative_error` of the clipping, and `checks`.
+
+    Raises:
+        InputError: the draws of the config are all empty, or the model has parts that cannot be clipped.
     """
     precise = replace(job, task=replace(job.task, autocast=False))
     before = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+    was_training = job.model.training
     try:
         _stir(precise)
         draw = _some_units(precise)
-        error, clipping = _clipping(precise, draw)
-        checks = [clipping, _rows_alone(precise, draw), _coverage(precise, draw)]
-        checks += [_noise(precise), _empty_draw(precise)]
+        slow = _unit_gradients(precise, draw)
+        error, clipping = _clipping(precise, draw, slow)
+        checks = [clipping, _rows_alone(precise, draw), _coverage(precise, draw, before)]
+        checks += [_step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
     finally:
         with torch.no_grad():
             for name, parameter in job.model.named_parameters():
                 parameter.copy_(before[name])
+        job.model.zero_grad(set_to_none=True)
+        job.model.train(was_training)
     return {
         "ok": all(c.ok for c in checks),
         "max_relative_error": error,
@@ -68,144 +85,255 @@ def _stir(job: Job) -> None:
 def _some_units(job: Job) -> Draw:
     """The first units of the first draws that hold any: real rows, as training would see them."""
     sampler = job.mechanism.sampler(
-        job.prepared.train, job.key, "verify", lambda: np.ones(job.prepared.train.n_rows)
+        job.prepared.train, job.key, PHASE, lambda: np.ones(job.prepared.train.n_rows)
     )
+    rows: list[np.ndarray] = []
+    group: list[int] = []
+    weight: list[float] = []
+    labels: list[int] = []
+    units = 0
     for step in range(1000):
         draw = sampler.draw(step)
-        if draw.groups:
-            kept = draw.group < UNITS
-            labels = None if draw.labels is None else draw.labels[kept]
-            rows = [row for row, keep in zip(draw.rows, kept, strict=True) if keep]
-            return Draw(rows, draw.group[kept], draw.weight[kept], labels)
-    raise AssertionError("a thousand draws in a row were empty")
+        for unit in range(draw.groups):
+            for i in np.flatnonzero(draw.group == unit)[:ROWS]:
+                rows.append(draw.rows[i])
+                group.append(units)
+                weight.append(float(draw.weight[i]))
+                labels += [] if draw.labels is None else [int(draw.labels[i])]
+            units += 1
+            if units == UNITS:
+                break
+        if units == UNITS:
+            break
+    if not units:
+        raise InputError("train.batch: it is so small that a thousand draws in a row held nothing")
+    return Draw(rows, np.array(group), np.array(weight, np.float32), np.array(labels) if labels else None)
 
 
 def _batch(job: Job, draw: Draw, rows: np.ndarray) -> Batch:
-    # One row at a time under masked-lm, so that a row hides the same tokens alone and in company.
-    hide = job.key.stream("verify", "hide") if job.task.kind == "masked-lm" else None
+    hide = None
+    if job.task.kind == "masked-lm":  # the stream of the step's own first draw
+        hide = [job.key.stream(PHASE, "hide", 0, str(i)) for i in rows]
     labels = None if draw.labels is None else draw.labels[rows]
     return job.task.collate([draw.rows[i] for i in rows], labels, hide)
 
 
-def _clipping(job: Job, draw: Draw) -> tuple[float, Check]:
-    """The fast clipped sum against a loop over units with plain autograd."""
-    model, task = job.model, job.task
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    batches = [(_batch(job, draw, part.rows), part) for part in pack(draw, job.run.config.train.micro_tokens)]
-    gradients = []
-    model.train()
-    for batch, part in batches:
-        for unit in np.unique(part.units):
-            own = torch.from_numpy(part.units == unit)
-            weight = torch.from_numpy(draw.weight[part.rows][part.units == unit]).to(task.device)
-            model.zero_grad(set_to_none=True)
-            (task.row_loss(model, batch)[own.to(task.device)] * weight).sum().backward()
-            gradients.append(
-                {n: p.grad.detach().double() for n, p in parameters.items() if p.grad is not None}
-            )
-    model.zero_grad(set_to_none=True)
-    norms = [sum(float((g**2).sum()) for g in gradient.values()) ** 0.5 for gradient in gradients]
-    clip = float(np.median(norms))  # so that some units are clipped and some are not
-    clipped = ClippedSum(model, task.row_loss, clip)
-    for batch, part in batches:
-        clipped.add(batch, torch.from_numpy(part.units), torch.from_numpy(draw.weight[part.rows]))
-    fast = clipped.take()
-    difference = size = 0.0
-    for name in parameters:
-        slow = torch.zeros_like(fast[name], dtype=torch.float64)
-        for gradient, norm in zip(gradients, norms, strict=True):
-            if name in gradient:
-                slow += gradient[name] * min(1.0, clip / max(norm, 1e-30))
-        difference += float(((fast[name].double() - slow) ** 2).sum())
-        size += float((slow**2).sum())
-    error = (difference / max(size, 1e-60)) ** 0.5
-    detail = f"{len(norms)} units, clip norm {clip:.4g}: relative error {error:.2e} (at most {TOLERANCE:g})"
-    return error, Check("fast clipping equals a loop over units", error <= TOLERANCE, detail)
+def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
+    """Each unit's gradient by plain autograd, one row at a time, by parameter name."""
+    parameters = models.trainable(job.model)
+    gradients: list[dict[str, torch.Tensor]] = []
+    job.model.train()
+    for unit in range(draw.groups):
+        job.model.zero_grad(set_to_none=True)
+        for i in np.flatnonzero(draw.group == unit):
+            loss = job.task.row_loss(job.model, _batch(job, draw, np.array([i])))[0]
+            if loss.requires_grad:
+                (loss * float(draw.weight[i])).backward()
+        gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
+    job.model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def _norm(gradient: Gradient) -> float:
+    # Squares summed in float64: a long float32 sum is biased.
+    return sum(float((g.double() ** 2).sum()) for g in gradient.values()) ** 0.5
+
+
+def _slow_sum(slow: list[dict[str, torch.Tensor]], clip: float | None) -> dict[str, torch.Tensor]:
+    """The sum of clipped gradients as the papers write it, float64 by parameter name."""
+    total: dict[str, torch.Tensor] = {}
+    for gradient in slow:
+        scale = 1.0 if clip is None else min(1.0, clip / max(_norm(gradient), 1e-30))
+        for name, values in gradient.items():
+            total[name] = total.get(name, 0.0) + values.double() * scale
+    return total
+
+
+def _difference(job: Job, fast: Gradient, slow: Gradient) -> float:
+    """|fast - slow| / |slow| over all trainable parameters; one that is missing counts as zero."""
+    difference = 0.0
+    for name, parameter in models.trainable(job.model).items():
+        nothing = torch.zeros((), dtype=torch.float64, device=parameter.device)
+        gap = fast.get(name, nothing).double() - slow.get(name, nothing)
+        difference += float((gap**2).sum())
+    return float((difference / max(_norm(slow) ** 2, 1e-60)) ** 0.5)
+
+
+def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> tuple[float, Check]:
+    """The fast clipped sum against a loop over units, where all, some and none of them are clipped."""
+    norms = [_norm(gradient) for gradient in slow]
+    worst = 0.0
+    for clip in (0.5 * min(norms), float(np.median(norms)), 2 * max(norms)):
+        clipped = ClippedSum(job.model, job.task.row_loss, max(clip, 1e-30))
+        for part in pack(draw, job.run.config.train.micro_tokens):
+            weight = torch.from_numpy(draw.weight[part.rows])
+            if part.parts:
+                clipped.add_large(
+                    (_batch(job, draw, rows), torch.from_numpy(draw.weight[rows])) for rows in part.parts
+                )
+            else:
+                clipped.add(_batch(job, draw, part.rows), torch.from_numpy(part.units), weight)
+        worst = max(worst, _difference(job, clipped.take(), _slow_sum(slow, clip)))
+    detail = f"{len(norms)} units at 3 clip norms: relative error {worst:.2e} (at most {TOLERANCE:g})"
+    return worst, Check("fast clipping equals a loop over units", worst <= TOLERANCE, detail)
 
 
 def _rows_alone(job: Job, draw: Draw) -> Check:
-    """A row's loss must not depend on the rows beside it, nor on padding."""
-    name = "a row's loss is a function of that row alone"
-    if job.task.kind == "masked-lm":
-        return Check(
-            name, True, "not compared: which tokens are hidden differs between batches of another shape"
-        )
+    """A row's loss must not depend on the rows beside it, nor on padding, nor on chance."""
     rows = np.arange(len(draw.rows))
+    # Every second row is cut, so that rows are padded even where all are of one length.
+    draw = replace(draw, rows=[row[: max(2, len(row) // 2)] if i % 2 else row for i, row in enumerate(draw.rows)])
     with torch.no_grad():
         together = job.task.row_loss(job.model, _batch(job, draw, rows))
         alone = torch.cat([job.task.row_loss(job.model, _batch(job, draw, rows[i : i + 1])) for i in rows])
     error = float(((together - alone).abs() / alone.abs().clamp(min=1e-6)).max())
     return Check(
-        name,
+        "a row's loss is a function of that row alone",
         error <= TOLERANCE,
         f"{len(rows)} rows alone and together: largest relative difference {error:.1e}",
     )
 
 
-def _coverage(job: Job, draw: Draw) -> Check:
-    """Every trainable parameter gets a gradient, and moves."""
-    clipped = ClippedSum(job.model, job.task.row_loss, 1.0)
-    for part in pack(draw, job.run.config.train.micro_tokens):
-        weight = torch.from_numpy(draw.weight[part.rows])
-        clipped.add(_batch(job, draw, part.rows), torch.from_numpy(part.units), weight)
-    still = [name for name, vector in clipped.take().items() if not bool(vector.any())]
-    trainable = sum(p.requires_grad for p in job.model.parameters())
-    detail = f"{trainable} parameters" if not still else f"no gradient reaches {', '.join(still[:5])}"
-    return Check("every trainable parameter is covered and moves", not still, detail)
+def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
+    """What the config says to train moves in a step of the optimiser without noise; nothing else does."""
+    stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+    config = job.run.config
+    wanted = models.wanted(job.model, config.adapter, config.task)
+    _take(job, [draw], Combine(None, 0.0, 1.0))
+    moved = {name for name, p in job.model.named_parameters() if not torch.equal(p, stirred[name])}
+    with torch.no_grad():
+        for name, parameter in job.model.named_parameters():
+            parameter.copy_(stirred[name])
+    still, astray = sorted(wanted - moved), sorted(moved - wanted)
+    detail = f"{len(wanted)} parameters move, {len(before) - len(wanted)} do not"
+    if still:
+        detail = f"{len(still)} do not move: {', '.join(still[:5])}"
+    elif astray:
+        detail = f"{len(astray)} move that should not: {', '.join(astray[:5])}"
+    return Check("every trainable parameter is covered and moves", not still and not astray, detail)
 
 
 @dataclass(frozen=True)
-class _Nothing:
-    """A sampler whose every draw is empty."""
+class _Fixed:
+    """A sampler that draws what it is told, then nothing."""
+
+    draws: list[Draw]
 
     def draw(self, step: int) -> Draw:
-        return Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
+        nothing = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return self.draws[step] if step < len(self.draws) else nothing
 
 
-def _noise_only(job: Job, combine: Combine, look: Callable[[Step], None]) -> None:
+def _combine(job: Job) -> Combine:
+    return job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
+
+
+def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
+    """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
+    config = job.run.config
     step = Step(
         job.model,
         job.task,
-        _Nothing(),
+        _Fixed(draws),
         combine,
-        Optimisation(1, 1e-3),
+        Optimisation(MOST_STEPS + 1, 1e-3),
         job.key,
-        "verify",
-        job.run.config.privacy.noise,
+        PHASE,
+        config.privacy.noise,
+        config.train.micro_tokens,
     )
-    step(0, before_update=lambda: look(step))
+    seen: dict[str, torch.Tensor] = {}
+
+    def look() -> None:
+        seen.update({n: p.grad.clone() for n, p in step.parameters.items() if p.grad is not None})
+
+    step(number, before_update=look)
+    return seen
 
 
-def _noise(job: Job) -> Check:
-    """What a noise-only step adds has the stated standard deviation, on the real parameters."""
+def _private(job: Job) -> bool:
+    return job.mechanism.notion != "none"
+
+
+def _scale(job: Job) -> float:
+    """What the clipped and noised sum is multiplied by, from the config: 1 / divisor, and 1 / C if normalised."""
+    privacy, train = job.run.config.privacy, job.run.config.train
+    divisor = train.divisor or job.setting.terms.expected_batch
+    return 1 / divisor / (privacy.clip_norm if privacy.normalised and _private(job) else 1.0)
+
+
+def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
+    """A step without noise against the formula: (sum of clipped gradients) / (expected batch)."""
+    clip = job.run.config.privacy.clip_norm if _private(job) else None
+    fast = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
+    expected = {name: values * _scale(job) for name, values in _slow_sum(slow, clip).items()}
+    error = _difference(job, fast, expected)
+    said = f"clip norm {clip:g}" if clip is not None else "nothing clipped"
+    detail = f"{said}, times {_scale(job):.4g} whatever was drawn: relative error {error:.2e}"
+    return Check("a step divides the clipped sum by a constant", error <= TOLERANCE, detail)
+
+
+def _noise(job: Job, draw: Draw) -> Check:
+    """What steps add to the sum has the stated standard deviation, in each parameter, anew each time."""
     name = "noise of the stated size"
-    combine = job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
-    stated = combine.noise_scale * combine.scale
-    if stated == 0:
-        return Check(
-            name, job.mechanism.notion == "none" or job.setting.noise_multiplier == 0, "no noise is claimed"
-        )
-    seen: list[torch.Tensor] = []
-    _noise_only(
-        job,
-        combine,
-        lambda s: seen.extend(p.grad.double().flatten() for p in s.parameters.values() if p.grad is not None),
-    )
-    values = torch.cat(seen)
-    measured, n = float(values.std()), len(values)
-    allowed = 6 * stated / (2 * n) ** 0.5 + 1e-4 * stated
-    shift = abs(float(values.mean())) <= 6 * stated / n**0.5
+    stated = job.setting.noise_multiplier * job.run.config.privacy.clip_norm * _scale(job)
+    if not _private(job) or stated == 0:
+        quiet = not any(bool(v.any()) for v in _take(job, [], _combine(job)).values())
+        return Check(name, quiet, "no noise is claimed, none is added" if quiet else "there is noise")
+    clean = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
+    squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
+    first: dict[str, torch.Tensor] = {}
+    repeats: list[str] = []
+    steps = 0
+    while steps < 2 or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
+        # The first step holds rows, the others none: noise goes into both.
+        for key, values in _take_and_undo(job, [draw], _combine(job), steps).items():
+            noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
+            squares[key] += float((noise**2).sum())
+            counts[key] += noise.numel()
+            start = noise.flatten()[:KEPT]
+            if steps == 0:
+                first[key] = start
+            elif steps == 1 and len(start) > 1 and torch.allclose(start, first[key], atol=1e-3):
+                repeats.append(key)
+        steps += 1
+    wrong = [key for key in counts if not _plausible(squares[key], counts[key], len(counts))]
+    n = sum(counts.values())
+    measured = (sum(squares.values()) / max(n, 1)) ** 0.5 * stated
+    ok = n > 0 and not wrong and not repeats and _plausible(sum(squares.values()), n, 1)
     detail = f"standard deviation {measured:.6g} over {n:,} values, stated {stated:.6g}"
-    return Check(name, abs(measured - stated) <= allowed and shift, detail)
+    if wrong:
+        detail += f"; another in {', '.join(wrong[:5])}"
+    if repeats:
+        detail += f"; the same in two steps in {', '.join(repeats[:5])}"
+    return Check(name, ok, detail)
+
+
+def _take_and_undo(
+    job: Job, draws: list[Draw], combine: Combine, number: int = 0
+) -> dict[str, torch.Tensor]:
+    kept = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
+    try:
+        return _take(job, draws, combine, number)
+    finally:
+        with torch.no_grad():
+            for name, parameter in models.trainable(job.model).items():
+                parameter.copy_(kept[name])
+
+
+def _plausible(squares: float, n: int, tests: int) -> bool:
+    """Whether n standard normal values may have this sum of squares; float32 rounding is allowed for."""
+    slack = 1e-4 * n
+    low, high = chi2.cdf(squares + slack, n), chi2.sf(squares - slack, n)
+    return bool(min(low, high) > ALARM / tests)
 
 
 def _empty_draw(job: Job) -> Check:
-    """A step that draws nothing is taken, with noise and the same divisor."""
-    combine = job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
-    before = [p.detach().clone() for p in job.model.parameters() if p.requires_grad]
-    _noise_only(job, combine, lambda step: None)
-    after = [p for p in job.model.parameters() if p.requires_grad]
-    moved = sum(int(not torch.equal(a, b)) for a, b in zip(before, after, strict=True))
-    noisy = combine.noise_scale > 0
+    """A step that draws nothing is taken: with noise where noise is claimed."""
+    before = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
+    _take(job, [], _combine(job))
+    after = models.trainable(job.model)
+    moved = sum(int(not torch.equal(before[name], after[name])) for name in before)
+    noisy = _private(job) and job.setting.noise_multiplier > 0
     ok = moved == len(before) if noisy else moved == 0
     return Check("an empty draw is a noise-only step", ok, f"{moved} of {len(before)} parameters moved")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from confide.accounting.curves import Curve
 from confide.accounting.processes import FINE, MixtureOfGaussians, Process
@@ -63,8 +64,9 @@ def least_noise_for_kl(process: MixtureOfGaussians, kl: float) -> float:
 def _least(process: Process, excess: Excess, failure: str) -> float:
     """Search on coarse grids, certify on the fine one."""
 
+    @cache
     def at(interval: float) -> Callable[[float], float]:
-        return lambda s: excess(process.curve(s, interval))
+        return cache(lambda s: excess(process.curve(s, interval)))  # each stage asks for its ends again
 
     good, bad = _bracket(at(1e-2), 1.0, failure)
     if good == LEAST:

@@ -77,7 +77,7 @@ class ClippedSum:
             weight: float[B], each row's weight in its unit's gradient.
 
         Returns:
-            float32[U], the norms before clipping.
+            float32[U], the norms before clipping; nan without a clip norm, when no unit is measured by itself.
 
         Raises:
             NonFiniteGradient: some unit's norm is infinite or not a number; nothing was added.
@@ -86,6 +86,9 @@ class ClippedSum:
         units = Units.of(unit)
         if units.rows == 0:
             return torch.zeros(0, device=self._device)
+        if self._clip_norm is None:  # ordinary training: one product a layer, no norm of any unit
+            self.add_large([(batch, weight)])
+            return torch.full((units.count,), torch.nan)
         self._check(batch, weight, units.rows)
         batch = {name: units.sort(values) for name, values in batch.items()}
         slots: dict[str, Slot] = {}

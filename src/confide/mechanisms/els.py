@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from confide.accounting import MixtureOfGaussians, Process
+from confide.errors import InputError
 from confide.mechanisms.rows import CappedRows
 from confide.sampling import Sampling
 
 if TYPE_CHECKING:
     from confide.config import Config
+
+_TRUNCATED = "privacy.sampling: no theorem covers truncated draws of several rows a user: use poisson"
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class ExampleLevelSampling(CappedRows):
         return "all rows of one user"
 
     def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:
+        if sampling.kind == "truncated":
+            raise InputError(_TRUNCATED)
         return MixtureOfGaussians.binomial(most, sampling.rate, steps)
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
         yield from super().faults(config)
         if config.privacy.sampling == "truncated":
-            yield "privacy.sampling", "no theorem covers truncated draws of several rows a user: use poisson"
+            yield "privacy.sampling", _TRUNCATED.partition(": ")[2]

@@ -6,13 +6,13 @@ The only place where noise is calibrated and a guarantee is written: plan, train
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from confide.accounting import Curve, least_noise
 from confide.claims import NOT_COVERED, PRIORS, Guarantee
 from confide.mechanisms.base import Mechanism, Terms
-from confide.noise import RunKey
 from confide.units import Shape
 
 if TYPE_CHECKING:
@@ -54,8 +54,11 @@ def settle(
     terms = mechanism.terms(shape)
     delta = terms.delta if delta is None else delta
     if epsilon is not None:
-        noise_multiplier = least_noise(terms.process, epsilon, delta)
+        noise_multiplier = _least_noise(terms.process, epsilon, delta)  # type: ignore[arg-type]
     return Setting(mechanism, shape, terms, noise_multiplier or 0.0, delta)
+
+
+_least_noise = lru_cache(maxsize=256)(least_noise)  # a plan's neighbours often share a process
 
 
 _ROWS_CUT = {
@@ -73,19 +76,27 @@ _FLOATS = "noise is float32 Box-Muller from 64-bit words: real-number theorems, 
 
 
 def state_guarantee(
-    setting: Setting, steps: int, key: RunKey, config: "Config", provenance: Mapping[str, str]
+    setting: Setting, steps: int, published: bool, config: "Config", provenance: Mapping[str, str]
 ) -> Guarantee:
-    """What a run of this setting protects once `steps` steps are taken, every line of it."""
+    """What a run of this setting protects once `steps` steps are taken, every line of it.
+
+    Args:
+        published: whether the run key is known to others.
+    """
+    steps = max(1, steps)  # before the first, there is only the base model: one step's bound holds
     mechanism, terms = setting.mechanism, setting.mechanism.terms(setting.shape, steps)
     curve = terms.process.curve(setting.noise_multiplier)
     epsilon = curve.epsilon(setting.delta)
     protected = mechanism.notion != "none" and math.isfinite(epsilon)
     estimates = []
-    if key.published:
+    if published:
         estimates.append("the run key is published: no guarantee against who knows it")
     if protected and terms.process.describe().startswith("estimate"):
         estimates.append(terms.process.describe())
-    randomness = _RANDOMNESS[config.privacy.noise] if not key.published else "AES-256 under a published key"
+    randomness = _RANDOMNESS[config.privacy.noise]
+    if published:
+        randomness = randomness.replace("under a secret run key from the operating system", "under a published key")
+        randomness = randomness.replace("under the run key", "under a published key")
     return Guarantee(
         notion=mechanism.notion if protected else "none",  # type: ignore[arg-type]
         unit=mechanism.unit,

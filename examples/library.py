@@ -1,0 +1,22 @@
+"""The step that the command line uses, from a program: python examples/library.py CONFIG [STEPS]"""
+
+import sys
+from pathlib import Path
+
+from confide.config import load
+from confide.console import Console
+from confide.finetuning import Job
+from confide.runs import Run
+
+
+def main(config: Path, steps: int) -> None:
+    job = Job.of(Run(load(config)), Console())
+    step = job.step()
+    for number in range(steps):
+        report = step(number)  # draw, clip each unit, sum, add noise, divide, move
+        print(f"step {report.step}: {report.units} units, {report.rows} rows, loss {report.loss}")
+    print("\n".join(job.guarantee(steps).sentences()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3)

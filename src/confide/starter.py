@@ -1,0 +1,69 @@
+"""A first config for a file or folder, from a look at its first records. Names and counts only, no text."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from confide.errors import InputError
+from confide.text import Record, records
+
+LOOK = 200
+_UNITS = ("from", "sender", "author", "user", "user_id", "customer", "speaker", "owner", "name", "id", "folder")
+_TEXTS = ("body", "text", "content", "message", "post")
+
+
+def write(source: str) -> str:
+    """A commented config for `source`, as YAML.
+
+    Raises:
+        InputError: nothing can be read there.
+    """
+    found = list(islice(records(source), LOOK))
+    if not found:
+        raise InputError(f"{source}: holds no records")
+    fields = list(dict.fromkeys(name for record in found for name in record.fields))
+    text, unit = _text(found, fields), _unit(found, fields, _text(found, fields))
+    template = f'"{{subject}}\\n{{{text}}}"' if "subject" in fields and text != "subject" else text
+    held_out = "0.1                 # this share of the units is held out whole"
+    return f"""\
+# Written by `confide init`; look at `data.text` and `data.unit` first. All keys: docs/config.md
+model: bundled              # or a folder or hub name of any causal LM
+data:
+  train: {source}
+  text: {template}          # fields here: {", ".join(fields)}
+  unit: {unit or "null"}                # whom to protect; null: each document is its own unit
+  eval: {held_out}
+  strip_quotes: {"true" if "subject" in fields else "false"}        # what is quoted is somebody else's text
+  max_length: 128
+privacy:
+  mechanism: {"uls" if unit else "dp-sgd"}            # `confide plan` shows els and group beside it
+  epsilon: 8
+train:
+  steps: 200
+  batch: 64                 # {"units" if unit else "rows"} a step: more means less noise and more compute
+run: runs/{_name(source)}
+"""
+
+
+def _text(found: Sequence[Record], fields: Sequence[str]) -> str:
+    """The field that is most likely the text: by its name, else the longest."""
+    for name in _TEXTS:
+        if name in fields:
+            return name
+
+    def length(name: str) -> int:
+        return sum(len(value) for r in found if isinstance(value := r.fields.get(name), str))
+
+    return max(fields, key=length)
+
+
+def _unit(found: Sequence[Record], fields: Sequence[str], text: str) -> str | None:
+    """The field that most likely names a person: a usual name, filled in every record looked at."""
+    for name in _UNITS:
+        if name in fields and name != text and all(r.fields.get(name) not in (None, "", []) for r in found):
+            return name
+    return None
+
+
+def _name(source: str) -> str:
+    stem = source.rstrip("/").rpartition("/")[2].partition(".")[0]
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem) or "run"

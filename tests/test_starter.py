@@ -1,0 +1,30 @@
+import json
+
+import pytest
+import yaml
+
+from confide import starter
+from confide.config import check
+from confide.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "unit", "mechanism"),
+    [
+        ({"from": "a@x.org", "subject": "s", "body": "hello there"}, "{subject}\n{body}", "from", "uls"),
+        ({"customer": "c1", "text": "hello", "topic": "t"}, "text", "customer", "uls"),
+        ({"title": "t", "words": "much longer than the title is"}, "words", None, "dp-sgd"),
+        ({"user": None, "text": "hello"}, "text", None, "dp-sgd"),
+    ],
+)
+def test_a_config_that_is_valid_and_guesses_well(tmp_path, record, text, unit, mechanism):
+    source = tmp_path / "notes.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for _ in range(3)))
+    config = check(yaml.safe_load(starter.write(str(source))))
+    assert (config.data.text, config.data.unit, config.privacy.mechanism) == (text, unit, mechanism)
+    assert config.run == "runs/notes"
+
+
+def test_nothing_to_read_is_said(tmp_path):
+    with pytest.raises(InputError, match="nowhere"):
+        starter.write(str(tmp_path / "nowhere"))
