@@ -124,7 +124,11 @@ def test_from_scratch_the_seed_decides(tmp_path):
     [
         ("gpt2", "all-linear", {"c_attn", "c_proj", "c_fc"}),
         ("gpt2", ["c_attn"], {"c_attn"}),
-        ("llama", "all-linear", {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        (
+            "llama",
+            "all-linear",
+            {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+        ),
         ("llama", ["q_proj", "v_proj"], {"q_proj", "v_proj"}),
     ],
 )
@@ -234,7 +238,9 @@ def stirred(model):
     return model.eval()
 
 
-@pytest.mark.parametrize(("kind", "task"), [("gpt2", "causal-lm"), ("llama", "causal-lm"), ("bert", "masked-lm")])
+@pytest.mark.parametrize(
+    ("kind", "task"), [("gpt2", "causal-lm"), ("llama", "causal-lm"), ("bert", "masked-lm")]
+)
 def test_saved_whole_and_loaded_it_is_the_same_model(root, tmp_path, kind, task):
     model = stirred(loaded(root, kind, task))
     models.save(model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root))
@@ -261,7 +267,9 @@ def test_a_saved_adapter_on_its_base_is_the_same_model(root, tmp_path, kind):
 @pytest.mark.parametrize("adapter", [{}, {"kind": "lora", "rank": 2}])
 def test_a_release_carries_no_path_of_this_machine(root, tmp_path, adapter):
     model = loaded(root, "gpt2", adapter=adapter)
-    models.save(model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root / "gpt2-causal-lm"))
+    models.save(
+        model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root / "gpt2-causal-lm")
+    )
     for path in (tmp_path / "out").iterdir():
         if path.name != "README.md":  # which the model card replaces
             assert str(root).encode() not in path.read_bytes(), path.name
@@ -291,7 +299,10 @@ def test_pickled_weights_are_refused(root, tmp_path):
 def test_code_of_a_repository_does_not_run_unless_allowed(tmp_path):
     path = small.saved(tmp_path / "m", "gpt2")
     settings = json.loads((path / "config.json").read_text())
-    settings |= {"model_type": "theirs", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    settings |= {
+        "model_type": "theirs",
+        "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"},
+    }
     (path / "config.json").write_text(json.dumps(settings))
     (path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(InputError, match="trust_remote_code: true"):
@@ -334,7 +345,7 @@ def test_rows_longer_than_the_model_are_refused_and_the_longest_runs(root, kind,
         data = settings.data.model_copy(update={"max_length": length})
         return models.load_model(settings.model_copy(update={"data": data}), 2)
 
-    with pytest.raises(InputError, match="data.max_length"):
+    with pytest.raises(InputError, match=r"data\.max_length"):
         load(room + 1)
     model = load(room)
     task = task_of(model, "classification")
@@ -362,10 +373,10 @@ def llama_tokenizer(shared, folder):
         known = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
         merges += known if vocabulary[piece] > 258 else []
     tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     shutil.copytree(shared / "models/stories260K/hf", folder)
     folder.chmod(0o755)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -380,7 +391,7 @@ def llama_tokenizer(shared, folder):
 
 
 def test_a_real_llama_without_a_tokenizer_says_so_and_with_one_knows_its_stories(shared, tmp_path):
-    with pytest.raises(InputError, match="^model: "):
+    with pytest.raises(InputError, match=r"^model: "):
         models.load_tokenizer(config(shared / "models/stories260K/hf", tokenizer=None))
     settings = config(llama_tokenizer(shared, tmp_path / "llama"), tokenizer=None)
     tokenizer = models.load_tokenizer(settings)
@@ -389,7 +400,10 @@ def test_a_real_llama_without_a_tokenizer_says_so_and_with_one_knows_its_stories
     task = Task.of("causal-lm", model, tokenizer)
     story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     shuffled = "park the in play outside loved Lily. to named girl She little a was there time, upon a Once"
-    rows = [torch.tensor([1, *tokenizer(t, add_special_tokens=False)["input_ids"]]).numpy() for t in (story, shuffled)]
+    rows = [
+        torch.tensor([1, *tokenizer(t, add_special_tokens=False)["input_ids"]]).numpy()
+        for t in (story, shuffled)
+    ]
     with torch.no_grad():
         known, strange = task.row_loss(model, task.collate(rows)).tolist()
     assert known < 1.5 < 3 < strange

@@ -9,11 +9,11 @@ import pytest
 
 from confide import models, preparation
 from confide.config import Config, check
+from confide.console import Console
 from confide.errors import InputError
 from confide.finetuning import prepared_data
-from confide.console import Console
 from confide.runs import Run
-from tests.command import confide, files_below, tiny_model, World
+from tests.command import World, confide, files_below, tiny_model
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key".split()
 
@@ -42,7 +42,10 @@ def write(path: Path, rows: list[dict]) -> Path:
 def people(n: int, longest: int = 60, seed: int = 0) -> list[dict]:
     generator = random.Random(seed)
     return [
-        {"user": f"u{user}", "text": " ".join(generator.choice(WORDS) for _ in range(generator.randint(4, longest)))}
+        {
+            "user": f"u{user}",
+            "text": " ".join(generator.choice(WORDS) for _ in range(generator.randint(4, longest))),
+        }
         for user in range(n)
         for _ in range(generator.randint(1, 5))
     ]
@@ -77,7 +80,7 @@ def test_every_token_of_every_unit_is_kept_but_tails_of_one(tmp_path, tokenizer)
         for name in units(graph):
             own = [row for row in rows if row["user"] == name]
             expected = []
-            for tokens in (list(everything(tokenizer, [row]).values())[0] for row in own):
+            for tokens in (next(iter(everything(tokenizer, [row]).values())) for row in own):
                 pieces = [tokens[i : i + 16] for i in range(0, len(tokens), 16)]
                 lost += sum(len(piece) == 1 for piece in pieces)
                 expected += [piece for piece in pieces if len(piece) > 1]
@@ -96,7 +99,9 @@ def test_a_unit_is_on_one_side_in_every_run(tmp_path, tokenizer):
     rows = people(200, longest=6)
     first = preparation.prepare(settings(write(tmp_path / "a.jsonl", rows)), tokenizer, tmp_path / "a")
     random.Random(5).shuffle(rows)
-    more = write(tmp_path / "b.jsonl", [*rows, *({"user": f"new{i}", "text": "a few more words"} for i in range(50))])
+    more = write(
+        tmp_path / "b.jsonl", [*rows, *({"user": f"new{i}", "text": "a few more words"} for i in range(50))]
+    )
     second = preparation.prepare(settings(more), tokenizer, tmp_path / "b")
     assert first.held_out is not None
     assert second.held_out is not None
@@ -109,7 +114,9 @@ def test_a_unit_is_on_one_side_in_every_run(tmp_path, tokenizer):
 
 
 def test_rows_with_owners_on_both_sides_are_dropped_and_counted(tmp_path, tokenizer):
-    rows = [{"user": [f"u{i}", f"u{i + 1}"], "text": "what two people said to each other"} for i in range(100)]
+    rows = [
+        {"user": [f"u{i}", f"u{i + 1}"], "text": "what two people said to each other"} for i in range(100)
+    ]
     config = settings(write(tmp_path / "t.jsonl", rows))
     found = preparation.prepare(config, tokenizer, tmp_path / "data")
     assert found.held_out is not None
@@ -123,7 +130,9 @@ def test_rows_with_owners_on_both_sides_are_dropped_and_counted(tmp_path, tokeni
 
 def test_without_a_unit_each_document_is_its_own(tmp_path, tokenizer):
     rows = people(20)
-    config = settings(write(tmp_path / "t.jsonl", rows), data__unit=None, data__eval=None, privacy__mechanism="dp-sgd")
+    config = settings(
+        write(tmp_path / "t.jsonl", rows), data__unit=None, data__eval=None, privacy__mechanism="dp-sgd"
+    )
     found = preparation.prepare(config, tokenizer, tmp_path / "data")
     assert found.held_out is None
     assert found.train.n_units == len(rows)
@@ -156,7 +165,13 @@ def test_quotes_are_stripped_and_counted(tmp_path, tokenizer):
 
 def test_enron_cleaning_is_counted(tmp_path, tokenizer):
     def mail(sender="ann@x.org", to="bob@x.org", subject="lunch", body="shall we have lunch at noon"):
-        return {"date": "Mon, 14 May 2001 16:39:00 -0700", "from": sender, "to": to, "subject": subject, "body": body}
+        return {
+            "date": "Mon, 14 May 2001 16:39:00 -0700",
+            "from": sender,
+            "to": to,
+            "subject": subject,
+            "body": body,
+        }
 
     again = "one two three four five six seven eight nine ten eleven twelve a b c d e f g h "
     rows = [
@@ -232,7 +247,7 @@ def test_twice_is_the_same_bytes(tmp_path, tokenizer):
 
 def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path, tokenizer):
     path = write(tmp_path / "t.jsonl", people(40))
-    with pytest.raises(InputError, match="data.text"):
+    with pytest.raises(InputError, match=r"data\.text"):
         preparation.prepare(settings(path, data__text="body"), tokenizer, tmp_path / "data")
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.jsonl"]
     preparation.prepare(settings(path), tokenizer, tmp_path / "data")
@@ -294,7 +309,14 @@ def test_the_verb_says_that_the_text_has_changed(tmp_path):
 
 def test_real_posts(shared, tmp_path, tokenizer):
     source = shared / "data" / "20newsgroups" / "20_newsgroups.jsonl.xz"
-    config = settings(source, data__unit="from", data__max_documents=300, data__max_length=128, data__strip_quotes=True)
+    config = settings(
+        source,
+        data__unit="from",
+        data__text="body",
+        data__max_documents=300,
+        data__max_length=128,
+        data__strip_quotes=True,
+    )
     found = preparation.prepare(config, tokenizer, tmp_path / "data")
     assert found.held_out is not None
     counts = found.facts["counts"]
@@ -302,6 +324,6 @@ def test_real_posts(shared, tmp_path, tokenizer):
     assert counts["characters of quotes stripped"] > 10_000
     assert not units(found.train) & units(found.held_out)
     assert all(graph.single_owner for graph in (found.train, found.held_out))
-    assert 100 < found.train.n_units + found.held_out.n_units <= 300
+    assert 50 < found.train.n_units + found.held_out.n_units <= 300
     assert found.train.row_lengths.max() == 128
     assert found.train.row_lengths.min() >= 2

@@ -27,8 +27,15 @@ def load(tmp_path_factory):
     def one(kind, task, precision="float32"):
         if (kind, task) not in found:
             path = small.saved(tmp_path_factory.mktemp("m") / "m", kind, task, num_labels=3)
-            data = {"train": "x", "unit": "u", "max_length": 32, "label": "l" if task == "classification" else None}
-            settings = check({"model": str(path), "tokenizer": "bundled", "task": task, "data": data} | EPSILON)
+            data = {
+                "train": "x",
+                "unit": "u",
+                "max_length": 32,
+                "label": "l" if task == "classification" else None,
+            }
+            settings = check(
+                {"model": str(path), "tokenizer": "bundled", "task": task, "data": data} | EPSILON
+            )
             tokenizer = models.load_tokenizer(settings)
             found[kind, task] = models.load_model(settings, 3 if data["label"] else None), tokenizer
         model, tokenizer = found[kind, task]
@@ -91,8 +98,6 @@ def test_row_loss_is_the_textbook_loss_of_each_row_alone(load, kind, task_kind):
     assert got.shape == (len(rows),)
     for i, row in enumerate(rows):
         expected = plain_loss(model, task, batch, i, len(row))
-        if kind == "roberta" and 1 in row[:-1]:
-            continue  # RoBERTa numbers positions by what is no padding id, compared below
         assert got[i].item() == pytest.approx(expected, abs=2e-5), i
     if task_kind != "classification":
         assert got[3] == 0.0  # one token predicts nothing
@@ -112,18 +117,20 @@ def test_a_rows_loss_does_not_depend_on_the_rows_beside_it(load, kind, task_kind
         assert torch.allclose(together, other, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "task_kind"), CASES)
+# The others read off the padding id, which collate always writes, where positions begin or where a row ends.
+BLIND = [*CASES[:4], ("bert", "masked-lm"), ("bert", "classification")]
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), BLIND)
 def test_what_stands_in_the_padding_never_reaches_a_loss_or_gradient(load, kind, task_kind):
     """Causal models see no attention mask: the tokens after a row's end must not reach back."""
     model, task = load(kind, task_kind)
-    if kind == "roberta":
-        pytest.skip("its position numbers are read off the padding id, which collate always writes")
-    if task_kind == "classification" and kind not in ("bert",):
-        pytest.skip("a causal classifier finds a row's end by the padding id, which collate always writes")
     rows = rows_of()
     batch = dict(collate(task, rows))
-    noise = torch.randint(5, small.TOKENS, batch["input_ids"].shape, generator=torch.Generator().manual_seed(1))
-    found = []
+    noise = torch.randint(
+        5, small.TOKENS, batch["input_ids"].shape, generator=torch.Generator().manual_seed(1)
+    )
+    found: list = []
     for ids in (batch["input_ids"], torch.where(batch["real"], batch["input_ids"], noise)):
         model.zero_grad()
         losses = task.row_loss(model, batch | {"input_ids": ids})
@@ -162,7 +169,7 @@ def test_correct_is_the_most_likely_token():
 
     task = small.task()
     batch = task.collate([np.array([3, 4, 5, 9]), np.array([7, 8])])
-    loss, counted, correct = task.token_losses(Fixed(), batch)
+    _, counted, correct = task.token_losses(Fixed(), batch)
     assert correct[counted].tolist() == [True, True, False, True]
     right = -torch.tensor([5.0] + [0.0] * (small.VOCABULARY - 1)).log_softmax(0)[0]
     assert torch.allclose(task.row_loss(Fixed(), batch)[1], right)
@@ -180,7 +187,7 @@ def test_correct_is_the_most_likely_token():
     ],
 )
 def test_positions_and_types_are_given_per_row_where_a_model_takes_them(load, kind, task_kind, extra):
-    model, task = load(kind, task_kind)
+    _, task = load(kind, task_kind)
     assert task.extra == extra
     batch = collate(task, rows_of())
     shape = batch["input_ids"].shape
@@ -223,7 +230,9 @@ def test_masked_lm_hides_15_percent_of_which_80_masked_10_random_10_kept():
     assert int(chosen.sum()) / n == pytest.approx(0.15, abs=5 * (0.15 * 0.85 / n) ** 0.5)
     m = int(chosen.sum())
     spread = 5 * (0.1 * 0.9 / m) ** 0.5
-    assert (shown[chosen] == task.mask).double().mean() == pytest.approx(0.8 + 0.1 / small.VOCABULARY, abs=2 * spread)
+    assert (shown[chosen] == task.mask).double().mean() == pytest.approx(
+        0.8 + 0.1 / small.VOCABULARY, abs=2 * spread
+    )
     kept = (shown == original)[chosen].double().mean()
     assert kept == pytest.approx(0.1 + 0.1 / small.VOCABULARY, abs=spread)
     assert torch.equal(batch["labels"][chosen], original[chosen])
@@ -233,12 +242,11 @@ def test_masked_lm_hides_15_percent_of_which_80_masked_10_random_10_kept():
 
 
 def test_masked_lm_never_hides_special_or_padded_tokens():
-    task, _, hide, _ = masked(1)
+    task = masked(1)[0]
     rows = [np.array([0, 5, 6, 1]), np.array([1, 2, 0, 2, 1, 0, 2]), np.arange(3, 40)]
     for repeat in range(300):
         streams = [KEY.stream("test", "hide", repeat, str(i)) for i in range(3)]
         batch = task.collate(rows, None, streams)
-        assert set(batch["labels"][0].nonzero().flatten().tolist()) <= set(range(small.VOCABULARY))
         assert (batch["labels"][0, [0, 3]] == IGNORE).all()
         assert (batch["labels"][1] == IGNORE).all()
         assert torch.equal(batch["input_ids"][1, :7], torch.from_numpy(rows[1]))
@@ -269,7 +277,9 @@ def test_a_task_without_its_labels_or_streams_is_an_error():
         small.task("classification").collate(rows)
 
 
-@pytest.mark.parametrize(("kind", "task_kind"), [("gpt2", "causal-lm"), ("llama", "causal-lm"), ("bert", "masked-lm")])
+@pytest.mark.parametrize(
+    ("kind", "task_kind"), [("gpt2", "causal-lm"), ("llama", "causal-lm"), ("bert", "masked-lm")]
+)
 def test_bf16_is_close_to_float32_and_not_the_same(load, kind, task_kind):
     model, exact = load(kind, task_kind)
     _, rough = load(kind, task_kind, "bf16")

@@ -121,7 +121,7 @@ class Guarantee:
     @property
     def theorem(self) -> bool:
         """Whether the claim is proved: exactly if there is no reason to call it an estimate."""
-        return not self.estimates
+        return not self.estimates and self.notion != "none"
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name, and `theorem`; infinity is the string "inf" (JSON has no number for it)."""
@@ -318,7 +318,8 @@ def _in_words(g: Guarantee) -> list[str]:
 _WORLDS = {
     "zero-out": "a world in which the unit's text was used with one in which it counted for nothing",
     "add-or-remove": "a world in which the unit was in the data with one in which it was not",
-    "replace-one": "a world in which the unit had this text with one in which it had any other",
+    "replace-one": "a world in which the unit had this text with one in which it had any other, cut into rows "
+    "of the same number and lengths",
 }
 
 

@@ -152,7 +152,7 @@ def prepare(config: Path_, overrides: Overrides = None, as_json: Json = False) -
 @app.command()
 @_verb
 def plan(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
-    """What this config costs and guarantees, before a single gradient."""
+    """What a config costs and guarantees, before any gradient."""
     from confide import models, planning, show
     from confide.console import Console
     from confide.finetuning import prepared_data

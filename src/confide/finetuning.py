@@ -46,6 +46,7 @@ class Job:
     setting: Setting
     model: nn.Module
     task: Task
+    base: bytes  # digest of the weights before the first step
 
     @classmethod
     def of(cls, run: Run, console: Console) -> "Job":
@@ -68,8 +69,11 @@ class Job:
         if torch.cuda.is_available():
             model = model.cuda()
         task = Task.of(config.task, model, tokenizer, config.train.precision)
-        key = run.key().bound_to(run.binding().encode(), _digest(prepared.train))
-        return cls(run, key, tokenizer, prepared, mechanism, setting, model, task)
+        key, base = run.key(), _weights_digest(model)
+        bound = [run.binding().encode(), _digest(prepared.train)]
+        if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
+            bound.append(base)
+        return cls(run, key.bound_to(*bound), tokenizer, prepared, mechanism, setting, model, task, base)
 
     def step(self) -> Step:
         """The step object of this run, at its first step."""
@@ -119,6 +123,7 @@ class Job:
             "delta": self.setting.delta,
             "config": self.key.fingerprint(self.run.binding().encode()),
             "data": self.key.fingerprint(_digest(self.prepared.train)),
+            "model": self.key.fingerprint(self.base),
         }
 
     def provenance(self) -> dict[str, str]:
@@ -133,6 +138,17 @@ class Job:
             "config_hmac": self.key.fingerprint(self.run.binding().encode()),
             "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
         }
+
+
+def _weights_digest(model: nn.Module) -> bytes:
+    """What the base model is, by its weights: a name can come to mean others."""
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
+        digest.update(
+            values.detach().cpu().contiguous().view(torch.uint8).numpy().data if values.dim() else b""
+        )
+    return digest.digest()
 
 
 def _digest(graph: UnitGraph) -> bytes:
@@ -210,12 +226,12 @@ class _Loop:
 
     def go(self, until: int | None) -> Outcome:
         last = min(until or self.train.steps, self.train.steps)
-        if self.done == 0:
-            self._evaluate("base")
-        elif self.done < self.train.steps:
-            self.console.say(f"resuming after step {self.done}")
-        else:
+        if self.done == self.train.steps:
             self.console.say(f"all {self.done} steps are taken already: evaluating and releasing again")
+        elif self.done:
+            self.console.say(f"resuming after step {self.done}")
+        elif not self.job.run.twin:  # a twin starts from the private run's base
+            self._evaluate("base")
         with (
             self.console.track("step", self.train.steps, self.done) as track,
             _interruptible() as interrupted,
@@ -289,7 +305,22 @@ def _card(job: Job, guarantee: Guarantee) -> str:
     base = models.public_name(job.run.config.model)
     return (
         f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.kind}.\n\n"
-        f"{guarantee.model_card_section()}\n"
+        f"{guarantee.model_card_section()}\n## Use\n\n```python\n{_usage(job, base)}```\n"
+    )
+
+
+def _usage(job: Job, base: str) -> str:
+    """How to load the release, as code."""
+    auto = models.AUTO[job.task.kind]
+    if job.run.config.adapter.kind != "lora":
+        return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
+    bundled, place = base == models.BUNDLED, json.dumps(base)
+    return (
+        "from peft import PeftModel\n"
+        f"from transformers import {auto}\n"
+        + ("from confide.models import location\n" if bundled else "")
+        + f"\nbase = {auto}.from_pretrained({f'location({place})' if bundled else place})\n"
+        'model = PeftModel.from_pretrained(base, "release")\n'
     )
 
 

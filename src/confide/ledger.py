@@ -14,8 +14,9 @@ class Ledger:
 
     A step is written and flushed *before* its noised gradient moves the weights: whatever dies when, the
     ledger never knows of fewer steps than were taken. A resumed run repeats the steps since its last
-    checkpoint with the same draws and the same noise, which spends nothing new; `record` then checks that
-    the repeated entry is the one that stands there instead of writing it twice.
+    checkpoint with the same draws and the same noise. That spends nothing new: what the dead attempt computed
+    since the checkpoint died with it, and where arithmetic repeats to the bit it is the same anyway. `record`
+    checks that the repeated entry is the one that stands there instead of writing it twice.
     """
 
     def __init__(self, path: Path):

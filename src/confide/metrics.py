@@ -18,7 +18,11 @@ class Metrics:
     def resume(self, done: int) -> None:
         """Forget what was measured after the last checkpoint: those steps are taken again."""
         if self.path.exists():
-            kept = [line for line in map(_parse, self.path.read_text("utf-8", errors="replace").splitlines()) if line]
+            kept = [
+                line
+                for line in map(_parse, self.path.read_text("utf-8", errors="replace").splitlines())
+                if line
+            ]
             self.lines = [line for line in kept if line.get("done", 0) <= done and done > 0]
         text = "".join(json.dumps(line) + "\n" for line in [{"note": PRIVATE}, *self.lines[1:]])
         self.path.write_text(text, "utf-8")

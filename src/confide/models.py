@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from confide.config import Adapter, Config
 
 BUNDLED = "bundled"
-_AUTO = {
+AUTO = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "classification": "AutoModelForSequenceClassification",
@@ -126,7 +126,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     import transformers
 
     _quiet()
-    auto = getattr(transformers, _AUTO[config.task])
+    auto = getattr(transformers, AUTO[config.task])
     place = location(config.model)
     from_scratch = config.model.endswith(".json")
     torch.manual_seed(config.train.seed)

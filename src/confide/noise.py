@@ -125,6 +125,9 @@ class RunKey:
             stream.write(secret)
             stream.flush()
             os.fsync(stream.fileno())
+        entry = os.open(path.parent, os.O_RDONLY)  # the name must be on disk as well as the bytes
+        os.fsync(entry)
+        os.close(entry)
         return cls(secret)
 
     @classmethod
@@ -134,7 +137,9 @@ class RunKey:
             raise InputError(f"{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")
         secret = path.read_bytes()
         if len(secret) != KEY_BYTES:
-            raise InputError(f"{path} is damaged: a run key has {KEY_BYTES} bytes, this one has {len(secret)}")
+            raise InputError(
+                f"{path} is damaged: a run key has {KEY_BYTES} bytes, this one has {len(secret)}"
+            )
         return cls(secret)
 
     def stream(self, phase: str, purpose: str, step: int = 0, item: str = "") -> Stream:

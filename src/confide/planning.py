@@ -94,9 +94,13 @@ def neighbours(
                 yield f"{name}, as many rows a step", _instead(name, mechanism, shape, config)
     if isinstance(mechanism, CappedRows | UserLevelSampling):
         k = _cap(mechanism, shape)
-        yield (f"rows_per_unit {k // 2}", replace(mechanism, rows_per_unit=k // 2)) if k > 1 else (
-            "rows_per_unit halved",
-            None,
+        yield (
+            (f"rows_per_unit {k // 2}", replace(mechanism, rows_per_unit=k // 2))
+            if k > 1
+            else (
+                "rows_per_unit halved",
+                None,
+            )
         )
         yield f"rows_per_unit {2 * k}", replace(mechanism, rows_per_unit=2 * k)
     expected = mechanism.terms(shape).expected_batch
@@ -117,12 +121,14 @@ def _cap(mechanism: Mechanism, shape: Shape) -> int:
 
 def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") -> Mechanism:
     """Another mechanism of the config that computes as many rows a step."""
-    other = replace(mechanisms.find(name).from_config(config), sampling_rate=None, divisor=None, max_batch=None)
+    other = replace(
+        mechanisms.find(name).from_config(config), sampling_rate=None, divisor=None, max_batch=None
+    )
     if getattr(mechanism, "selection", None) == "random-chunk":
         other = replace(other, selection=None)  # type: ignore[call-arg]  # only user sampling cuts chunks
     terms = mechanism.terms(shape)
     # Rows are drawn one by one, or as many at a time as a unit gives.
-    a_unit = replace(other, batch=1.0).terms(shape).rows_per_step
+    a_unit = replace(other, batch=1.0, sampling="poisson").terms(shape).rows_per_step
     batch = terms.rows_per_step / a_unit
     if mechanism.max_batch is not None:
         other = replace(other, max_batch=math.ceil(mechanism.max_batch * batch / terms.expected_batch))

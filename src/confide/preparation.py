@@ -254,7 +254,9 @@ class _Preparation:
             if label not in self.trained:
                 raise InputError(f"{where}: the class in field {field!r} is that of no training row")
         if self.config.task == "classification" and len(self.trained) < 2:
-            raise InputError(f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart")
+            raise InputError(
+                f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart"
+            )
 
     def _side(self, units: tuple[str, ...], share: float) -> str | None:
         if not share:

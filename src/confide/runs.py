@@ -66,9 +66,7 @@ class Run:
             raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
         if not path.is_file():
             trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
-            raise InputError(
-                f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config"
-            )
+            raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")
         config = load(path)
         run = cls(config.model_copy(update={"run": str(root)}), twin)
         if twin and not run.folder.is_dir():
@@ -150,7 +148,7 @@ class Run:
         with open(building / "state.pt", "wb") as stream:
             watched = _Watched(stream)
             try:
-                torch.save(state, watched)
+                torch.save(state, watched)  # type: ignore[arg-type]  # all it asks of a stream
             except RuntimeError as error:
                 raise watched.failure or error from None
         sync(building / "state.pt")

@@ -7,7 +7,19 @@ from confide.errors import InputError
 from confide.text import Record, records
 
 LOOK = 200
-_UNITS = ("from", "sender", "author", "user", "user_id", "customer", "speaker", "owner", "name", "id", "folder")
+_UNITS = (
+    "from",
+    "sender",
+    "author",
+    "user",
+    "user_id",
+    "customer",
+    "speaker",
+    "owner",
+    "name",
+    "id",
+    "folder",
+)
 _TEXTS = ("body", "text", "content", "message", "post")
 
 

@@ -47,9 +47,13 @@ class Task:
 
     @classmethod
     def of(cls, kind: str, model: nn.Module, tokenizer: Any, precision: str = "float32") -> "Task":
+        pad = tokenizer.pad_token_id
+        if kind == "classification":
+            # By this id the model finds where a row ends; with another, that would depend on the batch.
+            pad = getattr(getattr(model, "config", None), "pad_token_id", None) or pad
         return cls(
             kind=kind,
-            pad=tokenizer.pad_token_id,
+            pad=pad,
             mask=tokenizer.mask_token_id,
             vocabulary=len(tokenizer),
             special=tuple(tokenizer.all_special_ids),

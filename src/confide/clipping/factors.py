@@ -55,18 +55,23 @@ def row_squares(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(flat, dim=-1).double().square().sum(-1)
 
 
+def _wide(values: Tensor) -> Tensor:
+    """At least float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Column blocks in float32; the whole at once where no copy is needed."""
+    """Column blocks in float32 (or float64); the whole at once where no copy is needed."""
     width = values.shape[-1]
-    step = width if values.dtype == torch.float32 else _BLOCK
+    step = width if values.dtype in (torch.float32, torch.float64) else _BLOCK
     for start in range(0, width, step):
         columns = slice(start, min(start + step, width))
-        yield columns, values[..., columns].float()
+        yield columns, _wide(values[..., columns])
 
 
 def _inner(first: Tensor, second: Tensor) -> Tensor:
     """[u, n, width], [u, m, width] of one type -> float32[u, n, m], inner products of positions."""
-    if first.dtype == torch.float32:
+    if first.dtype == second.dtype and first.dtype in (torch.float32, torch.float64):
         return torch.bmm(first, second.mT)
     total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], device=first.device)
     for (_, a), (_, b) in zip(_blocks(first), _blocks(second), strict=True):
@@ -112,6 +117,10 @@ class Outer:
     def device(self) -> torch.device:
         return self.left.device
 
+    @property
+    def positions(self) -> int:
+        return self.left.shape[1]
+
     @classmethod
     def join(cls, uses: list[Outer]) -> Outer:
         """Several uses of one parameter are one use with more positions: cross terms come by themselves."""
@@ -125,6 +134,16 @@ class Outer:
         for group in units.groups:
             result[group.units] = _gram_squares(group.by_unit(self.left), group.by_unit(self.right))
         return result
+
+    def magnitude(self, units: Units) -> Tensor:
+        """float64[U]: sum_t |left_t|^2 |right_t|^2, what the squared norm would be if no positions cancelled."""
+        long = [
+            torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).double() for x in (self.left, self.right)
+        ]
+        return units.total((long[0] * long[1]).square().sum(1))
+
+    def double(self) -> Outer:
+        return Outer(self.left.double(), self.right.double())
 
     def add_to(self, dense: Tensor, units: Units) -> None:
         """Add each unit's matrix to dense, float32[U, p, q]."""
@@ -167,6 +186,10 @@ class Lookup:
     def device(self) -> torch.device:
         return self.grad.device
 
+    @property
+    def positions(self) -> int:
+        return self.index.shape[1]
+
     @classmethod
     def join(cls, uses: list[Lookup]) -> Lookup:
         if len(uses) == 1:
@@ -177,18 +200,27 @@ class Lookup:
         """float64[U]: squared norm of each unit's table, from those of its rows that it looks up."""
         of_row = units.of_row.to(self.index.device)
         keys, place = torch.unique(of_row[:, None] * table + self.index, return_inverse=True)
-        sums = torch.zeros(keys.numel(), self.grad.shape[-1], device=self.grad.device)
-        sums.index_add_(0, place.flatten(), self.grad.flatten(0, 1).float())
+        grad = _wide(self.grad.flatten(0, 1))
+        sums = torch.zeros(keys.numel(), grad.shape[-1], dtype=grad.dtype, device=grad.device)
+        sums.index_add_(0, place.flatten(), grad)
         result = torch.zeros(units.count, dtype=torch.float64, device=self.grad.device)
         return result.index_add_(0, keys.div(table, rounding_mode="floor"), row_squares(sums))
+
+    def magnitude(self, units: Units) -> Tensor:
+        """float64[U]: the squared norm if nothing that meets in a table row cancelled."""
+        long = torch.linalg.vector_norm(self.grad, dim=-1, dtype=torch.float32).double()
+        return units.total(long.square().sum(1))
+
+    def double(self) -> Lookup:
+        return Lookup(self.index, self.grad.double())
 
     def cross(self, other: Outer, units: Units) -> Tensor:
         """float64[U]: inner product of each unit's table with its matrix of `other`, a tied parameter."""
         result = torch.empty(units.count, dtype=torch.float64, device=self.grad.device)
         for group in units.groups:
             index = group.by_unit(self.index[..., None])[..., 0]
-            left, right = group.by_unit(other.left), group.by_unit(other.right).float()
-            products = torch.bmm(right, group.by_unit(self.grad).float().mT)
+            left, right = group.by_unit(other.left), _wide(group.by_unit(other.right))
+            products = torch.bmm(right, _wide(group.by_unit(self.grad)).mT)
             products *= left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1))
             result[group.units] = _total(products)
         return result

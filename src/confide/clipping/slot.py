@@ -8,6 +8,12 @@ from torch import Tensor
 from confide.clipping.factors import Lookup, Outer, PerRow, Use, row_squares
 from confide.clipping.units import Units
 
+# A squared norm this far below what its terms would give without cancelling is taken again in float64: a float32
+# Gram matrix errs by 1e-7 of its terms, and a norm that comes out as 0 would not be clipped at all.
+_CANCELLING = 1e-3
+# Squared float32 error of the sum, for one position and unit magnitude: added to the norm, so that it covers rounding.
+_ROUNDING = 1e-13
+
 
 def materialise(units: int, parameter: int, activations: int) -> bool:
     """The cost model: is one dense gradient for each unit better than keeping the factors?
@@ -77,15 +83,27 @@ class Slot:
     def _measure(self) -> Tensor:
         if self._dense is not None:
             return row_squares(self._dense)
-        parts: list[Tensor] = []
         if self._outers:
             self._outers = [Outer.join(self._outers)]
-            parts.append(self._outers[0].squares(self._units))
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
-            parts.append(self._lookups[0].squares(self._units, self._shape[0]))
-        if self._outers and self._lookups:
-            parts.append(2 * self._lookups[0].cross(self._outers[0], self._units))
+        uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
+        magnitude = torch.stack([use.magnitude(self._units) for use in uses]).sum(0)
+        squares = self._factored(self._outers, self._lookups)
+        if bool((squares < _CANCELLING * magnitude).any()):
+            squares = self._factored(
+                [use.double() for use in self._outers], [use.double() for use in self._lookups]
+            )
+        # The sum that is added is float32: its rounding must not lift a clipped unit above the bound either.
+        positions = sum(use.positions for use in uses)
+        return squares.clamp_(min=0) + _ROUNDING * positions * magnitude
+
+    def _factored(self, outers: list[Outer], lookups: list[Lookup]) -> Tensor:
+        """float64[U]: squared norms from the factors, cross terms of a tied parameter included."""
+        parts = [outer.squares(self._units) for outer in outers]
+        parts += [lookup.squares(self._units, self._shape[0]) for lookup in lookups]
+        if outers and lookups:
+            parts.append(2 * lookups[0].cross(outers[0], self._units))
         return torch.stack(parts).sum(0)
 
     def add_scaled(self, total: Tensor, scale: Tensor) -> None:

@@ -87,6 +87,11 @@ class Units:
         in_order = bool((order == torch.arange(order.numel())).all())
         return cls(None if in_order else order, number, internal[order], _groups(size[by_size]))
 
+    def total(self, values: Tensor) -> Tensor:
+        """One value for each sorted row -> its sum over each unit, float64[U]."""
+        result = torch.zeros(self.count, dtype=torch.float64, device=values.device)
+        return result.index_add_(0, self.of_row.to(values.device), values.double())
+
     def sort(self, values: Tensor) -> Tensor:
         """The caller's rows -> sorted rows."""
         return values if self.order is None else values.index_select(0, self.order.to(values.device))

@@ -180,6 +180,25 @@ class Mechanism(ABC):
     def _delta(self, rows: int, units: int) -> float:
         return delta_default(rows, units)
 
+    def _expected(self, rate: float, population: int, divisor: float) -> float:
+        """The expected batch; under add-or-remove the literal divisor, since rate * N would tell N."""
+        return divisor if self.adjacency == "add-or-remove" else rate * population
+
+    def _facts(self, draws: str, rate: float, divisor: float, steps: int, *more: str) -> tuple[str, ...]:
+        """What is public under the claim. Add-or-remove hides whether a unit is there, so no graph is public."""
+        graph = (
+            "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
+            "row boundaries and lengths",
+        )
+        return (
+            *(() if self.adjacency == "add-or-remove" else graph),
+            f"sampling probability {rate:.6g} of each of the {draws}",
+            f"divisor {divisor:g} of the noised sum",
+            f"number of steps {steps}",
+            "delta, clip norm, noise multiplier and all other settings of the config",
+            *more,
+        )
+
 
 def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
     """An add-or-remove claim allows no constant that moves when a unit is added."""
@@ -198,15 +217,15 @@ def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
         yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
     if isinstance(config.data.unit, list) and len(config.data.unit) > 1:
         yield "data.unit", "an add-or-remove claim needs rows with one owner each"
-
-
-def process_facts(draws: str, terms_rate: float, divisor: float, steps: int) -> tuple[str, ...]:
-    """The public constants that every claim lists."""
-    return (
-        "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
-        f"sampling probability {terms_rate:.6g} of each of the {draws}",
-        f"divisor {divisor:g} of the noised sum",
-        f"number of steps {steps}",
-        "row boundaries and lengths",
-        "delta, clip norm, noise multiplier and all other settings of the config",
-    )
+    if config.data.unit is None and isinstance(config.data.eval, float):
+        yield (
+            "data.eval",
+            "without a unit the split goes by number, and a document that is added would move others",
+        )
+    if config.data.max_documents is not None:
+        yield "data.max_documents", "a unit that is added would push another one's document out"
+    if config.task == "classification":
+        yield (
+            "task",
+            "the classes follow from the data, which an add-or-remove claim does not allow",
+        )

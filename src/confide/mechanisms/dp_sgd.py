@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from confide.mechanisms.base import Mechanism, Sampler, Score, Terms, process_facts
+from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
@@ -48,14 +48,14 @@ class DPSGD(Mechanism):
             rows=shape.rows,
             units=shape.rows,
             sampling=sampling,
-            expected_batch=rate * shape.rows,
+            expected_batch=self._expected(rate, shape.rows, divisor),
             divisor=divisor,
             process=self._process(example_level(shape.rows, sampling, steps)),
             delta=self._delta(shape.rows, shape.rows),
             rows_per_step=rate * shape.rows,
             rows_per_unit=1,
             contribution="1 row",
-            facts=process_facts("rows", rate, divisor, steps),
+            facts=self._facts("rows", rate, divisor, steps),
         )
 
     @classmethod

@@ -8,7 +8,7 @@ import numpy as np
 
 from confide.accounting import Process
 from confide.errors import InputError
-from confide.mechanisms.base import Mechanism, Sampler, Score, Terms, process_facts
+from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.noise import RunKey
 from confide.sampling import Draw, Sampling
 from confide.selection import median_cap, select
@@ -75,7 +75,9 @@ class CappedRows(Mechanism):
                 f"data.unit: mechanism {self.name} needs rows with one owner each, and some rows here have several"
             )
         cap, rule = self.cap(shape), self.selection or "random"
-        most = cap if self.resample else int(min(cap, shape.rows_per_unit.max(initial=0)))
+        # A unit that may be added can have more rows than any that is there.
+        full = self.resample or self.adjacency == "add-or-remove"
+        most = cap if full else int(min(cap, shape.rows_per_unit.max(initial=0)))
         rows = cap * shape.units if self.resample else int(np.minimum(shape.rows_per_unit, cap).sum())
         rate = self._rate(rows, "rows")
         divisor = self.divisor or rate * rows
@@ -84,14 +86,14 @@ class CappedRows(Mechanism):
             rows=rows,
             units=shape.units,
             sampling=sampling,
-            expected_batch=rate * rows,
+            expected_batch=self._expected(rate, rows, divisor),
             divisor=divisor,
             process=self._process(self._account(rows, most, sampling, steps)),
             delta=self._delta(rows, shape.units),
             rows_per_step=rate * rows,
             rows_per_unit=most,
             contribution=f"at most {most} rows in all, chosen once ({rule}); each may enter any step",
-            facts=(*process_facts("rows in use", rate, divisor, steps), f"rows per unit capped at {cap}"),
+            facts=self._facts("rows in use", rate, divisor, steps, f"rows per unit capped at {cap}"),
         )
 
     def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:

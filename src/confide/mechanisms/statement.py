@@ -72,6 +72,7 @@ _RANDOMNESS = {
     "fast": "draws from AES-256 under the run key; noise from the framework's own generator (noise: fast), which is "
     "not cryptographic",
 }
+_CLASSES = ("the classes: how many there are, and in which order",)
 _FLOATS = "noise is float32 Box-Muller from 64-bit words: real-number theorems, floating-point arithmetic"
 
 
@@ -91,11 +92,15 @@ def state_guarantee(
     estimates = []
     if published:
         estimates.append("the run key is published: no guarantee against who knows it")
+    if config.privacy.noise == "fast":  # torch seeds it with 32 bits: so many noises can be tried one by one
+        estimates.append("the noise comes from a generator with a seed of 32 bits (noise: fast)")
     if protected and terms.process.describe().startswith("estimate"):
         estimates.append(terms.process.describe())
     randomness = _RANDOMNESS[config.privacy.noise]
     if published:
-        randomness = randomness.replace("under a secret run key from the operating system", "under a published key")
+        randomness = randomness.replace(
+            "under a secret run key from the operating system", "under a published key"
+        )
         randomness = randomness.replace("under the run key", "under a published key")
     return Guarantee(
         notion=mechanism.notion if protected else "none",  # type: ignore[arg-type]
@@ -104,7 +109,7 @@ def state_guarantee(
         contribution=terms.contribution,
         rows_cut=_ROWS_CUT[config.task].format(config.data.max_length),
         adjacency=mechanism.adjacency if protected else "not applicable",  # type: ignore[arg-type]
-        public_facts=terms.facts,
+        public_facts=(*terms.facts, *_CLASSES) if config.task == "classification" else terms.facts,
         epsilon=epsilon if protected else math.inf,
         delta=setting.delta,
         curve=tuple(curve.points()) if protected else (),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from confide.errors import InputError
-from confide.mechanisms.base import Mechanism, Sampler, Score, Terms, process_facts
+from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.noise import RunKey, Stream
 from confide.sampling import Draw, Sampling
@@ -116,17 +116,14 @@ class UserLevelSampling(Mechanism):
             rows=shape.rows,
             units=shape.units,
             sampling=sampling,
-            expected_batch=rate * shape.units,
+            expected_batch=self._expected(rate, shape.units, divisor),
             divisor=divisor,
             process=self._process(example_level(shape.units, sampling, steps)),
             delta=self._delta(shape.rows, shape.units),
             rows_per_step=float(rate * shape.units * drawn),
             rows_per_unit=None,
             contribution=f"all its rows; a step that draws it uses at most {k} ({self.rule})",
-            facts=(
-                *process_facts("units", rate, divisor, steps),
-                f"at most {k} rows or chunks of a drawn unit",
-            ),
+            facts=self._facts("units", rate, divisor, steps, f"at most {k} rows or chunks of a drawn unit"),
         )
 
     @classmethod

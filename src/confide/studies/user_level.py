@@ -31,7 +31,13 @@ _DATA: dict[str, dict[str, Any]] = {
             "max_length": 64,
             "duplicates": False,
         },
-        "train": {"steps": 100, "batch": 256.0, "learning_rate": 1e-3, "precision": "bf16"},
+        "train": {
+            "steps": 60,
+            "batch": 400.0,
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "precision": "bf16",
+        },
     },
     "enron-sent": {
         "data": {
@@ -43,7 +49,13 @@ _DATA: dict[str, dict[str, Any]] = {
             "max_length": 64,
             "duplicates": False,
         },
-        "train": {"steps": 60, "batch": 60.0, "learning_rate": 1e-3, "precision": "bf16"},
+        "train": {
+            "steps": 60,
+            "batch": 60.0,
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "precision": "bf16",
+        },
     },
 }
 

@@ -1,0 +1,263 @@
+"""Put each known fault into a copy of the sources and see that a test fails: python scripts/faults.py [NUMBER ...]
+
+A check that cannot fail checks nothing. Every row names the pitfall, where the fault goes in, and the tests that must
+notice it. Exit code 1 if a fault goes unnoticed, or can no longer be put in.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` becomes `new` in `file`; `tests` must then fail."""
+
+    number: str
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = [
+    Fault(
+        "1",
+        "noise for another norm than the clip's",
+        "mechanisms/base.py",
+        "self.noise_multiplier * self.clip_norm if",
+        "self.noise_multiplier * 0.5 * self.clip_norm if",
+        "tests/test_training.py tests/mechanisms/test_mechanisms.py::test_clip_and_noise_use_one_norm",
+    ),
+    Fault(
+        "2",
+        "an empty draw is filled with a row",
+        "sampling.py",
+        '        if self.kind == "truncated"',
+        '        if len(drawn) == 0:\n            drawn = np.array([0])\n        if self.kind == "truncated"',
+        "tests/test_sampling.py",
+    ),
+    Fault(
+        "3",
+        "a batch holds a row twice",
+        "sampling.py",
+        "np.unique(np.concatenate(parts))",
+        "np.concatenate([*parts, parts[0]])",
+        "tests/test_sampling.py",
+    ),
+    Fault(
+        "4",
+        "tied weights: the cross term is lost",
+        "clipping/slot.py",
+        "parts.append(2 * self._lookups",
+        "parts.append(0 * self._lookups",
+        "tests/clipping",
+    ),
+    Fault(
+        "5",
+        "every parameter clipped to C by itself",
+        "clipping/engine.py",
+        "slots.pop(name).add_scaled(self._sum(name), scale.to(self._parameters[name].device))",
+        "slots[name].add_scaled(self._sum(name), self._scale(slots[name].squares().sqrt())); slots.pop(name)",
+        "tests/test_training.py::test_a_step_is_the_formula tests/clipping",
+    ),
+    Fault(
+        "6",
+        "divided by what was drawn",
+        "training.py",
+        "vector.mul_(self.combine.scale)",
+        "vector.div_(max(draw.groups, 1))",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "7",
+        "rows clipped one by one where users are claimed",
+        "mechanisms/uls.py",
+        "return Draw(rows, group, weight.astype(np.float32), labels)",
+        "return Draw(rows, np.arange(len(rows)), weight.astype(np.float32), labels)",
+        "tests/mechanisms",
+    ),
+    Fault(
+        "9",
+        "only biases and norms are summed",
+        "training.py",
+        "self.parameters[name].grad = vector",
+        "self.parameters[name].grad = vector * (vector.dim() < 2)",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "10",
+        "the schedule is ignored",
+        "training.py",
+        'group["lr"] = rate',
+        'group["lr"] = self.optimisation.learning_rate',
+        "tests/test_training.py",
+    ),
+    Fault(
+        "11",
+        "padding counts in a row's mean",
+        "tasks.py",
+        "loss.sum(1) / counted.sum(1).clamp(min=1)",
+        "loss.mean(1)",
+        "tests/test_tasks.py",
+    ),
+    Fault(
+        "12",
+        "norms taken in bf16",
+        "clipping/factors.py",
+        "    flat = values.reshape(",
+        "    values = values.bfloat16()\n    flat = values.reshape(",
+        "tests/clipping",
+    ),
+    Fault(
+        "13",
+        "a parameter without a rule is left out silently",
+        "clipping/rules.py",
+        "        if name not in covered_names:",
+        "        if False:",
+        "tests/clipping/test_clipping_faults.py",
+    ),
+    Fault(
+        "14",
+        "shuffled batches claimed as Poisson",
+        "mechanisms/statement.py",
+        "sampling_used=mechanism.sampling,",
+        "sampling_used=mechanism.sampling_assumed,",
+        "tests/test_statement.py",
+    ),
+    Fault(
+        "15",
+        "resume starts the sampler anew",
+        "finetuning.py",
+        "self.done, state = found",
+        "_, state = found",
+        "tests/test_resume.py",
+    ),
+    Fault(
+        "18",
+        "unknown keys are accepted",
+        "config.py",
+        'extra="forbid"',
+        'extra="ignore"',
+        "tests/test_config.py",
+    ),
+    Fault(
+        "22",
+        "a huge unit goes through in one piece",
+        "packing.py",
+        "if own * width > micro_tokens and own > 1:",
+        "if False:",
+        "tests/test_packing.py",
+    ),
+    Fault(
+        "25",
+        "one float32 norm over a long run",
+        "clipping/factors.py",
+        "        return flat.double().square().sum((1, 2))",
+        "        return torch.linalg.vector_norm(flat, dim=(1, 2)).double().square()",
+        "tests/clipping/test_clipping_faults.py",
+    ),
+    Fault(
+        "26",
+        "an empty encoding goes through",
+        "models.py",
+        "if len(set(probe)) < 2:",
+        "if False:",
+        "tests/test_bad_input.py tests/test_models.py",
+    ),
+    Fault(
+        "27",
+        "a row's loss divided by the tokens of the batch",
+        "tasks.py",
+        "loss.sum(1) / counted.sum(1).clamp(min=1)",
+        "loss.sum(1) / counted.sum().clamp(min=1) * len(loss)",
+        "tests/test_tasks.py",
+    ),
+    Fault(
+        "28",
+        "user sampling on rows with two owners",
+        "mechanisms/uls.py",
+        "if not shape.single_owner:",
+        "if False:",
+        "tests/mechanisms",
+    ),
+    Fault(
+        "29",
+        "normalised clipping divides before the noise",
+        "training.py",
+        "add_noise(vector, self._source(step, name), self.combine.noise_scale)",
+        "add_noise(vector.div_(self.combine.clip_norm or 1), self._source(step, name), self.combine.noise_scale)",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "30",
+        "draws that do not depend on the key",
+        "noise.py",
+        "hmac.digest(self._secret, name.encode()",
+        'hmac.digest(b"0", name.encode()',
+        "tests/test_noise.py tests/test_sampling.py tests/mechanisms",
+    ),
+    Fault(
+        "31",
+        "a plain hash of the data is written",
+        "noise.py",
+        'hmac.new(self._secret, b"fingerprint\\0" + data, "sha256").hexdigest()',
+        "hashlib.sha256(data).hexdigest()",
+        "tests/test_noise.py",
+    ),
+    Fault(
+        "32",
+        "an add-or-remove claim with derived rates",
+        "mechanisms/base.py",
+        'if privacy.adjacency == "add-or-remove":',
+        "if False:",
+        "tests/mechanisms",
+    ),
+    Fault(
+        "ledger",
+        "the ledger hears after the weights have moved",
+        "training.py",
+        "        if before_update is not None:\n            before_update()\n",
+        "",
+        "tests/test_training.py::test_the_ledger_hears_before_the_weights_move",
+    ),
+]
+
+
+def noticed(fault: Fault, folder: Path) -> str:
+    """What happened: "noticed", "NOT NOTICED", or why the fault could not be put in."""
+    sources = folder / "src"
+    shutil.copytree(ROOT / "src", sources)
+    path = sources / "confide" / fault.file
+    text = path.read_text()
+    if fault.old not in text:
+        return "CANNOT BE PUT IN: the sources have changed"
+    path.write_text(text.replace(fault.old, fault.new))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests.split()]
+    environment = os.environ | {"PYTHONPATH": str(sources)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return "noticed" if result.returncode == 1 else f"NOT NOTICED (pytest ended with {result.returncode})"
+
+
+def main() -> int:
+    wanted = set(sys.argv[1:])
+    unnoticed = 0
+    for fault in FAULTS:
+        if wanted and fault.number not in wanted:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = noticed(fault, Path(folder))
+        unnoticed += outcome != "noticed"
+        print(f"{fault.number:>6}  {fault.what}: {outcome}", flush=True)
+    return int(unnoticed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

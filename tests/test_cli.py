@@ -1,0 +1,368 @@
+"""The command line from outside: exit codes, JSON, what leaves the house, stopping and resuming."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from confide import planning
+from confide.claims import Guarantee
+from tests.command import MARKER, ROOT, Result, World, command, confide, environment, files_below, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def world(tmp_path, model) -> World:
+    return World(tmp_path, model)
+
+
+def trained(folder: Path, model: Path, **changes) -> tuple[World, dict[str, Result]]:
+    """A world where every verb was run with --json, and the twin as well."""
+    world = World(folder, model).set(**changes)
+    said = {verb: confide(verb, world.path, "--json") for verb in ("prepare", "plan", "verify", "train")}
+    said["twin"] = confide("train", world.path, "--twin", "--json")
+    said["eval"] = confide("eval", world.run, "--json")
+    said["base"] = confide("eval", world.run, "--base", "--json")
+    said["eval twin"] = confide("eval", world.run, "--twin", "--json")
+    said |= {f"{verb} in words": confide(verb, world.path) for verb in ("prepare", "verify", "train")}
+    said["eval in words"] = confide("eval", world.run)
+    return world, said
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory, model) -> tuple[World, dict[str, Result]]:
+    world, said = trained(tmp_path_factory.mktemp("full"), model)
+    said["plan in words"] = confide("plan", world.path)
+    return world, said
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory, model) -> tuple[World, dict[str, Result]]:
+    return trained(tmp_path_factory.mktemp("lora"), model, adapter={"kind": "lora", "rank": 2})
+
+
+@pytest.fixture(params=["full", "lora"])
+def either(request) -> tuple[World, dict[str, Result]]:
+    return request.getfixturevalue(request.param)
+
+
+# speed ---------------------------------------------------------------------------------------------
+def processor_time(*arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command(*arguments), env=environment(), capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("train", "--help")])
+def test_help_is_instant(arguments):
+    assert min(processor_time(*arguments) for _ in range(5)) < 0.3
+
+
+def test_help_loads_nothing_heavy():
+    probe = "import sys, confide.cli; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], env=environment(), capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_verb_whole():
+    found = confide("--help")
+    assert found.code == 0
+    for verb in ("prepare", "plan", "train", "eval", "verify", "quickstart", "study"):
+        assert f"  {verb} " in found.out
+    assert not [line for line in found.out.splitlines() if line.startswith("  ") and line.endswith("...")]
+
+
+# exit codes ----------------------------------------------------------------------------------------
+def test_done_is_0(full):
+    assert {name: result.code for name, result in full[1].items()} == dict.fromkeys(full[1], 0)
+
+
+def test_a_failed_check_is_1(world, monkeypatch):
+    from confide import noise
+
+    real = noise.Stream.normal
+    monkeypatch.setattr(noise.Stream, "normal", lambda *a, **k: real(*a, **k) * 0.5)
+    found = confide("verify", world.path, "--json")
+    assert found.code == 1
+    assert json.loads(found.out)["ok"] is False
+    assert found.err.splitlines()[-1] == "confide: a check failed; do not trust this setting"
+
+
+def test_wrong_input_is_2(world):
+    assert confide("train", world.path, "train.steps=0").code == 2
+
+
+def test_a_fault_of_confide_is_3(world, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("a fault put in")
+
+    monkeypatch.setattr(planning, "plan", fail)
+    found = confide("plan", world.path, "--json")
+    assert found.code == 3
+    assert found.out == ""
+    assert "Traceback" in found.err
+    assert "a fault put in" in found.err
+    assert found.err.splitlines()[-1].startswith("confide: internal error")
+
+
+def test_a_reader_that_goes_away_is_no_fault(world):
+    assert confide("prepare", world.path).code == 0
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        done = subprocess.run(
+            command("prepare", world.path), env=environment(), stdout=gone, stderr=subprocess.PIPE, text=True
+        )
+    assert "internal error" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+STEPS = 400
+
+
+def test_stopped_is_130_and_the_same_command_resumes(world):
+    world.set(train__steps=STEPS, train__checkpoint_every=STEPS)
+    process = subprocess.Popen(
+        command("train", world.path),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ledger = world.run / "ledger.jsonl"
+    deadline = time.monotonic() + 500
+    while not (ledger.exists() and ledger.read_bytes().count(b"\n") > 5):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no step was taken"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith("confide: stopped after step ")
+    assert last.endswith(f" of {STEPS}; the same command resumes")
+    taken = int(last.split()[4])
+    assert 5 <= taken < STEPS
+    assert ledger.read_bytes().count(b"\n") == taken + 1
+    assert not (world.run / "release").exists()
+
+    again = confide("train", world.path, "--json")
+    assert again.code == 0
+    assert f"resuming after step {taken}" in again.err
+    assert json.loads(again.out)["steps"] == STEPS
+    steps = [json.loads(line)["step"] for line in ledger.read_text().splitlines()[1:]]
+    assert steps == list(range(STEPS))
+
+
+def test_a_run_that_is_done_says_so_and_gives_the_same(world):
+    whole = confide("train", world.path, "--json")
+    again = confide("train", world.path, "--json")
+    assert whole.code == again.code == 0
+    assert "all 4 steps are taken already" in again.err
+    assert json.loads(whole.out) == json.loads(again.out)
+
+
+# --json --------------------------------------------------------------------------------------------
+GUARANTEE = {"notion", "theorem", "unit", "adjacency", "epsilon", "delta", "noise_multiplier", "clip_norm",
+             "steps", "sampling"}  # fmt: skip
+WHOLE = GUARANTEE | {"rows_per_unit", "accountant", "not_covered"}
+KEYS = {
+    "prepare": {"rows", "units", "tokens", "rows_per_unit", "counts", "eval"},
+    "plan": {"chosen", "neighbours", "memory_bytes", "guarantee"},
+    "verify": {"ok", "max_relative_error", "checks"},
+    "train": {"steps", "base", "final", "guarantee"},
+    "eval": {"loss", "perplexity", "accuracy", "tokens", "rows", "units"},
+}
+KEYS |= {"base": KEYS["eval"], "eval twin": KEYS["eval"], "twin": KEYS["train"]}
+
+
+@pytest.mark.parametrize("verb", KEYS)
+def test_one_json_document_with_the_stable_keys(either, verb):
+    said = either[1][verb]
+    found = json.loads(said.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert set(found) >= KEYS[verb]
+    if "guarantee" in found:
+        assert set(found["guarantee"]) >= (GUARANTEE if verb == "plan" else WHOLE)
+    if verb == "prepare":
+        assert set(found["rows_per_unit"]) == {"min", "median", "mean", "max"}
+    if verb == "verify":
+        assert found["ok"] is True
+        assert found["checks"]
+
+
+def test_plan_train_and_release_state_the_same(full):
+    world, said = full
+    planned, stated = (json.loads(said[verb].out)["guarantee"] for verb in ("plan", "train"))
+    released = json.loads((world.run / "release" / "guarantee.json").read_text())
+    assert {key: planned[key] for key in GUARANTEE} == {key: stated[key] for key in GUARANTEE}
+    assert released == stated == json.loads((world.run / "guarantee.json").read_text())
+
+
+def test_messages_are_on_standard_error_and_the_resolved_config_first(either):
+    world, said = either
+    for name in ("train", "train in words"):
+        shown = said[name].err.partition(f"run: {world.run}\n")
+        resolved = yaml.safe_load(shown[0] + shown[1])
+        assert resolved["train"]["batch"] == 4.0
+        assert resolved["privacy"]["mechanism"] == "uls"  # a default
+        assert resolved == yaml.safe_load((world.run / "config.yaml").read_text())
+        assert "held out: loss" in shown[2] or "taken already" in shown[2]
+    assert "noise multiplier 0.8, delta 0.001" in said["train"].err
+    for name, result in said.items():
+        assert "Writing model shards" not in result.err
+        assert "Warning" not in result.err, name
+
+
+# what leaves the house -----------------------------------------------------------------------------
+BESIDE = {"README.md", "guarantee.json", "tokenizer.json", "tokenizer_config.json"}
+RELEASED = {
+    "full": BESIDE | {"config.json", "generation_config.json", "model.safetensors"},
+    "lora": BESIDE | {"adapter_config.json", "adapter_model.safetensors"},
+}
+
+
+@pytest.mark.parametrize("kind", RELEASED)
+def test_a_release_holds_what_the_guarantee_covers_and_nothing_else(request, kind):
+    world, _ = request.getfixturevalue(kind)
+    release = world.run / "release"
+    assert {path.name for path in release.iterdir()} == RELEASED[kind]
+    key = (world.run / "key").read_bytes()
+    private = [str(world.folder), key.hex(), *(line["user"] for line in map(json.loads, world.text.open()))]
+    for name, content in files_below(release).items():
+        assert key not in content
+        if name != "tokenizer.json":  # holds every word there is
+            for word in private:
+                assert f'"{word}"'.encode() not in content, (name, word)
+            assert str(world.folder).encode() not in content, name
+    assert (world.run / "key").stat().st_mode & 0o777 == 0o600
+    assert (world.run / "data" / "train").stat().st_mode & 0o077 == 0
+
+
+def test_the_guarantee_reads_back(either):
+    world, said = either
+    stated = json.loads((world.run / "release" / "guarantee.json").read_text())
+    read = Guarantee.from_json(stated)
+    assert json.loads(json.dumps(read.to_json())) == stated
+    assert read.notion == "user-level DP"
+    assert read.theorem
+    for sentence in read.sentences():
+        assert sentence in said["train in words"].out
+        assert sentence in (world.run / "release" / "README.md").read_text()
+
+
+def test_a_released_model_loads_and_generates(full):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    release = full[0].run / "release"
+    found = AutoModelForCausalLM.from_pretrained(release)
+    tokenizer = AutoTokenizer.from_pretrained(release)
+    assert generated(found, tokenizer)
+    weights = load_file(release / "model.safetensors")
+    state = found.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in weights.items())
+
+
+def test_a_released_adapter_loads_and_generates(lora):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    world = lora[0]
+    release = world.run / "release"
+    base = AutoModelForCausalLM.from_pretrained(world.raw["model"])
+    before = base(torch.tensor([[5, 6, 7]])).logits
+    found = PeftModel.from_pretrained(base, release)
+    assert generated(found, AutoTokenizer.from_pretrained(release))
+    assert not torch.equal(found(torch.tensor([[5, 6, 7]])).logits, before)
+    moved = [
+        tensor
+        for name, tensor in load_file(release / "adapter_model.safetensors").items()
+        if "lora_B" in name
+    ]
+    assert moved
+    assert all(bool(tensor.any()) for tensor in moved)
+
+
+def test_the_model_card_says_how_to_load_it(either, tmp_path, monkeypatch):
+    world, _ = either
+    (tmp_path / "model").symlink_to(world.raw["model"])
+    (tmp_path / "release").symlink_to(world.run / "release")
+    monkeypatch.chdir(tmp_path)
+    card = (world.run / "release" / "README.md").read_text()
+    names: dict = {}
+    exec(card.partition("```python\n")[2].partition("```")[0], names)
+    assert names["model"](torch.tensor([[5, 6, 7]])).logits.isfinite().all()
+
+
+def generated(model, tokenizer) -> str:
+    ids = tokenizer("the printer on", return_tensors="pt").input_ids
+    return tokenizer.decode(
+        model.generate(input_ids=ids, max_new_tokens=8, min_new_tokens=8)[0, ids.shape[1] :]
+    )
+
+
+def test_the_twin_says_that_nothing_is_protected(full):
+    world, said = full
+    stated = json.loads(said["twin"].out)["guarantee"]
+    assert (stated["notion"], stated["epsilon"], stated["noise_multiplier"]) == ("none", "inf", 0.0)
+    assert "Nothing is protected" in (world.run / "twin" / "release" / "README.md").read_text()
+    words = confide("train", world.path, "--twin")
+    assert "taken already" in words.err
+    assert "Nothing is protected" in words.out
+    assert "(not private)" in words.out
+    assert json.loads(said["eval twin"].out) == json.loads(said["twin"].out)["final"]
+    assert said["eval twin"].out != said["eval"].out
+    assert "taken already" not in said["twin"].err
+    assert json.loads(said["base"].out) == json.loads(said["train"].out)["base"]
+
+
+def test_no_text_of_any_row_is_anywhere_else(either):
+    world, said = either
+    assert MARKER in world.text.read_text()
+    for name, result in said.items():
+        assert MARKER not in result.out + result.err, name
+    for name, content in files_below(world.run).items():
+        if not name.startswith("data/"):
+            assert MARKER.encode() not in content, name
+
+
+# moving about --------------------------------------------------------------------------------------
+def test_a_run_folder_stands_for_its_config_wherever_it_lies(world):
+    assert confide("train", world.path).code == 0
+    moved = world.run.rename(world.folder / "moved")
+    found = confide("train", moved)
+    assert found.code == 0
+    assert "all 4 steps are taken already" in found.err
+    assert confide("eval", moved).code == 0
+    assert not world.run.exists()
+
+
+def test_no_shard_bar_even_where_only_the_release_is_made(tmp_path, model, capfd):
+    """transformers draws one unless it is told not to."""
+    probe = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer; from pathlib import Path\n"
+        "from confide.models import save\n"
+        "a, b = sys.argv[1:]\n"
+        "m, t = AutoModelForCausalLM.from_pretrained(a), AutoTokenizer.from_pretrained(a)\n"
+        "print('LOADED', file=sys.stderr); save(m, t, Path(b), a)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, str(model), str(tmp_path / "out")],
+        env=environment(), capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stderr.partition("LOADED\n")[2] == ""

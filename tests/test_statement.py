@@ -1,0 +1,237 @@
+"""From a mechanism and data to every line of a claim."""
+
+import math
+
+import numpy as np
+import pytest
+
+from confide import mechanisms
+from confide.accounting import GroupOf, MixtureOfGaussians, TruncatedPoisson
+from confide.claims import NOT_COVERED, PRIORS, Guarantee
+from confide.config import check
+from confide.errors import InputError
+from confide.mechanisms.none import NonPrivate
+from confide.mechanisms.statement import settle, state_guarantee
+from confide.noise import RunKey
+from confide.units import Shape
+
+COUNTS = np.array([1, 2, 3, 8, 5, 1, 9, 4, 4, 2])
+SHAPE = Shape(COUNTS, int(COUNTS.sum()), 400, True)
+M, N, STEPS, NOISE, DELTA = int(COUNTS.sum()), len(COUNTS), 6, 1.2, 1e-4
+CAPPED = int(np.minimum(COUNTS, 3).sum())
+PROVENANCE = {"code": "confide test"}
+LITERAL = {"sampling_rate": 0.4, "divisor": 4.0, "delta": DELTA, "adjacency": "add-or-remove"}
+
+
+def config(mechanism="uls", task="causal-lm", **changes):
+    privacy = {"mechanism": mechanism, "delta": DELTA}
+    if mechanism != "none":
+        privacy["noise_multiplier"] = NOISE
+    if mechanism in ("uls", "els", "group"):
+        privacy["rows_per_unit"] = 3
+    train = {"batch": 4.0, "steps": STEPS}
+    for key, value in changes.items():
+        (train if key in ("max_batch", "sampling_rate", "divisor", "batch") else privacy)[key] = value
+    data = {"train": "x", "unit": "user", "max_length": 64} | (
+        {"label": "l"} if task == "classification" else {}
+    )
+    return check({"task": task, "data": data, "privacy": privacy, "train": train})
+
+
+def stated(mechanism="uls", steps=STEPS, published=False, **changes):
+    settings = config(mechanism, **changes)
+    setting = settle(mechanisms.build(settings), SHAPE, None, settings.privacy.noise_multiplier, DELTA)
+    return state_guarantee(setting, steps, published, settings, PROVENANCE)
+
+
+CASES = {
+    "uls": (
+        MixtureOfGaussians.bernoulli(4 / N, STEPS),
+        "user-level DP",
+        "all text of one user",
+        None,
+        4 / N,
+        "all its rows; a step that draws it uses at most 3 (random-chunk)",
+    ),
+    "els": (
+        MixtureOfGaussians.binomial(3, 4 / CAPPED, STEPS),
+        "user-level DP",
+        "all rows of one user",
+        3,
+        4 / CAPPED,
+        "at most 3 rows in all, chosen once (random); each may enter any step",
+    ),
+    "group": (
+        GroupOf(MixtureOfGaussians.bernoulli(4 / CAPPED, STEPS), 3),
+        "user-level DP",
+        "all rows of one user",
+        3,
+        4 / CAPPED,
+        "at most 3 rows in all, chosen once (random); each may enter any step",
+    ),
+    "dp-sgd": (
+        MixtureOfGaussians.bernoulli(4 / M, STEPS),
+        "(epsilon, delta)-DP",
+        "one row: at most 64 tokens of one document (a longer document is several units)",
+        1,
+        4 / M,
+        "1 row",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_line_of_every_mechanism(name):
+    process, notion, unit, rows, rate, contribution = CASES[name]
+    found, curve = stated(name), process.curve(NOISE)
+    assert found.theorem
+    assert (found.notion, found.unit, found.rows_per_unit, found.contribution) == (
+        notion,
+        unit,
+        rows,
+        contribution,
+    )
+    assert found.adjacency == "zero-out"
+    assert (found.epsilon, found.delta) == (pytest.approx(curve.epsilon(DELTA)), DELTA)
+    assert found.curve == pytest.approx(np.array(curve.points()))
+    assert dict(found.reconstruction) == pytest.approx({p: float(curve.reconstruction(p)) for p in PRIORS})
+    assert found.advantage == pytest.approx(float(curve.advantage()))
+    assert found.true_positive_rate == pytest.approx(float(curve.true_positive_rate(0.01)))
+    assert (found.noise_multiplier, found.clip_norm, found.steps) == (NOISE, 1.0, STEPS)
+    assert (found.sampling, found.sampling_used) == ("poisson", "poisson")
+    assert found.expected_batch == pytest.approx(4.0)
+    assert found.sampling_probability == pytest.approx((rate, rate))
+    assert "dp_accounting" in found.accountant
+    assert 0 < found.discretisation <= 1e-3
+    assert "64 tokens" in found.rows_cut
+    assert set(NOT_COVERED) < set(found.not_covered)
+    assert any("twin" in line for line in found.not_covered)
+    assert "AES-256" in found.randomness
+    assert "secret run key" in found.randomness
+    assert found.provenance == PROVENANCE
+    assert found.evidence == ("no audit was made yet",)
+    assert any("divisor 4 " in fact for fact in found.public_facts)
+    assert any("number of steps 6" in fact for fact in found.public_facts)
+    assert Guarantee.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [("causal-lm", "cut into rows"), ("classification", "is one row, cut off")]
+)
+def test_how_rows_were_cut_follows_the_task(task, words):
+    assert words in stated("dp-sgd", task=task).rows_cut
+
+
+def test_none_protects_nobody_and_says_so():
+    for found in (stated("none"), stated("uls", noise_multiplier=0.0)):
+        assert found.notion == "none"
+        assert found.epsilon == math.inf
+        assert found.adjacency == "not applicable"
+        assert (found.advantage, found.true_positive_rate, found.curve) == (1.0, 1.0, ())
+        assert all(r == 1.0 for _, r in found.reconstruction)
+        assert "Nothing is protected" in found.sentences()[0]
+    assert stated("none").clip_norm is None
+
+
+def test_a_twin_of_a_private_run_protects_nobody():
+    settings = config("uls")
+    setting = settle(NonPrivate.twin(mechanisms.build(settings)), SHAPE, delta=DELTA)
+    found = state_guarantee(setting, STEPS, False, settings, PROVENANCE)
+    assert (found.notion, found.clip_norm, found.noise_multiplier) == ("none", None, 0.0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shuffled_batches_are_an_estimate_in_these_words(name):
+    found, honest = stated(name, sampling="shuffle"), stated(name)
+    assert not found.theorem
+    assert found.estimates == ("batches were shuffled, accounting assumes Poisson",)
+    assert "an estimate" in found.sentences()[0]
+    assert (found.sampling, found.sampling_used) == ("poisson", "shuffle")
+    assert found.epsilon == honest.epsilon
+
+
+@pytest.mark.parametrize("name", ["uls", "group", "dp-sgd"])
+def test_truncated_draws_are_accounted_as_such(name):
+    found = stated(name, sampling="truncated", max_batch=6)
+    size, k = {"uls": (N, 1), "group": (CAPPED, 3), "dp-sgd": (M, 1)}[name]
+    process = TruncatedPoisson(size, 4 / size, 6, STEPS)
+    expected = GroupOf(process, k) if k > 1 else process
+    assert not found.estimates
+    assert found.epsilon == pytest.approx(expected.curve(NOISE).epsilon(DELTA))
+    assert found.sampling == found.sampling_used == "truncated"
+    assert found.epsilon > stated(name).epsilon
+
+
+def test_truncated_draws_of_several_rows_a_user_have_no_theorem():
+    """Also where no config was asked, as in a plan."""
+    with pytest.raises(InputError, match="no theorem"):
+        config("els", sampling="truncated", max_batch=6)
+    from dataclasses import replace
+
+    mechanism = replace(mechanisms.build(config("els")), sampling="truncated", max_batch=6)
+    with pytest.raises(InputError, match=r"privacy\.sampling: no theorem"):
+        settle(mechanism, SHAPE, None, NOISE, DELTA)
+
+
+@pytest.mark.parametrize("name", ["uls", "dp-sgd"])
+def test_replace_one_costs_as_much_as_two_zero_outs(name):
+    found = stated(name, adjacency="replace-one")
+    rate = 4 / (N if name == "uls" else M)
+    expected = GroupOf(MixtureOfGaussians.bernoulli(rate, STEPS), 2).curve(NOISE).epsilon(DELTA)
+    assert found.adjacency == "replace-one"
+    assert found.epsilon == pytest.approx(expected)
+    assert found.epsilon > 1.5 * stated(name).epsilon
+    assert "replace-one" in " ".join(found.sentences())
+
+
+def test_add_or_remove_with_literal_constants():
+    found = stated(**LITERAL)
+    assert found.adjacency == "add-or-remove"
+    assert found.sampling_probability == (0.4, 0.4)
+    assert found.theorem
+
+
+@pytest.mark.parametrize("noise", ["secure", "fast"])
+def test_a_published_key_and_fast_noise_are_both_said(noise):
+    secret, published = stated(noise=noise), stated(noise=noise, published=True, published_key="open")
+    open_key = "the run key is published: no guarantee against who knows it"
+    assert secret.theorem == (noise == "secure")
+    assert not published.theorem
+    assert published.estimates == (open_key, *secret.estimates)
+    assert all("noise: fast" in reason for reason in secret.estimates)
+    assert published.epsilon == secret.epsilon
+    assert "published key" in published.randomness
+    assert "secret" not in published.randomness
+    for found in (secret, published):
+        assert ("noise: fast" in found.randomness) == (noise == "fast")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fewer_steps_than_planned_cost_less(name):
+    epsilons = [stated(name, steps=steps).epsilon for steps in (1, 3, STEPS)]
+    assert epsilons[0] < epsilons[1] < epsilons[2]
+    assert stated(name, steps=3).steps == 3
+    assert any("number of steps 3" in fact for fact in stated(name, steps=3).public_facts)
+
+
+def test_before_the_first_step_the_bound_of_one_is_stated():
+    assert stated(steps=0) == stated(steps=1)
+
+
+def test_settle_meets_the_target_with_the_least_noise():
+    mechanism = mechanisms.build(config("els"))
+    setting = settle(mechanism, SHAPE, 3.0, None, DELTA)
+    assert 2.98 < setting.curve().epsilon(DELTA) <= 3.0
+    assert setting.curve(steps=2).epsilon(DELTA) < setting.curve().epsilon(DELTA)
+    assert setting.noise_per_gradient() == setting.noise_multiplier / 4.0
+
+
+def test_the_default_delta_follows_from_the_data():
+    assert settle(mechanisms.build(config("els")), SHAPE, None, NOISE).delta == pytest.approx(
+        min(CAPPED**-1.1, 1 / N)
+    )
+
+
+def test_published_streams_are_known_by_the_key():
+    assert RunKey.from_text("x").published
+    assert not RunKey(bytes(32)).published
