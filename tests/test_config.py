@@ -155,6 +155,12 @@ def test_a_broken_override_is_named(tmp_path, override):
         configs.load(write(tmp_path, GOOD), [override])
 
 
+def test_an_adapter_to_random_weights_is_refused(tmp_path):
+    raw = merged(("model", "tiny/config.json"), ("adapter.kind", "lora"))
+    with pytest.raises(InputError, match=r"adapter.kind: an adapter to a model from scratch"):
+        configs.load(write(tmp_path, raw))
+
+
 def test_all_faults_are_reported_at_once(tmp_path):
     """Pitfall 18: unknown keys, wrong types and impossible combinations in one go."""
     raw = merged(("privacy.epsilom", 3), ("train.steps", "many"), ("adapter.kind", "modules"))
