@@ -414,7 +414,10 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
             f"task: {config.task} has no classes; set task: classification or remove the label",
         )
     if adapter.kind == "lora" and config.model.endswith(".json"):
-        yield "adapter.kind", "an adapter to a model from scratch is no use without its random weights: use full"
+        yield (
+            "adapter.kind",
+            "an adapter to a model from scratch is no use without its random weights: use full",
+        )
     if adapter.kind == "modules" and adapter.targets == "all-linear":
         yield "adapter.targets", "kind: modules needs the names of the modules to train"
     if train.warmup > train.steps:
