@@ -183,9 +183,20 @@ MODEL: dict[str, tuple[Callable[[World], object], str]] = {
     "classifier without a pad token": (lambda w: (settings(w, pad_token_id=None), w.set(task="classification", data__label="kind")), r"model: .*pad_token_id"),
     "LoRA targets that match nothing": (lambda w: w.set(adapter={"kind": "lora", "targets": ["q_porj"]}), r"adapter\.targets: .*q_porj"),
     "modules that match nothing": (lambda w: w.set(adapter={"kind": "modules", "targets": ["q_porj"]}), r"adapter\.targets: .*no module named q_porj"),
-    "LoRA without linear layers": (lambda w: (scratch(w, n_layer=0), w.set(adapter={"kind": "lora"})), r"adapter\.targets"),
+    "LoRA without linear layers": (lambda w: (saved_without_layers(w), w.set(adapter={"kind": "lora"})), r"adapter\.targets"),
+    "LoRA on random weights": (lambda w: (scratch(w), w.set(adapter={"kind": "lora"})), r"adapter\.kind: an adapter to a model from scratch"),
     "biases of a model without any": (lambda w: (llama(w), w.set(adapter={"kind": "bias"})), r"adapter\.kind: bias leaves nothing to train"),
 }  # fmt: skip
+
+
+def saved_without_layers(world: World) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = world.folder / "bare"
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=8192, n_positions=64, n_embd=16, n_layer=0, n_head=2)
+    ).save_pretrained(folder)
+    world.set(model=str(folder))
 
 
 def llama(world: World) -> None:
