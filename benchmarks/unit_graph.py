@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to write; removed afterwards")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.folder is not None:
+        args.folder.mkdir(parents=True, exist_ok=True)
     parent = Path(tempfile.mkdtemp(prefix="unit-graph-", dir=args.folder))
     try:
         figures = measure(parent / "graph", args.rows, min(args.units, args.rows))

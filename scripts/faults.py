@@ -56,8 +56,8 @@ FAULTS = [
         "4",
         "tied weights: the cross term is lost",
         "clipping/slot.py",
-        "parts.append(2 * self._lookups",
-        "parts.append(0 * self._lookups",
+        "parts.append(2 * lookups",
+        "parts.append(0 * lookups",
         "tests/clipping",
     ),
     Fault(
