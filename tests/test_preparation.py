@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from confide import models, preparation
-from confide.config import Config, check
+from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
 from confide.finetuning import prepared_data
 from confide.runs import Run
+from confide.settings import Config
 from tests.command import World, confide, files_below, tiny_model
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key".split()

@@ -14,12 +14,13 @@ from torch import nn
 from confide import mechanisms, models, preparation
 from confide.accounting import GroupOf, MixtureOfGaussians
 from confide.clipping import ClippedSum
-from confide.config import Config, check
+from confide.config import check
 from confide.errors import InputError
 from confide.finetuning import fine_tune
 from confide.mechanisms.statement import settle, state_guarantee
 from confide.noise import FastStream, RunKey, add_noise
 from confide.runs import Run
+from confide.settings import Config
 from confide.units import GraphWriter, Shape, UnitGraph
 from tests import small
 

@@ -14,9 +14,9 @@ import typer
 from confide.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
-    from confide.config import Config
     from confide.finetuning import Job
     from confide.runs import Run
+    from confide.settings import Config
 
 app = typer.Typer(
     name="confide",

@@ -13,160 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide import mechanisms
 from confide.errors import InputError
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Adapter(Section):
-    kind: Literal["full", "lora", "bias", "modules"] = Field(
-        "full",
-        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
-    )
-    rank: Count = Field(32, description="rank of the LoRA factors")
-    alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
-    targets: str | list[str] = Field(
-        "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
-    )
-
-
-class Data(Section):
-    train: str = Field(
-        description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
-    )
-    eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
-        0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
-    )
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub"] = Field(
-        "auto", description="told by what `train` is, or stated here"
-    )
-    split: str = Field("train", description="which split of a hub data set")
-    text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
-    unit: str | list[str] | None = Field(
-        None,
-        description="field that names the privacy unit; a list makes several owners; null: each document",
-    )
-    label: str | None = Field(None, description="field that holds the class, for `task: classification`")
-    clean: Literal["none", "enron"] = Field(
-        "none",
-        description="`enron`: the mail cleaning of paper 000 appendix B (receiver copies, 20-grams, forwards)",
-    )
-    strip_quotes: bool = Field(
-        False, description="remove quoted replies, so that other people's words stay theirs"
-    )
-    duplicates: bool = Field(True, description="report text that stands in several units; nothing is removed")
-    max_length: Annotated[int, Field(ge=2)] = Field(
-        128, description="tokens a row; longer documents are cut into rows"
-    )
-    max_documents: Count | None = Field(None, description="read only the first documents, for a trial")
-
-
-class Privacy(Section):
-    mechanism: str = Field("uls", description="one of: " + ", ".join(mechanisms.NAMES))
-    epsilon: Positive | None = Field(None, description="the target; or give noise_multiplier")
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="default: M^-1.1 for M rows in use, at most 1/N for N units"
-    )
-    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None,
-        description="standard deviation of the noise on the sum, in units of clip_norm; instead of epsilon",
-    )
-    clip_norm: Positive = Field(
-        1.0, description="bound on the norm of what is clipped together: a row or a unit"
-    )
-    normalised: bool = Field(
-        True,
-        description="divide the noised sum by clip_norm, so that the learning rate does not depend on it",
-    )
-    adjacency: Literal["zero-out", "add-or-remove", "replace-one"] = Field(
-        "zero-out", description="what neighbours are; the other two cost more or need literal constants"
-    )
-    rows_per_unit: Count | Literal["median"] = Field(
-        4, description="k of uls, G of els and group; `median` of the rows per unit"
-    )
-    selection: Selection | None = Field(
-        None, description="which rows of a unit; default: random-chunk for uls on a causal LM, else random"
-    )
-    resample: bool = Field(
-        False, description="els, group: repeat rows of units that have fewer than rows_per_unit"
-    )
-    sampling: Literal["poisson", "truncated", "shuffle"] = Field(
-        "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
-    )
-    noise: Literal["secure", "fast"] = Field("secure", description="AES-CTR, or the framework's generator")
-    published_key: str | None = Field(
-        None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"
-    )
-
-
-class Train(Section):
-    steps: Count = Field(500, description="number of noised steps")
-    batch: Positive = Field(
-        256, description="expected rows a step (row sampling) or units a step (unit sampling)"
-    )
-    max_batch: Count | None = Field(
-        None, description="`sampling: truncated`: the most rows or units a step may hold"
-    )
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="literal sampling probability in place of batch; an add-or-remove claim needs it"
-    )
-    divisor: Positive | None = Field(
-        None, description="literal divisor of the noised sum; default: the expected batch, a public constant"
-    )
-    learning_rate: Positive = Field(1e-3, description="peak learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="decay after the warm-up"
-    )
-    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
-    optimizer: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="what moves the weights")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled weight decay")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of adamw", strict=False)
-    precision: Literal["float32", "bf16"] = Field(
-        "float32", description="bf16: autocast in forward and backward; weights, norms and sums stay float32"
-    )
-    micro_tokens: Count = Field(8192, description="tokens (with padding) of one physical micro-batch")
-    gradient_checkpointing: bool = Field(False, description="less memory for a third more compute")
-    checkpoint_every: Count = Field(25, description="steps between checkpoints")
-    eval_every: Annotated[int, Field(ge=0)] = Field(
-        0, description="steps between evaluations; 0: at the end only"
-    )
-    seed: int = Field(
-        0, description="initial weights of a model from scratch and of adapters; never draws or noise"
-    )
-
-
-class Config(Section):
-    model: str = Field(
-        "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
-    )
-    tokenizer: str | None = Field(None, description="folder or hub name; default: the model's own")
-    task: Literal["causal-lm", "masked-lm", "classification"] = Field(
-        "causal-lm", description="what is trained"
-    )
-    trust_remote_code: bool = Field(False, description="let code from the model's repository run")
-    adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
-    data: Data = Field(description="where the text comes from")
-    privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
-    train: Train = Field(default_factory=Train, description="the optimisation")
-    run: str = Field("runs/run", description="the run folder")
-
-    def canonical(self) -> str:
-        """The resolved config as text; equal configs give equal text."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+from confide.settings import Config
 
 
 class _Loader(yaml.SafeLoader):
@@ -352,6 +204,8 @@ def _literals(annotation: Any) -> list[Any]:
 
 def _expected(key: str) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
+    if key == "privacy.mechanism":
+        return "one of " + ", ".join(mechanisms.NAMES)
     field = dict(_fields()).get(key)
     return _words(field.annotation, field.metadata) if field else ""
 
@@ -442,7 +296,7 @@ def reference() -> str:
     lines += ["YAML, plus `key=value` overrides on the command line, for example `privacy.epsilon=3`.", ""]
     lines += ["| key | takes | default | meaning |", "|---|---|---|---|"]
     for key, field in _fields():
-        takes = _words(field.annotation, field.metadata).replace("|", "\\|")
+        takes = _expected(key).replace("|", "\\|")
         if takes == "a section with keys":
             lines.append(f"| **`{key}`** | | | *{field.description}* |")
             continue

@@ -22,7 +22,7 @@ from torch import nn
 from confide.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.config import Adapter, Config
+    from confide.settings import Adapter, Config
 
 BUNDLED = "bundled"
 AUTO = {

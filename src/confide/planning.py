@@ -16,7 +16,7 @@ from confide.mechanisms.uls import UserLevelSampling
 from confide.units import Shape
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 USER_LEVEL = ("uls", "els", "group")
 

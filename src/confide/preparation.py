@@ -26,7 +26,7 @@ from confide.text.quotes import strip_quotes
 from confide.units import GraphWriter, UnitGraph
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 Progress = Callable[[int], None]
 _BATCH = 512  # documents tokenised at a time

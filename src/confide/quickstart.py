@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 from confide import helpdesk, planning, show
-from confide.config import Config, check
+from confide.config import check
 from confide.console import Console
 from confide.finetuning import Outcome, fine_tune, prepared_data
 from confide.models import load_model, load_tokenizer
 from confide.runs import Run, write_text
+from confide.settings import Config
 
 CUSTOMERS = 2000
 

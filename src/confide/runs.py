@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from confide.config import Config, load
+from confide.config import load
 from confide.errors import InputError
 from confide.noise import RunKey
+from confide.settings import Config
 
 # A resumed run may look more or less often; everything else decides what it computes.
 _FREE = {("run",), ("train", "checkpoint_every"), ("train", "eval_every")}

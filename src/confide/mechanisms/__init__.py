@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from confide.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.config import Config
     from confide.mechanisms.base import Mechanism
+    from confide.settings import Config
 
 _REGISTRY = {
     "none": "confide.mechanisms.none:NonPrivate",

@@ -23,7 +23,7 @@ from confide.sampling import Draw, Sampling
 from confide.units import Shape, UnitGraph
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 Score = Callable[[], np.ndarray]  # perplexity of every row under the base model, made only when asked for
 

@@ -14,7 +14,7 @@ from confide.sampling import Sampling
 from confide.units import Shape, UnitGraph
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from confide.mechanisms.rows import CappedRows
 from confide.sampling import Sampling
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 _TRUNCATED = "privacy.sampling: no theorem covers truncated draws of several rows a user: use poisson"
 

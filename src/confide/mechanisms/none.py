@@ -10,7 +10,7 @@ from confide.noise import RunKey
 from confide.units import Shape, UnitGraph
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 
 @dataclass(frozen=True)

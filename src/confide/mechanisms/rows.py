@@ -15,7 +15,7 @@ from confide.selection import median_cap, select
 from confide.units import Shape, UnitGraph
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from confide.mechanisms.base import Mechanism, Terms
 from confide.units import Shape
 
 if TYPE_CHECKING:
-    from confide.config import Config
+    from confide.settings import Config
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ each run says so.
 from pathlib import Path
 from typing import Any
 
-from confide.config import Config, check
+from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
 from confide.finetuning import Outcome, fine_tune
 from confide.quickstart import gap_closed
 from confide.runs import Run
+from confide.settings import Config
 
 _SHARED: dict[str, Any] = {
     "model": "bundled",
