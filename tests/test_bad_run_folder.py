@@ -161,7 +161,7 @@ def full(monkeypatch, module: str, name: str, after: int = 0) -> None:
     ("module", "name", "after"),
     [
         ("confide.preparation", "write_text", 0),
-        ("confide.units", "_sync", 3),
+        ("confide.units", "sync", 3),
         ("torch", "save", 0),
         ("torch", "save", 1),
         ("confide.models", "save", 0),

@@ -133,8 +133,8 @@ def prepare(config: Path_, overrides: Overrides = None, as_json: Json = False) -
     """Read text into the unit graph, and show its statistics."""
     from confide import models, show
     from confide.console import Console
+    from confide.disk import write_text
     from confide.finetuning import prepared_data
-    from confide.runs import write_text
 
     run = _run(config, overrides)
     with run.locked():

@@ -18,6 +18,7 @@ from confide import __version__, evaluation, mechanisms, models, preparation
 from confide.allocator import keep_freed_memory
 from confide.claims import Guarantee
 from confide.console import Console
+from confide.disk import write_text
 from confide.errors import InputError
 from confide.ledger import Ledger
 from confide.mechanisms.base import Mechanism
@@ -26,7 +27,7 @@ from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.metrics import Metrics
 from confide.noise import RunKey
 from confide.preparation import Prepared
-from confide.runs import Run, write_text
+from confide.runs import Run
 from confide.tasks import Task
 from confide.training import Optimisation, Report, Step
 from confide.units import UnitGraph

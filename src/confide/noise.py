@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from confide.disk import sync
 from confide.errors import InputError
 
 KEY_BYTES = 32
@@ -125,9 +126,7 @@ class RunKey:
             stream.write(secret)
             stream.flush()
             os.fsync(stream.fileno())
-        entry = os.open(path.parent, os.O_RDONLY)  # the name must be on disk as well as the bytes
-        os.fsync(entry)
-        os.close(entry)
+        sync(path.parent)  # the name must be on disk as well as the bytes
         return cls(secret)
 
     @classmethod

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from confide.disk import write_text
 from confide.errors import InputError
-from confide.runs import write_text
 from confide.text import Counts, Document, documents, records
 from confide.text.duplicates import find_duplicates
 from confide.text.enron import clean_enron

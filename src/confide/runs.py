@@ -8,7 +8,6 @@ twin/        the non-private twin, if one was trained: the same data, key and dr
 
 import fcntl
 import json
-import os
 import pickle
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 
 from confide.config import load
+from confide.disk import sync, write_text
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.settings import Config
@@ -218,24 +218,3 @@ def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
         names = dict.fromkeys([*old, *new])
         return [d for n in names for d in _differences(old.get(n), new.get(n), (*path, n))]
     return [] if old == new or path in _FREE else [".".join(path)]
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder entry is on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one go: a reader finds the old one or the new one."""
-    building = path.with_name(f".{path.name}.new")
-    try:
-        building.write_text(text, "utf-8")
-        sync(building)
-        building.rename(path)
-    except BaseException:
-        building.unlink(missing_ok=True)
-        raise

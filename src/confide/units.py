@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from confide.disk import sync
 from confide.errors import InputError
 
 FORMAT, VERSION = "confide unit graph", 1
@@ -311,10 +312,10 @@ class GraphWriter:
             self._sort_by_unit()
             self._write_header()
             for path in [*self._part.iterdir(), self._part]:
-                _sync(path)
+                sync(path)
             self._part.rename(self.folder)
         with self._disk():
-            _sync(self.folder.parent)
+            sync(self.folder.parent)
         return UnitGraph.open(self.folder)
 
     def _check_tokens(self, tokens: np.ndarray, ends: np.ndarray) -> None:
@@ -475,11 +476,3 @@ def _summary(counts: np.ndarray) -> dict[str, float]:
         "mean": float(counts.mean()),
         "max": int(counts.max()),
     }
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,25 @@
+"""Files that are whole or not there, and on disk when we say so."""
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder entry is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one go: a reader finds the old one or the new one."""
+    building = path.with_name(f".{path.name}.new")
+    try:
+        building.write_text(text, "utf-8")
+        sync(building)
+        building.rename(path)
+    except BaseException:
+        building.unlink(missing_ok=True)
+        raise
