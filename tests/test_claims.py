@@ -222,3 +222,9 @@ def test_the_model_card_prints_every_line():
         assert f"- {item}" in card
     assert "r(1e-06) = 6.3e-06" in card
     assert "a proved bound" in card
+
+
+@pytest.mark.parametrize(("delta", "said"), [(1e-5, False), (7e-3, True)])
+def test_a_large_delta_is_said_in_words(delta, said):
+    words = " ".join(Guarantee(**fields(delta=delta)).sentences())
+    assert ("may not hold at all" in words) == said

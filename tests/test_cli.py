@@ -251,6 +251,8 @@ def test_a_release_holds_what_the_guarantee_covers_and_nothing_else(request, kin
                 assert f'"{word}"'.encode() not in content, (name, word)
             assert str(world.folder).encode() not in content, name
     assert (world.run / "key").stat().st_mode & 0o777 == 0o600
+    assert world.run.stat().st_mode & 0o077 == 0  # ledger, metrics, checkpoints: the owner's alone
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in release.iterdir())
     assert (world.run / "data" / "train").stat().st_mode & 0o077 == 0
 
 

@@ -28,3 +28,9 @@ def test_a_config_that_is_valid_and_guesses_well(tmp_path, record, text, unit, m
 def test_nothing_to_read_is_said(tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         starter.write(str(tmp_path / "nowhere"))
+
+
+def test_a_batch_that_the_data_can_fill(tmp_path):
+    source = tmp_path / "notes.jsonl"
+    source.write_text("".join(json.dumps({"from": f"u{i % 12}", "text": "hi"}) + "\n" for i in range(60)))
+    assert check(yaml.safe_load(starter.write(str(source)))).train.batch == 6

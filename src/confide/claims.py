@@ -304,6 +304,10 @@ def _in_words(g: Guarantee) -> list[str]:
     if g.secret_targets:
         asked = "; ".join(f"from {_one_in(p)} to at most {_one_in(r)}" for p, r in g.secret_targets)
         words.insert(4, f"For each secret it was asked that a blind guess should improve {asked}.")
+    if g.delta > 1e-3:
+        words.append(
+            f"delta = {g.delta:.3g} is large: with about that chance the bound that epsilon states may not hold at all."
+        )
     if g.advantage > 0.9 or max(r for _, r in g.reconstruction) > 0.5:
         words.append(
             "These bounds are weak: they do not rule out that a determined attacker tells whether one unit was used, "

@@ -163,6 +163,8 @@ def _sentence(key: str, detail: ErrorDetails) -> str:
         text = expected
     shown = "" if isinstance(value, dict | list) else f" {value!r}"
     hint = ""
+    if isinstance(value, dict) and "text" in text:
+        hint = ": put text with braces in quotes"
     options = _options(key)
     if options and isinstance(value, str):
         near = difflib.get_close_matches(value, options, 1, 0.4)

@@ -74,9 +74,16 @@ class Run:
             raise InputError(f"{root}: no twin was trained here; `confide train {root} --twin` does")
         return run
 
+    def _make_folder(self) -> None:
+        """The run folder, for its owner alone: nearly all in it is made from private rows."""
+        if not self.root.exists():
+            self.root.mkdir(parents=True)
+            self.root.chmod(0o700)
+        self.folder.mkdir(exist_ok=True)
+
     def bind(self) -> None:
         """Make the folder this config's own, or refuse if it holds another run's steps."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         if self.ledger_path.exists() and self.config_path.exists():
             differing = _differences(load(self.config_path).model_dump(mode="json"), self._values())
             if differing:
@@ -110,7 +117,7 @@ class Run:
             return RunKey.load(path)
         if self.ledger_path.exists():
             raise InputError(f"{path} is missing, and without it the run cannot be resumed")
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         return RunKey.create(path)
 
     @contextmanager
@@ -120,7 +127,7 @@ class Run:
         Raises:
             InputError: another one does.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         with open(self.folder / ".lock", "w") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,6 +188,8 @@ class Run:
         building.mkdir()
         with _undone(building):
             yield building
+            for path in building.iterdir():
+                path.chmod(0o644)  # what may leave the house may be read
             shutil.rmtree(self.release, ignore_errors=True)
             building.rename(self.release)
 

@@ -51,7 +51,7 @@ privacy:
   epsilon: 8
 train:
   steps: 200
-  batch: 64                 # {"units" if unit else "rows"} a step: more means less noise and more compute
+  batch: {_batch(found, unit):<10} # {"units" if unit else "rows"} a step: more means less noise and more compute
 run: runs/{_name(source)}
 """
 
@@ -74,6 +74,13 @@ def _unit(found: Sequence[Record], fields: Sequence[str], text: str) -> str | No
         if name in fields and name != text and all(r.fields.get(name) not in (None, "", []) for r in found):
             return name
     return None
+
+
+def _batch(found: Sequence[Record], unit: str | None) -> int:
+    """64, or fewer where a look already shows that there are few units."""
+    if unit is None or len(found) == LOOK:
+        return 64
+    return min(64, max(1, len({str(r.fields[unit]) for r in found}) // 2))
 
 
 def _name(source: str) -> str:
