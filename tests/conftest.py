@@ -20,3 +20,8 @@ def shared() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip("../shared/data is not there: tests on real text are skipped")
     return SHARED
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes are no names: a gzip header holds the time, and workers must collect the same tests."""
+    return argname if isinstance(val, bytes) else None
