@@ -3,7 +3,6 @@
 Ground floor: knows nothing of files or mechanisms. `confide.config` reads and checks; mechanisms read the values.
 """
 
-import json
 from typing import Annotated, Literal
 
 import yaml
@@ -150,10 +149,6 @@ class Config(Section):
     privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
     train: Train = Field(default_factory=Train, description="the optimisation")
     run: str = Field("runs/run", description="the run folder")
-
-    def canonical(self) -> str:
-        """The resolved config as text; equal configs give equal text."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

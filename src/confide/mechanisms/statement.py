@@ -94,8 +94,6 @@ def state_guarantee(
         estimates.append("the run key is published: no guarantee against who knows it")
     if config.privacy.noise == "fast":  # torch seeds it with 32 bits: so many noises can be tried one by one
         estimates.append("the noise comes from a generator with a seed of 32 bits (noise: fast)")
-    if protected and terms.process.describe().startswith("estimate"):
-        estimates.append(terms.process.describe())
     randomness = _RANDOMNESS[config.privacy.noise]
     if published:
         randomness = randomness.replace(
