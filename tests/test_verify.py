@@ -182,12 +182,16 @@ def clip_rows_instead_of_units(patch):
 def clip_at_another_norm_than_the_noise(patch):
     """Pitfall 1."""
     honest = clipping.ClippedSum
-    patch.setattr(training, "ClippedSum", lambda model, loss, clip: honest(model, loss, clip and 2 * clip))
+    patch.setattr(
+        training, "ClippedSum", lambda model, loss, clip, *more: honest(model, loss, clip and 2 * clip, *more)
+    )
 
 
 def half_the_noise(patch):
     add = training.add_noise
-    patch.setattr(training, "add_noise", lambda tensor, source, scale: add(tensor, source, scale / 2))
+    patch.setattr(
+        training, "add_noise", lambda tensor, source, scale, start: add(tensor, source, scale / 2, start)
+    )
 
 
 def half_the_noise_by_the_value_that_says_how_much(patch):
@@ -198,19 +202,21 @@ def half_the_noise_by_the_value_that_says_how_much(patch):
 
 def slightly_less_noise(patch):
     add = training.add_noise
-    patch.setattr(training, "add_noise", lambda tensor, source, scale: add(tensor, source, 0.98 * scale))
+    patch.setattr(
+        training, "add_noise", lambda tensor, source, scale, start: add(tensor, source, 0.98 * scale, start)
+    )
 
 
 def no_noise(patch):
-    patch.setattr(training, "add_noise", lambda tensor, source, scale: None)
+    patch.setattr(training, "add_noise", lambda *given: None)
 
 
 def no_noise_on_one_parameter(patch):
     add = training.add_noise
 
-    def choosy(tensor, source, scale):
+    def choosy(tensor, source, scale, start):
         if tensor.shape != (16, 64):
-            add(tensor, source, scale)
+            add(tensor, source, scale, start)
 
     patch.setattr(training, "add_noise", choosy)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.errors import CheckFailed, InputError
+from confide.errors import CheckFailed, InputError, RankLost
 
 if TYPE_CHECKING:
     from confide.finetuning import Job
@@ -66,6 +66,8 @@ def _verb(function: Callable[..., None]) -> Callable[..., None]:
         except InputError as error:
             _end(2, str(error))
         except CheckFailed as error:
+            _end(1, str(error))
+        except RankLost as error:
             _end(1, str(error))
         except _Stopped as error:
             _end(130, str(error))
@@ -176,18 +178,23 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train, or resume where it stopped; release the model."""
+    """Train, or resume where it stopped; release the model. Runs under torchrun, too."""
     from confide import show
     from confide.console import Console
     from confide.finetuning import fine_tune
+    from confide.ranks import Ranks
 
-    run, console = _run(config, overrides, twin), Console()
-    console.say(run.config.to_yaml())
-    outcome = fine_tune(run, console)
+    with Ranks.joined() as ranks:
+        run, console = _run(config, overrides, twin), Console(quiet=not ranks.first)
+        console.say(run.config.to_yaml())
+        outcome = fine_tune(run, console, ranks=ranks)
+        ranks.wait()
     if not outcome.finished:
         raise _Stopped(
             f"stopped after step {outcome.steps} of {run.config.train.steps}; the same command resumes"
         )
+    if not ranks.first:
+        return
     if as_json:
         _print(show.outcome_facts(outcome))
     else:
@@ -202,18 +209,24 @@ def evaluate(
     twin: Annotated[bool, typer.Option(help="evaluate the non-private twin instead")] = False,
     as_json: Json = False,
 ) -> None:
-    """Loss, perplexity and accuracy on the held-out units."""
+    """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too."""
     from confide import show
+    from confide.console import Console
+    from confide.finetuning import Job
+    from confide.ranks import Ranks
     from confide.runs import Run
 
     loaded = Run.load(run, twin)
     found = None if base else loaded.last_checkpoint()
     if found is None and not base:
         raise InputError(f"{loaded.folder}: nothing was trained here yet")
-    job = _job(loaded)
-    if found is not None:
-        job.step().restore(found[1])
-    result = job.evaluate()
+    with Ranks.joined() as ranks:
+        job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
+        if found is not None:
+            job.step().restore(found[1])
+        result = job.evaluate()
+    if not ranks.first:
+        return
     if result is None:
         raise InputError(f"{run}: the config holds no evaluation data (data.eval)")
     _print(result) if as_json else show.evaluation(result)

@@ -1,4 +1,4 @@
-"""The two ways in which a run may end that are not a fault of confide."""
+"""The ways in which a run may end that are not a fault of confide."""
 
 
 class InputError(Exception):
@@ -7,3 +7,7 @@ class InputError(Exception):
 
 class CheckFailed(Exception):
     """A check was made and failed, or a claim does not hold. Exit code 1."""
+
+
+class RankLost(Exception):
+    """Another process of the run has ended; its own message says why."""

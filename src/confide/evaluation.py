@@ -1,7 +1,7 @@
 """Loss, perplexity and accuracy on held-out rows, in batches of rows of like length."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -9,6 +9,8 @@ from torch import nn
 
 from confide.errors import InputError
 from confide.noise import RunKey
+from confide.ranks import Ranks
+from confide.sharding import is_split
 from confide.tasks import Task
 from confide.units import UnitGraph
 
@@ -22,48 +24,71 @@ def row_losses(
     graph: UnitGraph,
     micro_tokens: int = 8192,
     progress: Callable[[int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sum of token losses, predicted tokens, correct predictions) of every row: float64, int64, int64 [M]."""
-    losses = np.zeros(graph.n_rows)
-    counts, correct = np.zeros(graph.n_rows, np.int64), np.zeros(graph.n_rows, np.int64)
-    order = np.argsort(graph.row_lengths, kind="stable")
+    """(sum of token losses, predicted tokens, correct predictions) of every row: float64, int64, int64 [M].
+
+    Several ranks share the rows, and all get everything.
+    """
+    ranks = ranks or Ranks()
+    found = torch.zeros((3, graph.n_rows), dtype=torch.float64)
     masked = task.kind == "masked-lm"
     was_training = model.training
     model.eval()
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and (stop - start + 1) * graph.row_lengths[order[stop]] <= micro_tokens:
-            stop += 1
-        rows = order[start:stop]
+    for rows, idle in _dealt(list(_batches(graph.row_lengths, micro_tokens)), ranks, model):
         labels = None if graph.labels is None else np.asarray(graph.labels[rows])
         hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if masked else None
         loss, counted, hit = task.token_losses(model, task.collate(graph.fetch(rows), labels, hide))
-        losses[rows] = (loss * counted).sum(1).double().cpu().numpy()
-        counts[rows] = counted.sum(1).cpu().numpy()
-        correct[rows] = (hit & counted).sum(1).cpu().numpy()
+        if idle:
+            continue
+        sums = ((loss * counted).sum(1).double(), counted.sum(1), (hit & counted).sum(1))
+        found[:, torch.from_numpy(rows)] = torch.stack([values.double().cpu() for values in sums])
         if progress is not None:
             progress(len(rows))
-        start = stop
     model.train(was_training)
-    return losses, counts, correct
+    found = found.to(ranks.device)
+    ranks.add_up([found])
+    losses, counts, correct = found.cpu().numpy()
+    return losses, counts.astype(np.int64), correct.astype(np.int64)
 
 
-def perplexities(model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192) -> np.ndarray:
+def _batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:
+    """Row numbers of one batch after another, of like length."""
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop - start + 1) * lengths[order[stop]] <= micro_tokens:
+            stop += 1
+        yield order[start:stop]
+        start = stop
+
+
+def _dealt(batches: list[np.ndarray], ranks: Ranks, model: nn.Module) -> Iterator[tuple[np.ndarray, bool]]:
+    """This rank's batches, and whether it only goes along: a split model's passes are taken by all ranks together."""
+    own = batches[ranks.number :: ranks.size]
+    yield from ((rows, False) for rows in own)
+    if any(is_split(p) for p in model.parameters()) and len(own) * ranks.size < len(batches):
+        yield batches[0][:1], True
+
+
+def perplexities(
+    model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192, ranks: Ranks | None = None
+) -> np.ndarray:
     """Perplexity of every row under `model`: float64[M]."""
-    losses, counts, _ = row_losses(model, task, graph, micro_tokens)
+    losses, counts, _ = row_losses(model, task, graph, micro_tokens, ranks=ranks)
     return np.exp(losses / np.maximum(counts, 1))
 
 
 def evaluate(
-    model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192
+    model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192, ranks: Ranks | None = None
 ) -> dict[str, float | int]:
     """Loss and perplexity weighted by tokens, and accuracy, over all rows of `graph`.
 
     Returns:
         `loss` (nats a token, or a row for classes), `perplexity`, `accuracy`, `tokens`, `rows`, `units`.
     """
-    losses, counts, correct = row_losses(model, task, graph, micro_tokens)
+    losses, counts, correct = row_losses(model, task, graph, micro_tokens, ranks=ranks)
     tokens = int(counts.sum())
     if tokens == 0:
         raise InputError("data.eval: the held-out rows hold nothing to predict")

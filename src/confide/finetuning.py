@@ -26,8 +26,12 @@ from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.metrics import Metrics
 from confide.noise import RunKey
+from confide.physical import fit
 from confide.preparation import Prepared
+from confide.ranks import Ranks
 from confide.runs import Run
+from confide.settings import Config
+from confide.sharding import part, shard
 from confide.tasks import Task
 from confide.training import Optimisation, Report, Step
 from confide.units import UnitGraph
@@ -48,14 +52,17 @@ class Job:
     model: nn.Module
     task: Task
     base: bytes  # digest of the weights before the first step
+    micro_tokens: int
+    ranks: Ranks
 
     @classmethod
-    def of(cls, run: Run, console: Console) -> "Job":
+    def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
         """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
-        config = run.config
+        config, ranks = run.config, ranks or Ranks()
         keep_freed_memory()
         tokenizer = models.load_tokenizer(config)
-        prepared = prepared_data(run, tokenizer, console)
+        with ranks.first_ahead():
+            prepared, key = prepared_data(run, tokenizer, console), run.key()
         mechanism = mechanisms.build(config)
         if run.twin:
             mechanism = NonPrivate.twin(mechanism)
@@ -67,22 +74,39 @@ class Job:
         )
         setting = settle(mechanism, prepared.train.shape(), delta=privacy.delta, **target)
         model = models.load_model(config, prepared.classes, len(tokenizer))
-        if torch.cuda.is_available():
-            model = model.cuda()
-        task = Task.of(config.task, model, tokenizer, config.train.precision)
-        key, base = run.key(), _weights_digest(model)
+        base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
         if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
             bound.append(base)
-        return cls(run, key.bound_to(*bound), tokenizer, prepared, mechanism, setting, model, task, base)
+        task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device)
+        if ranks.several and config.train.distributed == "fsdp":
+            shard(model, ranks)
+        else:
+            model.to(ranks.device)
+        micro_tokens = _micro_tokens(config, model, task, ranks, console)
+        return cls(
+            run,
+            key.bound_to(*bound),
+            tokenizer,
+            prepared,
+            mechanism,
+            setting,
+            model,
+            task,
+            base,
+            micro_tokens,
+            ranks,
+        )
 
-    def step(self) -> Step:
+    def step(self, say: Callable[[str], None] = lambda text: None) -> Step:
         """The step object of this run, at its first step."""
         config = self.run.config
         train = config.train
 
         def score() -> Any:
-            return evaluation.perplexities(self.model, self.task, self.prepared.train, train.micro_tokens)
+            return evaluation.perplexities(
+                self.model, self.task, self.prepared.train, self.micro_tokens, self.ranks
+            )
 
         return Step(
             self.model,
@@ -93,14 +117,16 @@ class Job:
             self.key,
             PHASE,
             config.privacy.noise,
-            train.micro_tokens,
+            self.micro_tokens,
+            self.ranks,
+            say,
         )
 
     def evaluate(self) -> dict[str, float | int] | None:
         if self.prepared.held_out is None:
             return None
         return evaluation.evaluate(
-            self.model, self.task, self.prepared.held_out, self.run.config.train.micro_tokens
+            self.model, self.task, self.prepared.held_out, self.micro_tokens, self.ranks
         )
 
     def guarantee(self, steps: int) -> Guarantee:
@@ -139,6 +165,16 @@ class Job:
             "config_hmac": self.key.fingerprint(self.run.binding().encode()),
             "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
         }
+
+
+def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
+    if config.train.micro_tokens != "auto":
+        return config.train.micro_tokens
+    states = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0)
+    later = 4 * states * sum(part(p).numel() for p in models.trainable(model).values())
+    found = fit(model, task, config.data.max_length, ranks, later)
+    console.say(f"micro-batches of {found:,} tokens, as memory allows")
+    return found
 
 
 def _weights_digest(model: nn.Module) -> bytes:
@@ -187,16 +223,21 @@ class Outcome:
     final: dict[str, float | int] | None
 
 
-def fine_tune(run: Run, console: Console | None = None, until: int | None = None) -> Outcome:
+def fine_tune(
+    run: Run, console: Console | None = None, until: int | None = None, ranks: Ranks | None = None
+) -> Outcome:
     """Train or resume a run to its end, and release the model.
 
     Args:
         until: stop after this many steps; a later call resumes.
+        ranks: the processes that train it together; the first writes, all return.
     """
-    console = console or Console(quiet=True)
+    console, ranks = console or Console(quiet=True), ranks or Ranks()
+    if not ranks.first:
+        return _Loop(Job.of(run, console, ranks), None, console).go(until)
     with run.locked():
         run.bind()
-        job = Job.of(run, console)
+        job = Job.of(run, console, ranks)
         console.say(_in_short(job))
         ledger = Ledger(run.ledger_path)
         try:
@@ -206,24 +247,31 @@ def fine_tune(run: Run, console: Console | None = None, until: int | None = None
 
 
 class _Loop:
-    def __init__(self, job: Job, ledger: Ledger, console: Console):
-        self.job, self.ledger, self.console = job, ledger, console
+    """The steps of a run, on every rank. The first has the ledger and writes all files."""
+
+    def __init__(self, job: Job, ledger: Ledger | None, console: Console):
+        self.job, self.ledger, self.console, self.ranks = job, ledger, console, job.ranks
         self.train = job.run.config.train
-        ledger.record(0, job.header())
-        self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard)
-        self.step = job.step()
+        header = job.header()
+        if not self.ranks.alike(json.dumps(header)):
+            raise InputError(
+                f"{job.run.folder}: the ranks have different configs, data, keys or models; every machine needs the "
+                "same model and the same run folder, on a disk that they share"
+            )
+        self._record(0, header)
+        self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
+        self.step = job.step(console.say)
         self.done = 0
         found = job.run.last_checkpoint()
         if found is not None:
             self.done, state = found
-            recorded = [entry.get("step") for entry in ledger.entries[1:]]
-            if len(recorded) < self.done or recorded != list(range(len(recorded))):
-                raise InputError(
-                    f"{ledger.path} does not record every step up to {self.done}, which the checkpoint has taken: "
-                    "lines are missing, and the ledger cannot be trusted"
-                )
+            if ledger is not None:
+                _refuse_gaps(ledger, self.done)
             self.step.restore(state)
-        self.metrics.resume(self.done)
+            if self.train.micro_tokens != "auto":
+                self.step.micro_tokens = self.train.micro_tokens
+        if self.metrics is not None:
+            self.metrics.resume(self.done)
 
     def go(self, until: int | None) -> Outcome:
         last = min(until or self.train.steps, self.train.steps)
@@ -237,7 +285,7 @@ class _Loop:
             self.console.track("step", self.train.steps, self.done) as track,
             _interruptible() as interrupted,
         ):
-            while self.done < last and not interrupted():
+            while self.done < last and not self.ranks.any(interrupted()):
                 report = self._take()
                 track(1, _note(report))
                 if self.done % self.train.checkpoint_every == 0:
@@ -253,30 +301,35 @@ class _Loop:
         if finished:
             self._evaluate("final")
             self._release()
-        self.metrics.close()
-        return Outcome(
-            self.done,
-            finished,
-            self.job.guarantee(self.done),
-            self.metrics.last("base"),
-            self.metrics.last("final"),
-        )
+        base = final = None
+        if self.metrics is not None:
+            self.metrics.close()
+            base, final = self.metrics.last("base"), self.metrics.last("final")
+        return Outcome(self.done, finished, self.job.guarantee(self.done), base, final)
+
+    def _record(self, number: int, entry: dict[str, Any]) -> None:
+        """Into the ledger, and on no rank further before it is on disk."""
+        if self.ledger is not None:
+            self.ledger.record(number, entry)
+        self.ranks.wait()
 
     def _take(self) -> Report:
         began, number = time.monotonic(), self.done
         entry = {"phase": PHASE, "step": number, "noise_multiplier": self.step.combine.noise_multiplier}
-        report = self.step(number, before_update=lambda: self.ledger.record(number + 1, entry))
+        report = self.step(number, before_update=lambda: self._record(number + 1, entry))
         self.done += 1
-        self.metrics.step(asdict(report) | {"seconds": round(time.monotonic() - began, 3)})
+        if self.metrics is not None:
+            self.metrics.step(asdict(report) | {"seconds": round(time.monotonic() - began, 3)})
         return report
 
     def _checkpoint(self) -> None:
-        if self.done:
-            self.job.run.save_checkpoint(self.done, self.step.state())
+        state = self.step.state() if self.done else None
+        if state is not None:
+            self.job.run.save_checkpoint(self.done, state)
 
     def _evaluate(self, what: str) -> None:
         found = self.job.evaluate()
-        if found is not None:
+        if found is not None and self.metrics is not None:
             self.metrics.evaluation(what, self.done, found)
             self.console.say(
                 f"{what} model, held out: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
@@ -285,11 +338,23 @@ class _Loop:
     def _release(self) -> None:
         job, guarantee = self.job, self.job.guarantee(self.done)
         text = json.dumps(guarantee.to_json(), indent=2) + "\n"
+        weights = models.gathered(job.model, self.ranks.first)
+        if not self.ranks.first:
+            return
         with job.run.releasing() as folder:
-            models.save(job.model, job.tokenizer, folder, job.run.config.model)
+            models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
             write_text(folder / "guarantee.json", text)
             write_text(folder / "README.md", _card(job, guarantee))
         write_text(job.run.guarantee_path, text)
+
+
+def _refuse_gaps(ledger: Ledger, done: int) -> None:
+    recorded = [entry.get("step") for entry in ledger.entries[1:]]
+    if len(recorded) < done or recorded != list(range(len(recorded))):
+        raise InputError(
+            f"{ledger.path} does not record every step up to {done}, which the checkpoint has taken: "
+            "lines are missing, and the ledger cannot be trusted"
+        )
 
 
 def _in_short(job: Job) -> str:

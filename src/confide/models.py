@@ -10,7 +10,7 @@ import errno
 import inspect
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from confide.errors import InputError
+from confide.sharding import is_split, whole
 
 if TYPE_CHECKING:
     from confide.settings import Adapter, Config
@@ -164,7 +165,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         raise InputError(
             f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
         )
-    refuse_unsound(model, f"model: the weights of {config.model!r} are damaged,")
+    refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         _no_dropout(module)
     model = _adapt(model, config.adapter, config.task)
@@ -302,16 +303,37 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def save(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
+def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
+    """The weights of a model that is split over ranks, whole, on the CPU; None where it is not, or not to `keep`.
+
+    All ranks must ask together; those that have no use for the weights do not keep them.
+    """
+    if not any(is_split(p) for p in model.parameters()):
+        return None
+    weights: dict[str, torch.Tensor] = {}
+    found: dict[int, torch.Tensor] = {}  # by parameter, so that tied ones stay one
+    for name, values in model.state_dict(keep_vars=True).items():
+        if id(values) not in found:
+            values_whole = whole(values.detach())
+            found[id(values)] = values_whole.cpu() if keep else values_whole.new_empty(0)
+        weights[name] = found[id(values)]
+    return weights if keep else None
+
+
+def save(
+    model: Any, tokenizer: Any, folder: Path, base: str, weights: dict[str, torch.Tensor] | None = None
+) -> None:
     """Weights or adapter as safetensors, with the tokenizer, as `from_pretrained` reads them.
 
     Args:
         base: the base model's name in the config; what is written has no path of this machine.
+        weights: by name, where the model itself does not hold them whole.
     """
     _quiet()
-    refuse_unsound(model, "train.learning_rate: the training diverged, lower it;")
+    held = dict(model.named_parameters()) if weights is None else weights
+    refuse_unsound(held, "train.learning_rate: the training diverged, lower it;")
     base = public_name(base)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
     if hasattr(model, "peft_config"):
         for settings in model.peft_config.values():
             settings.base_model_name_or_path = base
@@ -328,8 +350,8 @@ def save(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
         raise
 
 
-def refuse_unsound(model: nn.Module, why: str) -> None:
+def refuse_unsound(weights: Mapping[str, torch.Tensor], why: str) -> None:
     """Raises InputError, beginning with `why`, if a weight is infinite or not a number."""
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+    for name, values in weights.items():
+        if not bool(torch.isfinite(values).all()):
             raise InputError(f"{why} {name} holds values that are infinite or not a number")

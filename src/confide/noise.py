@@ -8,6 +8,7 @@ independent under the usual assumption that AES is a pseudo-random function.
 
 import hashlib
 import hmac
+import math
 import os
 from pathlib import Path
 from typing import Protocol
@@ -39,7 +40,8 @@ class Stream:
         """`n` uniform 64-bit words from index `start` on: uint64[n]."""
         first, skip = divmod(start, 2)
         cipher = Cipher(algorithms.AES(self._key), modes.CTR(first.to_bytes(16, "big"))).encryptor()
-        words = np.frombuffer(cipher.update(bytes(8 * (n + skip))), dtype="<u8")
+        words = np.empty(n + skip, dtype="<u8")
+        cipher.update_into(bytes(words.nbytes), words.data.cast("B"))
         return words[skip:]
 
     def uniform(self, n: int, start: int = 0) -> np.ndarray:
@@ -57,23 +59,26 @@ class Stream:
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
         """`n` standard normal values: float32[n].
 
-        Box-Muller on 64-bit words in float64, so that the tail reaches 9.4 standard deviations: no tail
-        that matters to delta is cut off, as 24- or 32-bit uniforms would cut it.
+        Box-Muller on 64-bit words, so that the tail reaches 9.4 standard deviations: no tail that matters to
+        delta is cut off, as 24- or 32-bit uniforms would cut it. The logarithm needs float64; what follows
+        keeps the float32 precision of the result.
         """
         first, skip = divmod(start, 2)
         pairs = (skip + n + 1) // 2
-        words = self.uint64(2 * pairs, 2 * first).reshape(pairs, 2)
-        radius = torch.from_numpy((words[:, 0].astype(np.float64) + 0.5) * 2.0**-64)
-        angle = torch.from_numpy((words[:, 1] >> np.uint64(11)) * (2.0**-53 * 2 * np.pi))
-        radius.clamp_(max=1.0).log_().mul_(-2).sqrt_()
-        values = torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).reshape(-1)
-        return values[skip : skip + n].float()
+        words = torch.from_numpy(self.uint64(2 * pairs, 2 * first)).view(pairs, 2)
+        radius = words[:, 0].double().add_(0.5).mul_(2.0**-64).clamp_(max=1.0).log_().mul_(-2).float().sqrt_()
+        angle = words[:, 1].view(torch.int64).float().mul_(math.pi * 2.0**-63)  # in [-pi, pi]
+        values = torch.empty(pairs, 2)
+        torch.mul(radius, angle.cos(), out=values[:, 0])
+        torch.mul(radius, angle.sin_(), out=values[:, 1])
+        return values.view(-1)[skip : skip + n]
 
 
 class FastStream:
     """The framework's generator in place of AES, for `noise: fast`; the guarantee says so.
 
-    Not addressable by index: a whole tensor's noise is drawn in one go, in blocks of fixed size.
+    Not addressable by index: a tensor's noise is drawn in order, in blocks. What a part of a tensor gets is
+    independent of what the other parts get, but not the same as it would be in the whole.
     """
 
     def __init__(self, stream: Stream):
@@ -82,18 +87,24 @@ class FastStream:
         self._next = 0
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
-        if start != self._next:
+        if start < self._next:
             raise ValueError("the fast generator draws in order only")
-        self._next += n
+        for place in range(self._next, start, BLOCK):
+            torch.randn(min(BLOCK, start - place), generator=self._generator)
+        self._next = start + n
         return torch.randn(n, generator=self._generator)
 
 
-def add_noise(tensor: torch.Tensor, source: Normal, scale: float) -> None:
-    """Add N(0, scale^2) to every element of a contiguous float32 tensor, in place."""
+def add_noise(tensor: torch.Tensor, source: Normal, scale: float, start: int = 0) -> None:
+    """Add N(0, scale^2) to every element of a contiguous float32 tensor, in place.
+
+    Args:
+        start: which of the source's values the first element takes, for a tensor that is part of a larger one.
+    """
     flat = tensor.view(-1)
-    for start in range(0, flat.numel(), BLOCK):
-        part = flat[start : start + BLOCK]
-        part.add_(source.normal(part.numel(), start).to(part.device), alpha=scale)
+    for place in range(0, flat.numel(), BLOCK):
+        some = flat[place : place + BLOCK]
+        some.add_(source.normal(some.numel(), start + place).to(some.device), alpha=scale)
 
 
 class RunKey:

@@ -1,5 +1,6 @@
 """A logical batch as physical micro-batches. A unit's rows stay together, or the unit has its own."""
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,23 +21,60 @@ class Pack:
     parts: tuple[np.ndarray, ...] = ()
 
 
+IDLE = Pack(np.zeros(0, np.int64), np.zeros(0, np.int64))  # a pass that a rank takes only because others do
+
+
 def pack(draw: Draw, micro_tokens: int) -> Iterator[Pack]:
     """Split a draw into micro-batches of at most `micro_tokens` tokens, padding included.
 
     Units are taken in the order of their longest row, so that rows of a micro-batch are of like length.
     """
+    yield from share(draw, micro_tokens, 1)[0]
+
+
+def share(draw: Draw, micro_tokens: int, ranks: int) -> list[list[Pack]]:
+    """Split a draw over ranks, and each rank's share into micro-batches.
+
+    A unit that is too large for one micro-batch is split over all ranks: it comes first, in the same order
+    everywhere, with as many parts on each rank as there are to have (some may be empty). Of the others each
+    goes whole to the rank that has the fewest tokens so far, the largest first.
+    """
+    shares: list[list[Pack]] = [[] for _ in range(ranks)]
     if not draw.rows:
-        return
+        return shares
     lengths = np.array([len(row) for row in draw.rows])
     starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
     longest = np.maximum.reduceat(lengths, starts[:-1])
+    tokens = np.diff(starts) * longest
+    is_large = (tokens > micro_tokens) & (np.diff(starts) > 1)
+    for unit in np.flatnonzero(is_large):
+        for rank, large in enumerate(
+            _large(np.arange(starts[unit], starts[unit + 1]), lengths, micro_tokens, ranks)
+        ):
+            shares[rank].append(large)
+    for rank, units in enumerate(_dealt(np.flatnonzero(~is_large), tokens, ranks)):
+        shares[rank] += _packed(
+            units[np.argsort(longest[units], kind="stable")], starts, longest, micro_tokens
+        )
+    return shares
+
+
+def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray]:
+    """Units to ranks, so that ranks have about equally many tokens."""
+    loads = [(0, rank) for rank in range(ranks)]
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    for unit in units[np.argsort(-tokens[units], kind="stable")]:
+        load, rank = heapq.heappop(loads)
+        hands[rank].append(int(unit))
+        heapq.heappush(loads, (load + int(tokens[unit]), rank))
+    return [np.array(sorted(hand), np.int64) for hand in hands]
+
+
+def _packed(units: np.ndarray, starts: np.ndarray, longest: np.ndarray, micro_tokens: int) -> Iterator[Pack]:
     held: list[int] = []
     rows = 0
-    for unit in np.argsort(longest, kind="stable"):
+    for unit in units:
         own, width = int(starts[unit + 1] - starts[unit]), int(longest[unit])
-        if own * width > micro_tokens and own > 1:
-            yield _large(np.arange(starts[unit], starts[unit + 1]), lengths, micro_tokens)
-            continue
         if held and (rows + own) * width > micro_tokens:
             yield _whole(held, starts)
             held, rows = [], 0
@@ -51,7 +89,8 @@ def _whole(units: list[int], starts: np.ndarray) -> Pack:
     return Pack(np.concatenate(rows), np.repeat(np.arange(len(units)), [len(part) for part in rows]))
 
 
-def _large(rows: np.ndarray, lengths: np.ndarray, micro_tokens: int) -> Pack:
+def _large(rows: np.ndarray, lengths: np.ndarray, micro_tokens: int, ranks: int) -> Iterator[Pack]:
+    """One pack for each rank."""
     order = rows[np.argsort(lengths[rows], kind="stable")]
     parts: list[np.ndarray] = []
     first = 0
@@ -59,4 +98,7 @@ def _large(rows: np.ndarray, lengths: np.ndarray, micro_tokens: int) -> Pack:
         if last == len(order) or (last - first + 1) * lengths[order[last]] > micro_tokens:
             parts.append(order[first:last])
             first = last
-    return Pack(order, np.zeros(len(order), np.int64), tuple(parts))
+    parts += [order[:0]] * (-len(parts) % ranks)
+    for rank in range(ranks):
+        own = tuple(parts[rank::ranks])
+        yield Pack(np.concatenate(own), np.zeros(sum(map(len, own)), np.int64), own)

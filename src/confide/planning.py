@@ -13,6 +13,7 @@ from confide.mechanisms.base import Mechanism
 from confide.mechanisms.rows import CappedRows
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.mechanisms.uls import UserLevelSampling
+from confide.physical import MOST
 from confide.units import Shape
 
 if TYPE_CHECKING:
@@ -191,4 +192,5 @@ def memory(config: "Config", size: Size) -> int:
     token = 4 * kept * size.width * size.layers
     if config.task != "classification":
         token += 4 * 4 * size.vocabulary  # logits, their gradients, and what the loss makes of them
-    return int(weights + token * train.micro_tokens)
+    tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
+    return int(weights + token * tokens)

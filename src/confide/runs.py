@@ -24,8 +24,11 @@ from confide.errors import InputError
 from confide.noise import RunKey
 from confide.settings import Config
 
-# A resumed run may look more or less often; everything else decides what it computes.
-_FREE = {("run",), ("train", "checkpoint_every"), ("train", "eval_every")}
+# A resumed run may look more or less often, and run on other machines; everything else decides what it computes.
+_FREE = {("run",)} | {
+    ("train", key)
+    for key in ("checkpoint_every", "eval_every", "micro_tokens", "gradient_checkpointing", "distributed")
+}
 _CHECKPOINT = re.compile(r"step-(\d{8})")
 
 

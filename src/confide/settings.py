@@ -124,7 +124,12 @@ class Train(Section):
     precision: Literal["float32", "bf16"] = Field(
         "float32", description="bf16: autocast in forward and backward; weights, norms and sums stay float32"
     )
-    micro_tokens: Count = Field(8192, description="tokens (with padding) of one physical micro-batch")
+    micro_tokens: Count | Literal["auto"] = Field(
+        "auto", description="tokens (with padding) of one physical micro-batch; auto: what fits in memory"
+    )
+    distributed: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="under torchrun each process holds the whole model (ddp) or a part of it (fsdp)"
+    )
     gradient_checkpointing: bool = Field(False, description="less memory for a third more compute")
     checkpoint_every: Count = Field(25, description="steps between checkpoints")
     eval_every: Annotated[int, Field(ge=0)] = Field(

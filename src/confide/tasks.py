@@ -46,7 +46,14 @@ class Task:
     device: torch.device
 
     @classmethod
-    def of(cls, kind: str, model: nn.Module, tokenizer: Any, precision: str = "float32") -> "Task":
+    def of(
+        cls,
+        kind: str,
+        model: nn.Module,
+        tokenizer: Any,
+        precision: str = "float32",
+        device: torch.device | None = None,
+    ) -> "Task":
         pad = tokenizer.pad_token_id
         if kind == "classification":
             # By this id the model finds where a row ends; with another, that would depend on the batch.
@@ -59,7 +66,7 @@ class Task:
             special=tuple(tokenizer.all_special_ids),
             extra=frozenset(models.accepted(model)),
             autocast=precision == "bf16",
-            device=next(model.parameters()).device,
+            device=device or next(model.parameters()).device,
         )
 
     def collate(
@@ -121,31 +128,30 @@ class Task:
         logits: torch.Tensor = output.logits
         return logits
 
-    def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(loss, counted, correct), each (B, n): per predicted token, or n = 1 for a class."""
-        logits = self._logits(model, batch)
+    def _targets(self, batch: Batch) -> torch.Tensor:
+        """int64[B, n]: what is to be predicted at each place, IGNORE where nothing is."""
         if self.kind == "classification":
-            loss = functional.cross_entropy(logits.float(), batch["labels"], reduction="none")
-            correct = logits.argmax(-1) == batch["labels"]
-            return loss[:, None], torch.ones_like(correct)[:, None], correct[:, None]
-        if self.kind == "causal-lm":
-            logits, targets = (
-                logits[:, :-1],
-                batch["input_ids"][:, 1:].masked_fill(~batch["real"][:, 1:], IGNORE),
-            )
-        else:
-            targets = batch["labels"]
-        flat = functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(),
-            targets.reshape(-1),
-            ignore_index=IGNORE,
-            reduction="none",
-        )
-        with torch.no_grad():
-            correct = logits.argmax(-1) == targets
-        return flat.view(targets.shape), targets != IGNORE, correct
+            return batch["labels"][:, None]
+        if self.kind == "masked-lm":
+            return batch["labels"]
+        following = torch.full_like(batch["input_ids"], IGNORE)  # the targets move, not the far larger logits
+        following[:, :-1] = batch["input_ids"][:, 1:].masked_fill(~batch["real"][:, 1:], IGNORE)
+        return following
+
+    @staticmethod
+    def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        flat = logits.reshape(-1, logits.shape[-1]).float()
+        losses = functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORE, reduction="none")
+        return losses.view(targets.shape)
+
+    def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
+        logits, targets = self._logits(model, batch), self._targets(batch)
+        best = logits.argmax(-1).view(targets.shape)
+        return self._losses(logits, targets), targets != IGNORE, best == targets
 
     def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none."""
-        loss, counted, _ = self.token_losses(model, batch)
-        return loss.sum(1) / counted.sum(1).clamp(min=1)
+        targets = self._targets(batch)
+        loss = self._losses(self._logits(model, batch), targets)
+        return loss.sum(1) / (targets != IGNORE).sum(1).clamp(min=1)

@@ -13,11 +13,14 @@ import torch
 from torch import nn
 
 from confide import models
-from confide.clipping import ClippedSum
+from confide.clipping import ClippedSum, OutOfMemory, ran_out
+from confide.errors import InputError
 from confide.mechanisms.base import Combine, Sampler
 from confide.noise import FastStream, Normal, RunKey, add_noise
-from confide.packing import Pack, pack
+from confide.packing import IDLE, Pack, share
+from confide.ranks import Ranks
 from confide.sampling import Draw
+from confide.sharding import first_index, is_split, like, part_of, whole
 from confide.tasks import Batch, Task
 
 
@@ -69,7 +72,9 @@ class Step:
 
     Formal guarantee: with the `Combine` and `Sampler` of one mechanism, step t computes
     (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale; `accounting` composes exactly that. An
-    empty draw is a noise-only step, and the scale never depends on what was drawn.
+    empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
+    the same, each clips its share of the units, and the noise of an element of the one sum is the same value
+    wherever it is added: the noise is that of one process, not of one for each rank.
 
     Args:
         model: what trains; parameters that require grad move.
@@ -79,7 +84,9 @@ class Step:
         optimisation: optimiser and schedule.
         key: the run key; noise is a function of (key, phase, step, parameter, index).
         noise: `secure` or `fast`.
-        micro_tokens: tokens of a physical micro-batch.
+        micro_tokens: tokens of a physical micro-batch; halved when memory does not suffice.
+        ranks: the processes that take the step together.
+        say: told in a sentence when memory did not suffice.
     """
 
     def __init__(
@@ -93,26 +100,31 @@ class Step:
         phase: str = "main",
         noise: str = "secure",
         micro_tokens: int = 8192,
+        ranks: Ranks | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ):
         self.model, self.task, self.sampler, self.combine = model, task, sampler, combine
         self.optimisation, self.key, self.phase = optimisation, key, phase
         self.fast = noise == "fast"
         self.micro_tokens = micro_tokens
+        self.ranks, self.say = ranks or Ranks(), say
         self.parameters = models.trainable(model)
+        self.is_split = any(is_split(p) for p in self.parameters.values())
         self.optimizer = optimisation.build(list(self.parameters.values()))
         self._losses: list[torch.Tensor] = []
-        self.clipped = ClippedSum(model, self._loss, combine.clip_norm)
+        self._counts = True  # whether the losses of the pass in hand are of rows that count
+        self.clipped = ClippedSum(model, self._loss, combine.clip_norm, self.ranks)
 
     def __call__(self, step: int, before_update: Callable[[], None] | None = None) -> Report:
         """Take `step`, counted from 0. `before_update` runs when the noised gradient is ready and unused."""
         self.model.train()
         draw = self.sampler.draw(step)
-        norms = [self._add(draw, part, step) for part in pack(draw, self.micro_tokens)]
-        total = self.clipped.take()
-        for name, vector in total.items():
+        norms = self._add_draw(draw, step)
+        for name, vector in self.clipped.take().items():
+            parameter = self.parameters[name]
             if self.combine.noise_scale > 0:
-                add_noise(vector, self._source(step, name), self.combine.noise_scale)
-            self.parameters[name].grad = vector.mul_(self.combine.scale)
+                add_noise(vector, self._source(step, name), self.combine.noise_scale, first_index(parameter))
+            parameter.grad = like(vector.mul_(self.combine.scale), parameter)
         if before_update is not None:
             before_update()
         rate = self.optimisation.rate(step)
@@ -122,14 +134,69 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         return self._report(step, draw, norms, rate)
 
-    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
-        if not part.parts:
-            weight = torch.from_numpy(draw.weight[part.rows])
-            return self.clipped.add(self._batch(draw, part.rows, step), torch.from_numpy(part.units), weight)
-        batches = (
-            (self._batch(draw, rows, step), torch.from_numpy(draw.weight[rows])) for rows in part.parts
+    def _add_draw(self, draw: Draw, step: int) -> list[torch.Tensor]:
+        """Clip and add up the whole draw, in micro-batches that fit in memory; the norms of this rank's units."""
+        while True:
+            try:
+                norms, failed = [self._add(draw, part, step) for part in self._share(draw)], False
+            except (RuntimeError, MemoryError, OutOfMemory) as error:
+                if not ran_out(error):
+                    raise
+                if self.is_split:  # the other ranks are in the middle of a pass, and cannot start over
+                    raise InputError(
+                        f"train.micro_tokens: memory ran out with {self.micro_tokens:,} tokens a micro-batch, and "
+                        "under train.distributed: fsdp a step cannot be started over: set fewer and resume"
+                    ) from error
+                norms, failed = [], True
+            if not self.ranks.any(failed):
+                return norms
+            self._halve(draw)
+
+    def _share(self, draw: Draw) -> list[Pack]:
+        shares = share(draw, self.micro_tokens, self.ranks.size)
+        own = shares[self.ranks.number]
+        if self.is_split:  # the ranks compute each pass together: those with fewer go along
+            own = own + [IDLE] * (max(len(other) for other in shares) - len(own))
+        return own
+
+    def _halve(self, draw: Draw) -> None:
+        """Start the same draw over, in smaller pieces: nothing of it was used yet."""
+        longest = max(len(row) for row in draw.rows)
+        if self.micro_tokens <= longest:
+            raise InputError(
+                f"data.max_length: not even one row of {longest} tokens fits in memory: shorten the rows, set "
+                "train.gradient_checkpointing: true, or choose a smaller model"
+            )
+        self.clipped.forget()
+        self._losses.clear()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.micro_tokens //= 2
+        self.say(
+            f"memory ran out: micro-batches of {self.micro_tokens:,} tokens from now on, on the same draw"
         )
-        return torch.tensor([self.clipped.add_large(batches)])
+
+    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
+        if part.parts:
+            norm = self.clipped.add_large(
+                self._pass(draw, rows, step) for rows in part.parts if self._joins(rows)
+            )
+            return torch.tensor([norm] if self.ranks.first else [])
+        batch, weight = self._pass(draw, part.rows, step)
+        if not len(part.rows):
+            self.clipped.add(batch, torch.zeros(1, dtype=torch.int64), weight)
+            return torch.zeros(0)
+        return self.clipped.add(batch, torch.from_numpy(part.units), weight)
+
+    def _joins(self, rows: np.ndarray) -> bool:
+        return self.is_split or len(rows) > 0
+
+    def _pass(self, draw: Draw, rows: np.ndarray, step: int) -> tuple[Batch, torch.Tensor]:
+        """Some rows of the draw with their weights; where there are none, one that does not count."""
+        self._counts = len(rows) > 0
+        if not self._counts:
+            return self._batch(draw, np.zeros(1, np.int64), step), torch.zeros(1)
+        return self._batch(draw, rows, step), torch.from_numpy(draw.weight[rows])
 
     def _batch(self, draw: Draw, rows: np.ndarray, step: int) -> Batch:
         hide = None
@@ -140,7 +207,8 @@ class Step:
 
     def _loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         losses = self.task.row_loss(model, batch)
-        self._losses.append(losses.detach())
+        if self._counts:
+            self._losses.append(losses.detach())
         return losses
 
     def _source(self, step: int, name: str) -> Normal:
@@ -150,25 +218,67 @@ class Step:
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
         losses, self._losses = self._losses, []
         clip = self.combine.clip_norm
+        loss = torch.cat(losses).double() if losses else torch.zeros(0)
+        norm = torch.cat([values.cpu() for values in norms]) if norms else torch.zeros(0)
+        seen = torch.tensor(
+            [float(loss.sum()), len(loss), float((norm > (clip or math.inf)).sum()), len(norm)],
+            dtype=torch.float64,
+            device=self.ranks.device,
+        )
+        self.ranks.add_up([seen])
+        total, rows, clipped, units = seen.tolist()
         return Report(
             step=step,
             rows=len(draw.rows),
             units=draw.groups,
             tokens=sum(len(row) for row in draw.rows),
-            loss=float(torch.cat(losses).mean()) if losses else None,
-            clipped=float((torch.cat(norms) > clip).float().mean()) if norms and clip is not None else None,
+            loss=total / rows if rows else None,
+            clipped=clipped / units if units and clip is not None else None,
             learning_rate=rate,
         )
 
-    def state(self) -> dict[str, object]:
-        """Everything that the next step depends on beside the arguments of the constructor."""
-        weights = {name: p.detach().clone() for name, p in self.parameters.items()}
-        return {"weights": weights, "optimizer": self.optimizer.state_dict()}
+    def state(self) -> dict[str, object] | None:
+        """Everything that the next step depends on beside the arguments of the constructor, whole, on the CPU, where it
+        may share memory with the model.
+
+        All ranks ask together; the first gets it, the others None.
+        """
+        weights = {name: self._kept(p) for name, p in self.parameters.items()}
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {
+            index: {
+                name: self._kept(value) if torch.is_tensor(value) else value for name, value in state.items()
+            }
+            for index, state in optimizer["state"].items()
+        }
+        if not self.ranks.first:
+            return None
+        return {"weights": weights, "optimizer": optimizer, "micro_tokens": self.micro_tokens}
+
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        found = whole(tensor.detach())
+        return found.cpu() if self.ranks.first else None
 
     def restore(self, state: dict[str, object]) -> None:
-        weights = state["weights"]
+        """Go on from a state, which every rank has whole."""
+        weights, optimizer = state["weights"], state["optimizer"]
         assert isinstance(weights, dict)
+        assert isinstance(optimizer, dict)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(weights[name])
-        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+                parameter.copy_(part_of(weights[name], parameter))
+        parameters = list(self.parameters.values())
+        split = {
+            index: {name: _split_like(parameters[index], value) for name, value in values.items()}
+            for index, values in optimizer["state"].items()
+        }
+        self.optimizer.load_state_dict({**optimizer, "state": split})
+        micro_tokens = state["micro_tokens"]
+        assert isinstance(micro_tokens, int)
+        self.micro_tokens = micro_tokens
+
+
+def _split_like(parameter: torch.Tensor, value: object) -> object:
+    """An optimiser's value for a parameter: what has its shape is split as it is."""
+    is_alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+    return part_of(value, parameter) if is_alike else value  # type: ignore[arg-type]

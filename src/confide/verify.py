@@ -166,7 +166,7 @@ def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> tupl
     worst = 0.0
     for clip in (0.5 * min(norms), float(np.median(norms)), 2 * max(norms)):
         clipped = ClippedSum(job.model, job.task.row_loss, clip)
-        for part in pack(draw, job.run.config.train.micro_tokens):
+        for part in pack(draw, job.micro_tokens):
             weight = torch.from_numpy(draw.weight[part.rows])
             if part.parts:
                 clipped.add_large(
@@ -243,7 +243,7 @@ def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dic
         job.key,
         PHASE,
         config.privacy.noise,
-        config.train.micro_tokens,
+        job.micro_tokens,
     )
     seen: dict[str, torch.Tensor] = {}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from confide.clipping.slot import Slot
 from confide.clipping.tap import Taps
 from confide.clipping.units import Units
 from confide.errors import InputError
+from confide.ranks import Ranks
+from confide.sharding import added_up, is_split, part
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -21,6 +24,10 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 class NonFiniteGradient(InputError):
     """A unit's gradient is infinite or not a number; nothing of its call was added."""
+
+
+class OutOfMemory(Exception):
+    """The device's memory did not suffice; the sum so far is of no use."""
 
 
 class ClippedSum:
@@ -42,6 +49,7 @@ class ClippedSum:
             with a rule; see `confide.clipping.rules`.
         loss: (model, batch) -> float[B], each row's loss, a function of that row alone.
         clip_norm: C > 0; None does not clip.
+        ranks: who else adds to the same sum.
 
     Raises:
         UnsupportedParameter: a trainable parameter that no rule covers, by name.
@@ -49,17 +57,21 @@ class ClippedSum:
         InputError: nothing is trainable, or C is not a positive number.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, clip_norm: float | None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, clip_norm: float | None, ranks: Ranks | None = None
+    ) -> None:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
         refuse_mixing(model)
         self._model = model
         self._loss = loss
         self._clip_norm = clip_norm
+        self._ranks = ranks or Ranks()
         self._layers: list[Layer] = layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise InputError("the model has no trainable parameter: check the adapter")
+        self._is_split = any(is_split(p) for p in self._parameters.values())
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._sums: dict[str, Tensor] = {}
 
@@ -87,7 +99,7 @@ class ClippedSum:
         if units.rows == 0:
             return torch.zeros(0, device=self._device)
         if self._clip_norm is None:  # ordinary training: one product a layer, no norm of any unit
-            self.add_large([(batch, weight)])
+            self._add_plain(batch, weight)
             return torch.full((units.count,), torch.nan)
         self._check(batch, weight, units.rows)
         batch = {name: units.sort(values) for name, values in batch.items()}
@@ -101,46 +113,71 @@ class ClippedSum:
                     squares += part.to(self._device)
             norms = squares.clamp_(min=0).sqrt_()
             scale = self._scale(norms)
-            for name in list(slots):
-                slots.pop(name).add_scaled(self._sum(name), scale.to(self._parameters[name].device))
+            for name in list(self._parameters if self._is_split else slots):
+                self._add_scaled(name, slots.pop(name, None), scale)
             return norms[units.number.to(norms.device)].float()
 
     def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
         """Add the clipped gradient of one unit whose rows come in several micro-batches.
 
-        Memory is that of one micro-batch and of one gradient, however many rows the unit has.
+        Memory is that of one micro-batch and of one gradient, however many rows the unit has. With several
+        ranks all must call this together, each with rows of the same unit or with none.
 
         Args:
             batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows are one unit's.
 
         Returns:
-            The norm before clipping.
+            The norm before clipping; nan without a clip norm.
 
         Raises:
             NonFiniteGradient, InputError: as for `add`.
+            OutOfMemory: a rank's memory did not suffice.
         """
+        if self._clip_norm is None:
+            for batch, weight in batches:
+                self._add_plain(batch, weight)
+            return math.nan
         gradient: dict[str, Tensor] = {}
-        for batch, weight in batches:
-            units = Units.one(len(weight))
-            if units.rows:
-                self._check(batch, weight, units.rows)
-                self._backward(batch, weight, units, {}, dense=gradient)
+        with self._failing_together():
+            for batch, weight in batches:
+                self._add_part(gradient, batch, weight)
         with exact(self._device):
             squares = torch.zeros(1, dtype=torch.float64, device=self._device)
-            for part in gradient.values():
-                squares += row_squares(part).to(self._device)
+            for name in self._parameters:
+                if self._ranks.several and not self._is_split:
+                    self._ranks.add_up([gradient.setdefault(name, _zeros(self._parameters[name]))])
+                if name in gradient:
+                    squares += row_squares(gradient[name][None]).to(self._device)
+            if self._is_split:
+                self._ranks.add_up([squares])
             norm = squares.sqrt_()
             scale = self._scale(norm)
-            for name in list(gradient):
-                part = gradient.pop(name)[0]
-                self._sum(name).addcmul_(part, scale.to(part.device))
+            if self._is_split or self._ranks.first:  # what every rank has whole is added once
+                for name in list(gradient):
+                    own = gradient.pop(name)
+                    self._sum(name).addcmul_(own, scale.to(own.device))
             return float(norm)
 
     def take(self) -> dict[str, Tensor]:
-        """The sums since the last call, float32 by parameter name (a tied one once); starts anew."""
+        """The sums since the last call, over all ranks, float32 by parameter name (a tied one once); starts anew.
+
+        Of a parameter that is split over the ranks, this rank's part.
+
+        Raises:
+            NonFiniteGradient: without a clip norm, where nothing was measured before, a sum is not finite.
+        """
         sums = {name: self._sum(name) for name in self._parameters}
         self._sums = {}
+        if not self._is_split:
+            self._ranks.add_up(list(sums.values()))
+        if self._clip_norm is None:
+            for values in sums.values():
+                _refuse_non_finite(values)
         return sums
+
+    def forget(self) -> None:
+        """Drop the sums since the last call of `take`."""
+        self._sums = {}
 
     @property
     def _device(self) -> torch.device:
@@ -148,18 +185,55 @@ class ClippedSum:
 
     def _sum(self, name: str) -> Tensor:
         if name not in self._sums:
-            self._sums[name] = _zeros(self._parameters[name])
+            self._sums[name] = _zeros(part(self._parameters[name]))
         return self._sums[name]
+
+    def _add_scaled(self, name: str, slot: Slot | None, scale: Tensor) -> None:
+        """Add sum_u scale_u * (unit u's gradient) of one parameter; no slot where the loss did not use it."""
+        parameter = self._parameters[name]
+        total = _zeros(parameter) if self._is_split else self._sum(name)
+        if slot is not None:
+            slot.add_scaled(total, scale.to(parameter.device))
+        if self._is_split:
+            self._sum(name).add_(added_up(total, parameter))
+
+    def _add_part(self, gradient: dict[str, Tensor], batch: Batch, weight: Tensor) -> None:
+        """Add the gradient of all rows together to `gradient`, of which a split parameter has this rank's part."""
+        units = Units.one(len(weight))
+        if not units.rows:
+            return
+        self._check(batch, weight, units.rows)
+        if not self._is_split:
+            self._backward(batch, weight, units, {}, dense=gradient)
+            return
+        whole: dict[str, Tensor] = {}
+        self._backward(batch, weight, units, {}, dense=whole)
+        for name, parameter in self._parameters.items():
+            own = added_up(whole.pop(name, _zeros(parameter)), parameter)
+            gradient[name] = gradient[name].add_(own) if name in gradient else own
+
+    def _add_plain(self, batch: Batch, weight: Tensor) -> None:
+        self._add_part({name: self._sum(name) for name in self._parameters}, batch, weight)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """One rank's memory is every rank's: else those that have enough would wait for ever."""
+        failed = False
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            if self._is_split:  # the ranks are in the middle of a pass that they take together
+                raise OutOfMemory from error
+            failed = True
+        if not self._is_split and self._ranks.any(failed):
+            raise OutOfMemory
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm)."""
-        if not bool(torch.isfinite(norms).all()):
-            raise NonFiniteGradient(
-                "a unit's gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
-                "instead of float16, or look for empty or overlong rows"
-            )
-        if self._clip_norm is None:
-            return torch.ones_like(norms, dtype=torch.float32)
+        assert self._clip_norm is not None
+        _refuse_non_finite(norms)
         return (self._clip_norm / norms).clamp_(max=1).float()
 
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
@@ -187,7 +261,7 @@ class ClippedSum:
         """One forward and one backward pass; the slots then hold what the taps saw.
 
         Args:
-            dense: given, the units' gradients are added up there, float32[U, *shape], and not measured.
+            dense: given, the gradients of all rows are added up there, by name, and not measured.
         """
 
         def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
@@ -216,9 +290,24 @@ class ClippedSum:
         target: Tensor | None = None
         if dense is not None:
             if name not in dense:
-                dense[name] = _zeros(parameter)[None]
-            target = dense[name]
+                dense[name] = _zeros(parameter)
+            target = dense[name][None]
         return Slot(parameter.shape, units, taps.uses[name], taps.activations[name], target)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice, on a GPU or on the CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemory)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _refuse_non_finite(values: Tensor) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise NonFiniteGradient(
+            "a unit's gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
+            "instead of float16, or look for empty or overlong rows"
+        )
 
 
 def _zeros(parameter: Tensor) -> Tensor:

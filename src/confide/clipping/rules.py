@@ -97,13 +97,16 @@ def _is_scaled(module: nn.Embedding) -> bool:
     """An embedding whose output is the table's row times its `embed_scale`, as a probe shows (Gemma, BART)."""
     if getattr(module, "embed_scale", None) is None:
         return False
-    with torch.no_grad():
-        probe = torch.arange(min(2, module.num_embeddings), device=module.weight.device)[None]
+    weight, rows = module.weight, max(2, 1 + (module.padding_idx or 0))
+    with torch.no_grad():  # on a table of its own: the module's may be split over ranks
+        probe = torch.arange(rows, device=weight.device)[None]
+        table = torch.linspace(-1.0, 2.0, rows * weight.shape[1], device=weight.device, dtype=weight.dtype)
+        table = table.view(rows, -1)
         try:
-            result = module(probe)
+            result = torch.func.functional_call(module, {"weight": table}, (probe,))
         except TypeError:
             return False
-        return torch.equal(result, functional.embedding(probe, module.weight) * _scale(module))
+        return torch.equal(result, functional.embedding(probe, table) * _scale(module))
 
 
 def _scale(module: nn.Embedding) -> Tensor | float:

@@ -57,6 +57,7 @@ class Taps:
         self.uses: dict[str, int] = {}
         self.activations: dict[str, int] = {}
         self._trainable = trainable
+        self._live: dict[str, Tensor] = {}
         self._watched = watched
         self._rows = rows
         self._receive = receive
@@ -77,7 +78,7 @@ class Taps:
         finally:
             for handle in handles:
                 handle.remove()
-            for parameter in self._trainable.values():
+            for parameter in (*self._trainable.values(), *self._live.values()):
                 parameter.requires_grad_(True)
 
     def seal(self, loss: Tensor) -> None:
@@ -87,22 +88,25 @@ class Taps:
             InputError: naming a parameter that was used outside its layer, or that nothing was used.
         """
         self._forward = False
-        unseen = _leaves(loss) & {id(p) for p in self._trainable.values()}
-        for name, parameter in self._trainable.items():
+        unseen = _leaves(loss)
+        for name, parameter in (*self._trainable.items(), *self._live.items()):
             if id(parameter) in unseen:
                 raise InputError(
                     f"parameter {name} is used outside its own layer's forward pass, where its gradient "
                     "cannot be clipped by unit: freeze it, or call the layer instead"
                 )
-        for parameter in self._trainable.values():
+        for parameter in (*self._trainable.values(), *self._live.values()):
             parameter.requires_grad_(False)
         if not loss.requires_grad:
             raise InputError("the loss depends on no trainable parameter: check the adapter and the loss")
 
     def _enter(self, layer: Layer, module: nn.Module, args: Any) -> None:
-        if self._forward:
-            for name in layer.parameters.values():
-                self._trainable[name].requires_grad_(False)
+        for own, name in layer.parameters.items():
+            parameter = module._parameters[
+                own
+            ]  # under FSDP not the one that is split, but the whole, for a while
+            assert parameter is not None
+            self._live[name] = parameter.requires_grad_(False)
 
     def _leave(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         given = args[0] if args else next(iter(kwargs.values()))
@@ -117,7 +121,7 @@ class Taps:
         if self._forward:
             size = output.numel() + (given.numel() if given.is_floating_point() else 0)
             for name in layer.parameters.values():
-                self._trainable[name].requires_grad_(True)
+                self._live[name].requires_grad_(True)
                 self.uses[name] = self.uses.get(name, 0) + 1
                 self.activations[name] = self.activations.get(name, 0) + size
         if given.is_floating_point() and output.dtype.itemsize < given.dtype.itemsize:

@@ -1,0 +1,61 @@
+"""How many tokens a physical micro-batch may hold: measured, not guessed."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide import memory
+from confide.clipping import ClippedSum, ran_out
+from confide.noise import RunKey
+from confide.ranks import Ranks
+from confide.tasks import Task
+
+MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
+SHARE = {"cpu": 0.7, "cuda": 0.85}  # of what is free: the CPU's last bytes are other programs' too
+PROBES = (2, 8)  # rows of the two passes that are measured
+
+
+def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> int:
+    """Tokens of a micro-batch that fit in memory, a power of two; the same on every rank.
+
+    Two passes over made-up rows say what a row takes, and what is free now how many more there may be.
+
+    Args:
+        width: tokens of the longest row.
+        later: bytes that training will take besides, such as an optimiser's state.
+    """
+    kind = ranks.device.type
+    most = MOST[kind]
+    clipped = ClippedSum(model, task.row_loss, 1.0, ranks)
+    peaks: list[int | None] = []
+    try:
+        for rows in (PROBES[0], *PROBES):  # what is allocated once is allocated by the first
+            batch = _made_up(task, rows, width)
+            peaks.append(memory.peak(ranks.device, lambda: _pass(clipped, batch)))
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        clipped.forget()
+        return ranks.least(width)
+    _, low, high = peaks
+    room = memory.free(ranks.device)
+    found = most
+    if low is not None and high is not None and room is not None and high > low:
+        each = (high - low) / (PROBES[1] - PROBES[0]) / width
+        if kind == "cpu":  # what the process has touched stays its own, and is used again
+            room = room // ranks.local_size + high - low
+        found = int((room * SHARE[kind] - later) / each)
+    return ranks.least(max(width, min(most, 1 << max(found, 1).bit_length() - 1)))
+
+
+def _pass(clipped: ClippedSum, batch: dict[str, torch.Tensor]) -> None:
+    rows = len(batch["input_ids"])
+    clipped.add(batch, torch.arange(rows), torch.ones(rows))
+    clipped.forget()
+
+
+def _made_up(task: Task, rows: int, width: int) -> dict[str, torch.Tensor]:
+    key = RunKey.from_text("made up")
+    tokens = [key.stream("fit", "row", i).below(np.full(width, task.vocabulary)) for i in range(rows)]
+    hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.kind == "masked-lm" else None
+    return dict(task.collate(tokens, np.zeros(rows, np.int64), hide))

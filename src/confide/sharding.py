@@ -1,0 +1,86 @@
+"""A model split over the ranks by FSDP2, and the parts of its parameters.
+
+Each rank holds a run of rows of every parameter, along its first axis, and borrows the rest for as long as
+a block computes. What is said here of a parameter holds for one that is not split too: its part is the whole.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
+
+from confide.ranks import Ranks
+
+
+def shard(model: nn.Module, ranks: Ranks) -> None:
+    """Split a model, block by block, over the ranks; every rank gives the same weights, on the CPU or its device."""
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _blocks(model: Any) -> list[nn.Module]:
+    """The layers that a model must not be cut inside of, as transformers names them; else members of its lists."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    names = set(getattr(inner, "_no_split_modules", None) or ())
+    named = [module for module in model.modules() if type(module).__name__ in names]
+    return named or [
+        part for module in model.modules() if isinstance(module, nn.ModuleList) for part in module
+    ]
+
+
+def is_split(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a parameter, gradient or state: a view."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def first_index(parameter: Tensor) -> int:
+    """The index, in the flattened parameter, of this rank's first element."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    each = -(-parameter.shape[0] // parameter.device_mesh.size())  # rows a rank, the last ones fewer
+    rows = min(parameter.device_mesh.get_local_rank() * each, parameter.shape[0])
+    return rows * (parameter.numel() // parameter.shape[0])
+
+
+def added_up(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of the sum over the ranks of what each gives whole, in the shape of a split parameter."""
+    assert isinstance(parameter, DTensor)
+    partial = DTensor.from_local(whole, parameter.device_mesh, [Partial()], run_check=False)
+    return partial.redistribute(placements=parameter.placements).to_local()
+
+
+def like(own: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor split as the parameter is, from this rank's part."""
+    if not isinstance(parameter, DTensor):
+        return own
+    return DTensor.from_local(
+        own,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with the parts of all ranks; all of them must ask together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(values: Tensor, parameter: Tensor) -> Tensor:
+    """Of values that this rank has whole, its part, split as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return values
+    own = part(parameter)
+    start = first_index(parameter)
+    return like(values.reshape(-1)[start : start + own.numel()].view(own.shape).to(own.device), parameter)
