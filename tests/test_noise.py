@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from confide import noise
 from confide.errors import InputError
 from confide.noise import BLOCK, FastStream, RunKey, Stream, add_noise
 
@@ -126,3 +129,46 @@ def test_another_config_or_other_data_draw_afresh():
     assert (here == KEY.bound_to(b"config", b"data").stream("main", "noise").uint64(8)).all()
     for other in ((b"config2", b"data"), (b"config", b"data2"), (b"configd", b"ata")):
         assert (here != KEY.bound_to(*other).stream("main", "noise").uint64(8)).all()
+
+
+def test_a_tensor_on_a_gpu_gets_its_noise_there_under_a_key_of_its_own(monkeypatch):
+    calls = []
+
+    class Recorder:
+        def __init__(self, key: bytes):
+            self.key = key
+
+        def add_normal(self, tensor, scale, start):
+            calls.append((self.key, tensor, scale, start))
+
+    monkeypatch.setattr(noise, "ChaChaStream", Recorder)
+    tensor = SimpleNamespace(is_cuda=True)
+    for step in (0, 1):
+        add_noise(tensor, KEY.stream("main", "noise", step), 2.5, 7)
+    (first, *rest), (second, *_) = calls
+    assert rest == [tensor, 2.5, 7]
+    assert first != second
+    assert len(first) == 32
+    assert first != KEY.stream("main", "noise", 0)._key  # one key, one cipher
+
+
+@pytest.mark.parametrize(
+    "source", [lambda: KEY.stream("main", "noise"), lambda: FastStream(KEY.stream("main", "noise"))]
+)
+@pytest.mark.parametrize("start", [5, BLOCK, 2 * BLOCK + 3])
+def test_a_part_of_a_tensor_gets_noise_of_its_own(source, start):
+    """What two ranks add to two parts of one tensor must not be the same values."""
+    first, second = torch.zeros(start), torch.zeros(1000)
+    add_noise(first, source(), 1.0)
+    add_noise(second, source(), 1.0, start)
+    assert not set(first.tolist()) & set(second.tolist())
+    assert abs(float(second.std()) - 1) < 0.1
+
+
+def test_parts_add_up_to_the_whole():
+    whole = torch.zeros(2 * BLOCK + 100)
+    add_noise(whole, KEY.stream("main", "noise"), 1.5)
+    for start, stop in ((0, 11), (11, BLOCK + 6), (BLOCK + 6, 2 * BLOCK + 100)):
+        part = torch.zeros(stop - start)
+        add_noise(part, KEY.stream("main", "noise"), 1.5, start)
+        assert torch.equal(part, whole[start:stop])

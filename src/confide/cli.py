@@ -189,12 +189,12 @@ def train(
         console.say(run.config.to_yaml())
         outcome = fine_tune(run, console, ranks=ranks)
         ranks.wait()
+    if not ranks.first:
+        return
     if not outcome.finished:
         raise _Stopped(
             f"stopped after step {outcome.steps} of {run.config.train.steps}; the same command resumes"
         )
-    if not ranks.first:
-        return
     if as_json:
         _print(show.outcome_facts(outcome))
     else:

@@ -1,9 +1,10 @@
 """All randomness of a run: secret streams, each a function of the run key and of what it is for.
 
-A stream is AES-256 in counter mode under a key derived from (run key, phase, purpose, step, item). So
-there is no generator state to save: a run that is killed and started again draws the same rows and the
-same noise, and no state can end up in a published checkpoint. Streams of different purposes are
-independent under the usual assumption that AES is a pseudo-random function.
+A stream is AES-256 in counter mode under a key derived from (run key, phase, purpose, step, item); noise for
+tensors on a GPU is ChaCha20, made there. So there is no generator state to save: a run that is killed and
+started again draws the same rows and the same noise, and no state can end up in a published checkpoint.
+Streams of different purposes are independent under the usual assumption that these ciphers and HMAC are
+pseudo-random functions.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from confide.chacha import ChaChaStream
 from confide.disk import sync
 from confide.errors import InputError
 
@@ -35,6 +37,10 @@ class Stream:
 
     def __init__(self, key: bytes):
         self._key = key
+
+    def on_gpu(self) -> ChaChaStream:
+        """The stream of the same purpose for tensors on a GPU, made there: other words, of the same secrecy."""
+        return ChaChaStream(hmac.digest(self._key, b"chacha20", "sha256"))
 
     def uint64(self, n: int, start: int = 0) -> np.ndarray:
         """`n` uniform 64-bit words from index `start` on: uint64[n]."""
@@ -81,18 +87,22 @@ class FastStream:
     independent of what the other parts get, but not the same as it would be in the whole.
     """
 
-    def __init__(self, stream: Stream):
+    def __init__(self, stream: Stream, device: torch.device | str = "cpu"):
         seed = int(stream.uint64(1)[0] >> np.uint64(1))
-        self._generator = torch.Generator().manual_seed(seed)
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
         self._next = 0
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
         if start < self._next:
             raise ValueError("the fast generator draws in order only")
         for place in range(self._next, start, BLOCK):
-            torch.randn(min(BLOCK, start - place), generator=self._generator)
+            self._draw(min(BLOCK, start - place))
         self._next = start + n
-        return torch.randn(n, generator=self._generator)
+        return self._draw(n)
+
+    def _draw(self, n: int) -> torch.Tensor:
+        return torch.randn(n, generator=self._generator, device=self._device)
 
 
 def add_noise(tensor: torch.Tensor, source: Normal, scale: float, start: int = 0) -> None:
@@ -101,6 +111,9 @@ def add_noise(tensor: torch.Tensor, source: Normal, scale: float, start: int = 0
     Args:
         start: which of the source's values the first element takes, for a tensor that is part of a larger one.
     """
+    if tensor.is_cuda and isinstance(source, Stream):
+        source.on_gpu().add_normal(tensor, scale, start)
+        return
     flat = tensor.view(-1)
     for place in range(0, flat.numel(), BLOCK):
         some = flat[place : place + BLOCK]

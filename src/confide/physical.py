@@ -1,5 +1,7 @@
 """How many tokens a physical micro-batch may hold: measured, not guessed."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -31,7 +33,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
     try:
         for rows in (PROBES[0], *PROBES):  # what is allocated once is allocated by the first
             batch = _made_up(task, rows, width)
-            peaks.append(memory.peak(ranks.device, lambda: _pass(clipped, batch)))
+            peaks.append(memory.peak(ranks.device, partial(_pass, clipped, batch)))
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise

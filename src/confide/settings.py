@@ -92,7 +92,9 @@ class Privacy(Section):
     sampling: Literal["poisson", "truncated", "shuffle"] = Field(
         "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
     )
-    noise: Literal["secure", "fast"] = Field("secure", description="AES-CTR, or the framework's generator")
+    noise: Literal["secure", "fast"] = Field(
+        "secure", description="AES-CTR, on a GPU ChaCha20; or the framework's generator"
+    )
     published_key: str | None = Field(
         None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"
     )

@@ -6,7 +6,6 @@ a block computes. What is said here of a parameter holds for one that is not spl
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -213,7 +213,7 @@ class Step:
 
     def _source(self, step: int, name: str) -> Normal:
         stream = self.key.stream(self.phase, "noise", step, name)
-        return FastStream(stream) if self.fast else stream
+        return FastStream(stream, self.ranks.device) if self.fast else stream
 
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
         losses, self._losses = self._losses, []

@@ -1,0 +1,103 @@
+"""Several processes under torchrun compute what one does, end cleanly, and go on in another number. Pitfall 8."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests import command
+from tests.command import ROOT, environment
+from tests.test_resume import config
+
+TOLERANCE = 2e-5  # of how far the weights moved, in float32
+
+
+def torchrun(*arguments: object) -> list[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*launch, *map(str, arguments)]
+
+
+def test_two_ranks_compute_what_one_process_does(tmp_path):
+    out = tmp_path / "found.json"
+    done = subprocess.run(
+        torchrun("-m", "tests.two_ranks", out),
+        cwd=ROOT,
+        env=environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert found.pop("parts") == {"wrong": 0, "parameters": 28}
+    memory = found.pop("memory")
+    assert memory["halved"] < 128, memory
+    assert memory["said"] >= 1, memory
+    far = {
+        f"{name}, {what}": gap
+        for name, gaps in found.items()
+        for what, gap in gaps.items()
+        if gap > TOLERANCE
+    }
+    assert not far
+    assert memory["weights"] < TOLERANCE
+    assert len(found) == 2 * 5 * 3 + 2
+
+
+def train(path: Path, *changes: str) -> list[str]:
+    return torchrun("-m", "confide.cli", "train", path, *changes)
+
+
+def wait_for_steps(ledger: Path, steps: int, process: subprocess.Popen) -> None:
+    until = time.monotonic() + 120
+    while not ledger.exists() or ledger.read_bytes().count(b"\n") <= steps:
+        assert process.poll() is None, "it ended by itself"
+        assert time.monotonic() < until, "it takes no steps"
+        time.sleep(0.01)
+
+
+def children(process: subprocess.Popen) -> list[int]:
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(number) for number in listed.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are found through /proc")
+def test_a_rank_dies_and_another_number_of_ranks_goes_on(tmp_path):
+    whole, cut = config(tmp_path / "a"), config(tmp_path / "b")
+    paths = []
+    for settings in (whole, cut):
+        path = Path(settings.run).parent / "config.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(settings.to_yaml())
+        paths.append(path)
+    assert command.confide("train", paths[0]).code == 0
+
+    ledger = Path(cut.run) / "ledger.jsonl"
+    with open(tmp_path / "log", "w") as log:
+        options = {"env": environment(), "stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(train(paths[1]), **options)
+        wait_for_steps(ledger, 5, process)
+        ranks = children(process)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        assert process.wait(timeout=60) != 0
+        assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+        process = subprocess.Popen(train(paths[1], "train.distributed=fsdp"), **options)
+        wait_for_steps(ledger, 14, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) != 0
+    assert "the same command resumes" in (tmp_path / "log").read_text()
+
+    assert command.confide("train", paths[1]).code == 0
+    assert ledger.read_text() == (Path(whole.run) / "ledger.jsonl").read_text()
+    expected, found = (load_file(Path(s.run) / "release" / "model.safetensors") for s in (whole, cut))
+    assert expected.keys() == found.keys()
+    for name, values in expected.items():
+        assert float((values - found[name]).norm()) <= 1e-5 * float(values.norm())

@@ -1,0 +1,211 @@
+"""What two ranks compute against what one process computes; run by torchrun, prints nothing, writes JSON.
+
+torchrun --nproc-per-node 2 -m tests.two_ranks OUT.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from confide import evaluation, models
+from confide.mechanisms.base import Combine
+from confide.noise import RunKey
+from confide.ranks import Ranks
+from confide.sampling import Draw
+from confide.settings import Adapter
+from confide.sharding import part_of, shard, whole
+from confide.tasks import Task
+from confide.training import Optimisation, Step
+from confide.units import UnitGraph
+from tests import small
+
+KEY = RunKey.from_text("two ranks")
+NOTHING = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
+WIDE, NARROW = 4096, 20  # tokens a micro-batch: NARROW cuts the larger units into parts
+SIZES = ((1, 3, 2, 5, 1), (7,), (1,) * 9)  # rows of each unit; of (7,) one rank has none
+
+
+def drawn(sizes: tuple[int, ...], seed: int) -> Draw:
+    generator = np.random.default_rng(seed)
+    rows = [generator.integers(2, 40, generator.integers(3, 12)) for _ in range(sum(sizes))]
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return Draw(rows, group, (1 / np.array(sizes)[group]).astype(np.float32))
+
+
+class Fixed:
+    """Draws what it is told."""
+
+    def __init__(self, draws: list[Draw]):
+        self.draws = draws
+
+    def draw(self, step: int) -> Draw:
+        return self.draws[step]
+
+
+def model_of(family: str, adapter: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(small.family(family, vocab_size=small.VOCABULARY))
+    for module in model.modules():
+        models._no_dropout(module)
+    model = models._adapt(model, Adapter(kind=adapter, rank=4), "causal-lm")
+    with torch.no_grad():  # a LoRA factor starts at zero, and with it the gradient of its partner
+        for parameter in models.trainable(model).values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def task_of(model: torch.nn.Module) -> Task:
+    extra = frozenset(models.accepted(model))
+    return Task("causal-lm", 0, 1, small.VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
+
+
+def steps(model, draws: list[Draw], clip: float | None, micro_tokens: int, ranks: Ranks) -> tuple[Step, list]:
+    combine = Combine(clip, 0.5 if clip else 0.0, 0.25)
+    # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
+    optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
+    step = Step(
+        model,
+        task_of(model),
+        Fixed(draws),
+        combine,
+        optimisation,
+        KEY,
+        micro_tokens=micro_tokens,
+        ranks=ranks,
+    )
+    return step, [step(i) for i in range(len(draws))]
+
+
+def moved(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([whole(p.detach()).flatten() for p in models.trainable(model).values()])
+
+
+def apart(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).norm() / second.norm())
+
+
+def trained(
+    kind: str, family: str, adapter: str, clip: float | None, micro_tokens: int, ranks: Ranks
+) -> dict:
+    """How far a few steps of two ranks move the weights apart from those of one process."""
+    draws = [drawn(sizes, seed) for seed, sizes in enumerate(SIZES)] + [NOTHING]
+    alone, together = model_of(family, adapter), model_of(family, adapter)
+    start = moved(alone)
+    _, expected = steps(alone, draws, clip, micro_tokens, Ranks())
+    if kind == "fsdp":
+        shard(together, ranks)
+    _, found = steps(together, draws, clip, micro_tokens, ranks)
+    reports = [
+        abs((a.loss or 0) - (b.loss or 0)) + abs((a.clipped or 0) - (b.clipped or 0))
+        for a, b in zip(expected, found, strict=True)
+    ]
+    return {"weights": apart(moved(together) - start, moved(alone) - start), "reports": max(reports)}
+
+
+def resumed(ranks: Ranks) -> dict:
+    """Two ranks leave a state that one process goes on from, and the other way round."""
+    draws = [drawn(sizes, seed) for seed, sizes in enumerate(SIZES)]
+    straight = model_of("gpt2", "full")
+    start = moved(straight)
+    steps(straight, draws, 0.5, WIDE, Ranks())
+    result = {}
+    for name, (before, after) in {"split to alone": (True, False), "alone to split": (False, True)}.items():
+        first, second = model_of("gpt2", "full"), model_of("gpt2", "full")
+        for model, is_split in ((first, before), (second, after)):
+            if is_split:
+                shard(model, ranks)
+        step, _ = steps(first, draws[:2], 0.5, WIDE, ranks if before else Ranks())
+        kept = [step.state()]
+        torch.distributed.broadcast_object_list(kept)
+        step, _ = steps(second, [], 0.5, WIDE, ranks if after else Ranks())
+        step.restore(kept[0])
+        step.sampler = Fixed(draws)
+        step(2)
+        result[name] = apart(moved(second) - start, moved(straight) - start)
+    return result
+
+
+def evaluated(folder: Path, ranks: Ranks) -> dict:
+    """Held-out losses of two ranks, the model whole and split, with more and with fewer batches than ranks."""
+    with ranks.first_ahead():
+        graph = small.graph(folder, [3, 4, 2]) if ranks.first else UnitGraph.open(folder)
+    model, split = small.gpt2(), small.gpt2()
+    shard(split, ranks)
+    expected = evaluation.row_losses(model, small.task(), graph)
+    result = {}
+    for micro_tokens in (16, WIDE):
+        for name, one in (("whole", model), ("split", split)):
+            found = evaluation.row_losses(one, small.task(), graph, micro_tokens, ranks=ranks)
+            gaps = [float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)]
+            result[f"{name} {micro_tokens}"] = max(gaps)
+    return result
+
+
+def memory(ranks: Ranks) -> dict:
+    """The second rank's memory does not suffice for large micro-batches: both start over, the result is the same."""
+    draws = [drawn(sizes, seed) for seed, sizes in enumerate(SIZES)]
+    alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
+    start = moved(alone)
+    steps(alone, draws, 0.5, WIDE, Ranks())
+    said: list[str] = []
+    step, _ = steps(together, [], 0.5, 128, ranks)
+    step.sampler, step.say, honest = Fixed(draws), said.append, step.task.row_loss
+
+    def scarce(model, batch):
+        if ranks.number == 1 and batch["input_ids"].numel() > 40:
+            raise torch.OutOfMemoryError("out of memory")
+        return honest(model, batch)
+
+    object.__setattr__(step.task, "row_loss", scarce)
+    for i in range(len(draws)):
+        step(i)
+    return {
+        "weights": apart(moved(together) - start, moved(alone) - start),
+        "halved": step.micro_tokens,
+        "said": len(said),
+    }
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    with Ranks.joined() as ranks:
+        assert ranks.size == 2
+        found: dict[str, dict] = {}
+        for kind in ("ddp", "fsdp"):
+            for family, adapter in (
+                ("gpt2", "full"),
+                ("gpt2", "lora"),
+                ("llama", "full"),
+                ("gemma2", "lora"),
+                ("gemma2", "full"),
+            ):
+                for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), (None, NARROW)):
+                    name = f"{kind} {family} {adapter} clip {clip} tokens {micro_tokens}"
+                    found[name] = trained(kind, family, adapter, clip, micro_tokens, ranks)
+        found["resumed"] = resumed(ranks)
+        found["evaluated"] = evaluated(out.parent / "graph", ranks)
+        found["memory"] = memory(ranks)
+        found["parts"] = parts(ranks)
+        if ranks.first:
+            out.write_text(json.dumps(found))
+
+
+def parts(ranks: Ranks) -> dict:
+    """Every element of a split parameter lies in one part, where `first_index` says."""
+    model = model_of("gpt2", "full")
+    shapes = {name: p.numel() for name, p in model.named_parameters()}
+    values = {name: torch.arange(n, dtype=torch.float32) for name, n in shapes.items()}
+    shard(model, ranks)
+    wrong = 0
+    for name, parameter in model.named_parameters():
+        given = values[name].view(parameter.shape)
+        wrong += int(not torch.equal(whole(part_of(given, parameter)), given))
+    return {"wrong": wrong, "parameters": len(shapes)}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
