@@ -152,16 +152,16 @@ def test_a_tensor_on_a_gpu_gets_its_noise_there_under_a_key_of_its_own(monkeypat
     assert first != KEY.stream("main", "noise", 0)._key  # one key, one cipher
 
 
-@pytest.mark.parametrize(
-    "source", [lambda: KEY.stream("main", "noise"), lambda: FastStream(KEY.stream("main", "noise"))]
-)
+@pytest.mark.parametrize("kind", [lambda stream: stream, FastStream], ids=["secure", "fast"])
 @pytest.mark.parametrize("start", [5, BLOCK, 2 * BLOCK + 3])
-def test_a_part_of_a_tensor_gets_noise_of_its_own(source, start):
+def test_a_part_of_a_tensor_gets_noise_of_its_own(kind, start):
     """What two ranks add to two parts of one tensor must not be the same values."""
     first, second = torch.zeros(start), torch.zeros(1000)
-    add_noise(first, source(), 1.0)
-    add_noise(second, source(), 1.0, start)
-    assert not set(first.tolist()) & set(second.tolist())
+    add_noise(first, kind(KEY.stream("main", "noise")), 1.0)
+    add_noise(second, kind(KEY.stream("main", "noise")), 1.0, start)
+    n = min(start, len(second))
+    for other in (first[:n], first[-n:]):
+        assert float((other == second[:n]).float().mean()) < 0.01
     assert abs(float(second.std()) - 1) < 0.1
 
 

@@ -68,7 +68,7 @@ _ROWS_CUT = {
     "classification": "each document is one row, cut off at {} tokens",
 }
 _RANDOMNESS = {
-    "secure": "AES-256 in counter mode (noise made on a GPU: ChaCha20) under a secret run key from the operating system",
+    "secure": "AES-256 in counter mode (noise on a GPU: ChaCha20) under a secret run key from the operating system",
     "fast": "draws from AES-256 under the run key; noise from the framework's own generator (noise: fast), which is "
     "not cryptographic",
 }
