@@ -192,8 +192,8 @@ FAULTS = [
         "29",
         "normalised clipping divides before the noise",
         "training.py",
-        "add_noise(vector, self._source(step, name), self.combine.noise_scale)",
-        "add_noise(vector.div_(self.combine.clip_norm or 1), self._source(step, name), self.combine.noise_scale)",
+        "            (vector, self._source(step, name),",
+        "            (vector.div_(self.combine.clip_norm or 1), self._source(step, name),",
         "tests/test_training.py",
     ),
     Fault(

@@ -1,3 +1,4 @@
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_integers_are_uniform_below_their_limits():
 
 def test_noise_has_the_stated_size_and_crosses_blocks():
     tensor = torch.zeros(3, BLOCK)
-    add_noise(tensor, KEY.stream("main", "noise"), 2.5)
+    add_noise([(tensor, KEY.stream("main", "noise"), 0)], 2.5)
     assert tensor.std().item() == pytest.approx(2.5, rel=0.01)
     assert torch.equal(
         tensor.view(-1)[BLOCK - 1 : BLOCK + 1], 2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)
@@ -86,7 +87,7 @@ def test_noise_has_the_stated_size_and_crosses_blocks():
 def test_fast_noise_is_repeatable_and_normal():
     first, second = (torch.zeros(BLOCK + 5) for _ in range(2))
     for tensor in (first, second):
-        add_noise(tensor, FastStream(KEY.stream("main", "noise")), 1.0)
+        add_noise([(tensor, FastStream(KEY.stream("main", "noise")), 0)], 1.0)
     assert torch.equal(first, second)
     assert first.std().item() == pytest.approx(1.0, rel=0.01)
 
@@ -142,11 +143,13 @@ def test_a_tensor_on_a_gpu_gets_its_noise_there_under_a_key_of_its_own(monkeypat
             calls.append((self.key, tensor, scale, start))
 
     monkeypatch.setattr(noise, "ChaChaStream", Recorder)
-    tensor = SimpleNamespace(is_cuda=True)
+    scaled: list[float] = []
+    tensor = SimpleNamespace(is_cuda=True, mul_=scaled.append)
     for step in (0, 1):
-        add_noise(tensor, KEY.stream("main", "noise", step), 2.5, 7)
+        add_noise([(tensor, KEY.stream("main", "noise", step), 7)], 2.5, 0.5)
     (first, *rest), (second, *_) = calls
     assert rest == [tensor, 2.5, 7]
+    assert scaled == [0.5, 0.5]
     assert first != second
     assert len(first) == 32
     assert first != KEY.stream("main", "noise", 0)._key  # one key, one cipher
@@ -157,8 +160,8 @@ def test_a_tensor_on_a_gpu_gets_its_noise_there_under_a_key_of_its_own(monkeypat
 def test_a_part_of_a_tensor_gets_noise_of_its_own(kind, start):
     """What two ranks add to two parts of one tensor must not be the same values."""
     first, second = torch.zeros(start), torch.zeros(1000)
-    add_noise(first, kind(KEY.stream("main", "noise")), 1.0)
-    add_noise(second, kind(KEY.stream("main", "noise")), 1.0, start)
+    add_noise([(first, kind(KEY.stream("main", "noise")), 0)], 1.0)
+    add_noise([(second, kind(KEY.stream("main", "noise")), start)], 1.0)
     n = min(start, len(second))
     for other in (first[:n], first[-n:]):
         assert float((other == second[:n]).float().mean()) < 0.01
@@ -167,8 +170,38 @@ def test_a_part_of_a_tensor_gets_noise_of_its_own(kind, start):
 
 def test_parts_add_up_to_the_whole():
     whole = torch.zeros(2 * BLOCK + 100)
-    add_noise(whole, KEY.stream("main", "noise"), 1.5)
+    add_noise([(whole, KEY.stream("main", "noise"), 0)], 1.5)
     for start, stop in ((0, 11), (11, BLOCK + 6), (BLOCK + 6, 2 * BLOCK + 100)):
         part = torch.zeros(stop - start)
-        add_noise(part, KEY.stream("main", "noise"), 1.5, start)
+        add_noise([(part, KEY.stream("main", "noise"), start)], 1.5)
         assert torch.equal(part, whole[start:stop])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing_and_stay_as_they_were(threads):
+    expected = KEY.stream("main", "noise").normal(5 * BLOCK // 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found, small = torch.ones(5 * BLOCK // 2), torch.ones(3)
+        sources = [KEY.stream("main", "noise"), KEY.stream("main", "noise", 1)]
+        add_noise([(found, sources[0], 0), (small, sources[1], 0)], 2.0, 0.25)
+        assert torch.get_num_threads() == threads
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [threads]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.allclose(found, (1 + 2 * expected) / 4, atol=1e-6)
+    assert torch.allclose(small, (1 + 2 * sources[1].normal(3)) / 4, atol=1e-6)
+
+
+def test_what_fails_in_a_thread_fails():
+    class Broken:
+        def normal(self, n, start=0):
+            raise OSError("no randomness")
+
+    with pytest.raises(OSError, match="no randomness"):
+        add_noise([(torch.ones(3), Broken(), 0)] * 4, 1.0)

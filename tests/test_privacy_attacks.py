@@ -235,7 +235,7 @@ def test_no_test_on_the_output_beats_the_claimed_curve(tmp_path, mechanism):
             draw = sampler.draw(step)
             groups = {int(group) for group, row in zip(draw.group, draw.rows, strict=True) if row.max() == 1}
             noise = torch.zeros(1)
-            add_noise(noise, key.stream("main", "noise", step, "w"), combine.noise_scale)
+            add_noise([(noise, key.stream("main", "noise", step, "w"), 0)], combine.noise_scale)
             total = (1 - world) * len(groups) * settings.privacy.clip_norm + float(noise)
             worlds[world][trial, step] = total * combine.scale * setting.terms.divisor
     law = [1 - rate, rate] if mechanism == "uls" else [(1 - rate) ** 2, 2 * rate * (1 - rate), rate**2]

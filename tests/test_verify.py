@@ -189,9 +189,7 @@ def clip_at_another_norm_than_the_noise(patch):
 
 def half_the_noise(patch):
     add = training.add_noise
-    patch.setattr(
-        training, "add_noise", lambda tensor, source, scale, start: add(tensor, source, scale / 2, start)
-    )
+    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, scale / 2, times))
 
 
 def half_the_noise_by_the_value_that_says_how_much(patch):
@@ -202,21 +200,20 @@ def half_the_noise_by_the_value_that_says_how_much(patch):
 
 def slightly_less_noise(patch):
     add = training.add_noise
-    patch.setattr(
-        training, "add_noise", lambda tensor, source, scale, start: add(tensor, source, 0.98 * scale, start)
-    )
+    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, 0.98 * scale, times))
 
 
 def no_noise(patch):
-    patch.setattr(training, "add_noise", lambda *given: None)
+    add = training.add_noise
+    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, 0.0, times))
 
 
 def no_noise_on_one_parameter(patch):
     add = training.add_noise
 
-    def choosy(tensor, source, scale, start):
-        if tensor.shape != (16, 64):
-            add(tensor, source, scale, start)
+    def choosy(vectors, scale, times):
+        for vector in vectors:
+            add([vector], 0.0 if vector[0].shape == (16, 64) else scale, times)
 
     patch.setattr(training, "add_noise", choosy)
 

@@ -11,6 +11,9 @@ import hashlib
 import hmac
 import math
 import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -66,14 +69,15 @@ class Stream:
         """`n` standard normal values: float32[n].
 
         Box-Muller on 64-bit words, so that the tail reaches 9.4 standard deviations: no tail that matters to
-        delta is cut off, as 24- or 32-bit uniforms would cut it. The logarithm needs float64; what follows
-        keeps the float32 precision of the result.
+        delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds a value by one part in 10^7,
+        as it rounds the sum that the noise is added to.
         """
         first, skip = divmod(start, 2)
         pairs = (skip + n + 1) // 2
-        words = torch.from_numpy(self.uint64(2 * pairs, 2 * first)).view(pairs, 2)
-        radius = words[:, 0].double().add_(0.5).mul_(2.0**-64).clamp_(max=1.0).log_().mul_(-2).float().sqrt_()
-        angle = words[:, 1].view(torch.int64).float().mul_(math.pi * 2.0**-63)  # in [-pi, pi]
+        words = torch.from_numpy(self.uint64(2 * pairs, 2 * first).view(np.int64)).view(pairs, 2)
+        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is.
+        radius = words[:, 0].float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
+        angle = words[:, 1].float().mul_(math.pi * 2.0**-63)  # in [-pi, pi]
         values = torch.empty(pairs, 2)
         torch.mul(radius, angle.cos(), out=values[:, 0])
         torch.mul(radius, angle.sin_(), out=values[:, 1])
@@ -105,19 +109,52 @@ class FastStream:
         return torch.randn(n, generator=self._generator, device=self._device)
 
 
-def add_noise(tensor: torch.Tensor, source: Normal, scale: float, start: int = 0) -> None:
-    """Add N(0, scale^2) to every element of a contiguous float32 tensor, in place.
+def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
+    """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
+
+    Blocks are made side by side, each by one thread: the processor's threads share a block far less well.
 
     Args:
-        start: which of the source's values the first element takes, for a tensor that is part of a larger one.
+        vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
+            not 0 for a tensor that is part of a larger one.
     """
-    if tensor.is_cuda and isinstance(source, Stream):
-        source.on_gpu().add_normal(tensor, scale, start)
-        return
-    flat = tensor.view(-1)
+    work: list[Callable[[], object]] = []
+    for tensor, source, start in vectors:
+        if tensor.is_cuda and isinstance(source, Stream):
+            source.on_gpu().add_normal(tensor, scale, start)
+            tensor.mul_(times)
+        elif isinstance(source, Stream):
+            flat = tensor.view(-1)
+            for place in range(0, flat.numel(), BLOCK):
+                some = flat[place : place + BLOCK]
+                work.append(partial(_add_block, some, source, scale, start + place, times))
+        else:
+            work.append(partial(_add_in_order, tensor.view(-1), source, scale, start, times))
+    _side_by_side(work)
+
+
+def _add_block(some: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
+    some.add_(source.normal(some.numel(), start).to(some.device), alpha=scale).mul_(times)
+
+
+def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
     for place in range(0, flat.numel(), BLOCK):
-        some = flat[place : place + BLOCK]
-        some.add_(source.normal(some.numel(), start + place).to(some.device), alpha=scale)
+        _add_block(flat[place : place + BLOCK], source, scale, start + place, times)
+
+
+def _side_by_side(work: list[Callable[[], object]]) -> None:
+    """Run pieces of work in as many threads as torch uses, each of which then uses one."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(work) < 2:
+        for piece in work:
+            piece()
+        return
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(lambda piece: piece(), work):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # theirs would hold for all threads to come
 
 
 class RunKey:

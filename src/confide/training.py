@@ -120,11 +120,10 @@ class Step:
         self.model.train()
         draw = self.sampler.draw(step)
         norms = self._add_draw(draw, step)
-        for name, vector in self.clipped.take().items():
-            parameter = self.parameters[name]
-            if self.combine.noise_scale > 0:
-                add_noise(vector, self._source(step, name), self.combine.noise_scale, first_index(parameter))
-            parameter.grad = like(vector.mul_(self.combine.scale), parameter)
+        total = self.clipped.take()
+        self._add_noise(total, step)
+        for name, vector in total.items():
+            self.parameters[name].grad = like(vector, self.parameters[name])
         if before_update is not None:
             before_update()
         rate = self.optimisation.rate(step)
@@ -210,6 +209,18 @@ class Step:
         if self._counts:
             self._losses.append(losses.detach())
         return losses
+
+    def _add_noise(self, total: dict[str, torch.Tensor], step: int) -> None:
+        """(sum + noise) * scale, in place."""
+        if self.combine.noise_scale == 0:
+            for vector in total.values():
+                vector.mul_(self.combine.scale)
+            return
+        vectors = [
+            (vector, self._source(step, name), first_index(self.parameters[name]))
+            for name, vector in total.items()
+        ]
+        add_noise(vectors, self.combine.noise_scale, self.combine.scale)
 
     def _source(self, step: int, name: str) -> Normal:
         stream = self.key.stream(self.phase, "noise", step, name)
