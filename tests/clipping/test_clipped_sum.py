@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from confide.clipping import ClippedSum
+from confide.clipping import ClippedSum, factors, slot
 from confide.clipping.factors import Outer, exact
-from confide.clipping.slot import materialise
+from confide.clipping.slot import Allowance, dense_is_faster
 from confide.clipping.units import Units
 from tests.clipping.brute_force import (
     LOSSES,
@@ -142,12 +144,40 @@ def test_without_clipping_the_sum_is_the_plain_gradient() -> None:
     compare(engine.take(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
 
 
-def test_wide_layers_and_long_rows_take_both_sides_of_the_cost_model() -> None:
-    assert materialise(2, 16 * 16, 2 * 16 * 32)
-    assert not materialise(2, 64 * 64, 2 * 8 * 128)
-    for tokens, units in ((4, "1"), (24, "8")):  # factors kept, also of the tied embedding; all dense
-        batch = rows("gpt2", tokens=tokens)
-        check(tiny("gpt2"), causal_loss, batch, torch.tensor(UNITS[units]), clip_norm=1.0)
+@pytest.mark.parametrize(
+    ("positions", "p", "q", "of_rows", "expected"),
+    [
+        (128, 256, 1024, [1] * 16, True),  # a thin layer: its gradient is no larger than a Gram matrix or two
+        (128, 768, 3072, [1] * 16, False),
+        (128, 768, 3072, [8, 8], True),  # many positions a unit
+        (128, 32, 768, [1] * 16, True),  # a LoRA factor
+        (16, 32, 768, [1] * 16, False),
+    ],
+)
+def test_the_cost_model(positions, p, q, of_rows, expected) -> None:
+    units = Units.of(torch.repeat_interleave(torch.arange(len(of_rows)), torch.tensor(of_rows)))
+    assert dense_is_faster(units, positions, p, q) is expected
+
+
+def test_dense_gradients_take_no_more_than_they_are_allowed() -> None:
+    allowance = Allowance(100)
+    assert allowance.covers(150, 60)  # 90 more than before
+    assert not allowance.covers(80, 60)
+    assert allowance.covers(20, 40)  # less than before leaves more for others
+    assert allowance.covers(80, 60)
+
+
+@pytest.mark.parametrize("touched", [0, slot._TOUCHED, math.inf])
+@pytest.mark.parametrize("units", ["1", "3", "8"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_both_sides_of_the_cost_model_agree(monkeypatch, touched, units, family) -> None:
+    """All dense, as the model says, all factors; each also of a tied embedding and over several strips."""
+    monkeypatch.setattr(slot, "_TOUCHED", touched)
+    monkeypatch.setattr(factors, "_STRIP", 5)
+    if touched == 0:
+        monkeypatch.setattr(Allowance, "covers", lambda *given: True)
+    batch = rows(family, tokens=12)
+    check(tiny(family), causal_loss, batch, torch.tensor(UNITS[units]), clip_norm=1.0)
 
 
 @pytest.mark.parametrize("units", UNITS.values())
@@ -155,9 +185,12 @@ def test_norms_of_long_units_from_half_a_gram_matrix(units: list[int]) -> None:
     torch.manual_seed(0)
     grouped = Units.of(torch.tensor(units))
     use = Outer(torch.randn(ROWS, 150, 5), torch.randn(ROWS, 150, 3))
-    dense = torch.zeros(grouped.count, 5, 3)
-    use.add_to(dense, grouped)
-    assert torch.allclose(use.squares(grouped), dense.double().square().sum((1, 2)), rtol=1e-5)
+    dense = torch.full((grouped.count, 5, 3), math.nan)
+    use.add_to(dense, grouped, fresh=True)
+    squares, magnitude = use.squares(grouped)
+    assert torch.allclose(squares, dense.double().square().sum((1, 2)), rtol=1e-5)
+    apart = use.left.double().square().sum(2) * use.right.double().square().sum(2)
+    assert torch.allclose(magnitude, grouped.total(apart.sum(1)), rtol=1e-5)
     rows_each = torch.einsum("bnp,bnq->bpq", use.left.double(), use.right.double())
     expected = torch.zeros_like(dense, dtype=torch.float64).index_add_(0, grouped.of_row, rows_each)
     assert torch.allclose(dense.double(), expected, rtol=1e-4, atol=1e-4)

@@ -91,10 +91,10 @@ def test_clipping_each_layer_or_each_row_is_noticed(monkeypatch: pytest.MonkeyPa
     model, batch, unit = tiny("llama"), rows("llama"), torch.tensor(UNITS["3"])
     with monkeypatch.context() as fault:
 
-        def add_scaled(self: slot.Slot, total: Tensor, scale: Tensor) -> None:
+        def add_scaled(self: slot.Slot, total: Tensor, scale: Tensor, fresh: bool) -> None:
             squares = self.squares()
             assert squares is not None
-            original(self, total, (1.0 / squares.sqrt()).clamp(max=1).float())
+            original(self, total, (1.0 / squares.sqrt()).clamp(max=1).float(), fresh)
 
         original = slot.Slot.add_scaled
         fault.setattr(slot.Slot, "add_scaled", add_scaled)
@@ -173,7 +173,7 @@ def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.Monke
     assert torch.allclose(found.double(), expected, rtol=1e-6)
     monkeypatch.setattr(factors, "_inner", lambda first, second: torch.bmm(first, second.mT).float())
     monkeypatch.setattr(
-        factors.Outer, "add_to", lambda self, dense, units: dense.add_(torch.bmm(self.left.mT, self.right))
+        factors.Outer, "add_to", lambda self, dense, *_: dense.copy_(torch.bmm(self.left.mT, self.right))
     )
     found, expected = bf16_norms(tokens)
     assert not torch.allclose(found.double(), expected, rtol=1e-4)

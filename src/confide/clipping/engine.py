@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from confide.clipping.factors import exact, row_squares
 from confide.clipping.rules import Layer, layers, refuse_mixing
-from confide.clipping.slot import Slot
+from confide.clipping.slot import Allowance, Slot
 from confide.clipping.tap import Taps
 from confide.clipping.units import Units
 from confide.errors import InputError
@@ -191,11 +191,16 @@ class ClippedSum:
     def _add_scaled(self, name: str, slot: Slot | None, scale: Tensor) -> None:
         """Add sum_u scale_u * (unit u's gradient) of one parameter; no slot where the loss did not use it."""
         parameter = self._parameters[name]
-        total = _zeros(parameter) if self._is_split else self._sum(name)
-        if slot is not None:
-            slot.add_scaled(total, scale.to(parameter.device))
         if self._is_split:
+            total = _zeros(parameter)
+            if slot is not None:
+                slot.add_scaled(total, scale)
             self._sum(name).add_(added_up(total, parameter))
+        elif slot is not None:
+            fresh = name not in self._sums
+            if fresh:
+                self._sums[name] = torch.empty(parameter.shape, device=parameter.device)
+            slot.add_scaled(self._sums[name], scale.to(parameter.device), fresh)
 
     def _add_part(self, gradient: dict[str, Tensor], batch: Batch, weight: Tensor) -> None:
         """Add the gradient of all rows together to `gradient`, of which a split parameter has this rank's part."""
@@ -269,9 +274,10 @@ class ClippedSum:
                 for own, use in layer.rule.uses(layer.module, layer.trainable, kept, grad):
                     name = layer.parameters[own]
                     if name not in slots:
-                        slots[name] = self._slot(name, units, taps, dense)
+                        slots[name] = self._slot(name, units, taps.uses[name], allowance, dense)
                     slots[name].receive(use)
 
+        allowance = Allowance(0)
         taps = Taps(self._parameters, self._layers, units.rows, receive)
         with taps.attached(), torch.enable_grad():
             losses = self._loss(self._model, batch)
@@ -282,17 +288,20 @@ class ClippedSum:
                 )
             total = (losses.float() * weight.to(losses.device, torch.float32)).sum()
             taps.seal(total)
+            allowance.left = 2 * taps.largest
             with torch.autocast(total.device.type, enabled=False):  # the caller's is for the forward pass
                 total.backward()
 
-    def _slot(self, name: str, units: Units, taps: Taps, dense: dict[str, Tensor] | None) -> Slot:
+    def _slot(
+        self, name: str, units: Units, uses: int, allowance: Allowance, dense: dict[str, Tensor] | None
+    ) -> Slot:
         parameter = self._parameters[name]
         target: Tensor | None = None
         if dense is not None:
             if name not in dense:
                 dense[name] = _zeros(parameter)
             target = dense[name][None]
-        return Slot(parameter.shape, units, taps.uses[name], taps.activations[name], target)
+        return Slot(parameter.shape, units, uses, allowance, target)
 
 
 def ran_out(error: BaseException) -> bool:

@@ -24,8 +24,8 @@ from confide.clipping.units import Units
 # Columns of a half-precision factor turned to float32 at a time: bounds the copy of a vocabulary-wide one.
 _BLOCK = 4096
 
-# Positions from which a Gram matrix is halved; below, the products are too small to gain.
-_SPLIT = 128
+# Positions whose inner products with all before them are taken at a time.
+_STRIP = 32
 
 
 @contextmanager
@@ -79,21 +79,20 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
     return total
 
 
-def _gram_squares(left: Tensor, right: Tensor) -> Tensor:
-    """[u, n, p], [u, n, q] -> float64[u], squared norms of the matrices sum_t left_t (x) right_t.
+def _gram_squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """[u, n, p], [u, n, q] -> float64[u] twice: squared norms of the matrices sum_t left_t (x) right_t, and their
+    diagonals' part of it, sum_t |left_t|^2 |right_t|^2.
 
-    The Gram matrices are symmetric: of long ones, only what lies on and below the diagonal is computed.
+    The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
     """
-    n = left.shape[1]
-    if n < _SPLIT:
-        return _total(_inner(left, left).mul_(_inner(right, right)))
-    half = n // 2
-    below = _inner(left[:, half:], left[:, :half]).mul_(_inner(right[:, half:], right[:, :half]))
-    return (
-        _gram_squares(left[:, :half], right[:, :half])
-        + _gram_squares(left[:, half:], right[:, half:])
-        + 2 * _total(below)
-    )
+    squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
+    diagonal = torch.zeros_like(squares)
+    for start in range(0, left.shape[1], _STRIP):
+        now, so_far = slice(start, start + _STRIP), slice(0, start + _STRIP)
+        products = _inner(left[:, now], left[:, so_far]).mul_(_inner(right[:, now], right[:, so_far]))
+        squares += 2 * _total(products[..., :start]) + _total(products[..., start:])
+        diagonal += products[..., start:].diagonal(dim1=1, dim2=2).double().sum(-1)
+    return squares, diagonal
 
 
 def _total(products: Tensor) -> Tensor:
@@ -121,6 +120,10 @@ class Outer:
     def positions(self) -> int:
         return self.left.shape[1]
 
+    @property
+    def bytes(self) -> int:
+        return self.left.nbytes + self.right.nbytes
+
     @classmethod
     def join(cls, uses: list[Outer]) -> Outer:
         """Several uses of one parameter are one use with more positions: cross terms come by themselves."""
@@ -128,31 +131,26 @@ class Outer:
             return uses[0]
         return cls(torch.cat([use.left for use in uses], 1), torch.cat([use.right for use in uses], 1))
 
-    def squares(self, units: Units) -> Tensor:
-        """float64[U]: squared norm of each unit's matrix, from the two Gram matrices of its positions."""
-        result = torch.empty(units.count, dtype=torch.float64, device=self.left.device)
+    def squares(self, units: Units) -> tuple[Tensor, Tensor]:
+        """float64[U] twice: squared norm of each unit's matrix, from the two Gram matrices of its positions, and
+        what it would be if no positions met, sum_t |left_t|^2 |right_t|^2."""
+        result = torch.empty(2, units.count, dtype=torch.float64, device=self.left.device)
         for group in units.groups:
-            result[group.units] = _gram_squares(group.by_unit(self.left), group.by_unit(self.right))
-        return result
-
-    def magnitude(self, units: Units) -> Tensor:
-        """float64[U]: sum_t |left_t|^2 |right_t|^2, what the squared norm would be if no positions cancelled."""
-        long = [
-            torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).double() for x in (self.left, self.right)
-        ]
-        return units.total((long[0] * long[1]).square().sum(1))
+            found = _gram_squares(group.by_unit(self.left), group.by_unit(self.right))
+            result[:, group.units] = torch.stack(found)
+        return result[0], result[1]
 
     def double(self) -> Outer:
         return Outer(self.left.double(), self.right.double())
 
-    def add_to(self, dense: Tensor, units: Units) -> None:
-        """Add each unit's matrix to dense, float32[U, p, q]."""
+    def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
+        """Add each unit's matrix to dense, float32[U, p, q]; what a fresh one holds does not count."""
         for group in units.groups:
             left, right = group.by_unit(self.left), group.by_unit(self.right).float()
             for rows, block in _blocks(left):
-                dense[group.units, rows].baddbmm_(block.mT, right)
+                dense[group.units, rows].baddbmm_(block.mT, right, beta=0 if fresh else 1)
 
-    def add_scaled(self, total: Tensor, scale: Tensor) -> None:
+    def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:
         """Add sum_b scale_b * (row b's matrix) to total, float32[p, q]; scale is float32[B]."""
         p, q = total.shape
         each = scale[:, None, None]
@@ -162,12 +160,13 @@ class Outer:
         else:
             right = right * each
         left, right = left.reshape(-1, p), right.reshape(-1, q)
+        beta = 0 if fresh else 1
         if right.dtype == torch.float32:
             for rows, block in _blocks(left):
-                total[rows].addmm_(block.T, right)
+                total[rows].addmm_(block.T, right, beta=beta)
         else:
             for columns, block in _blocks(right):
-                total[:, columns].addmm_(left.T, block)
+                total[:, columns].addmm_(left.T, block, beta=beta)
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ class Lookup:
         return result.index_add_(0, keys.div(table, rounding_mode="floor"), row_squares(sums))
 
     def magnitude(self, units: Units) -> Tensor:
-        """float64[U]: the squared norm if nothing that meets in a table row cancelled."""
+        """float64[U]: the squared norm if no two gradients met in a table row."""
         long = torch.linalg.vector_norm(self.grad, dim=-1, dtype=torch.float32).double()
         return units.total(long.square().sum(1))
 
@@ -225,14 +224,18 @@ class Lookup:
             result[group.units] = _total(products)
         return result
 
-    def add_to(self, dense: Tensor, units: Units) -> None:
-        """Add each unit's table to dense, float32[U, p, q]."""
+    def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
+        """Add each unit's table to dense, float32[U, p, q]; what a fresh one holds does not count."""
+        if fresh:
+            dense.zero_()
         table = dense.shape[1]
         keys = units.of_row.to(self.index.device)[:, None] * table + self.index
         dense.view(-1, dense.shape[2]).index_add_(0, keys.flatten(), self.grad.flatten(0, 1).float())
 
-    def add_scaled(self, total: Tensor, scale: Tensor) -> None:
+    def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:
         """Add sum_b scale_b * (row b's table) to total, float32[p, q]; scale is float32[B]."""
+        if fresh:
+            total.zero_()
         grad = self.grad * scale[:, None, None]
         total.index_add_(0, self.index.flatten(), grad.flatten(0, 1))
 
@@ -251,11 +254,15 @@ class PerRow:
     def device(self) -> torch.device:
         return self.grad.device
 
-    def add_to(self, dense: Tensor, units: Units) -> None:
-        """Add each unit's gradient to dense, float32[U, *shape]."""
+    def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
+        """Add each unit's gradient to dense, float32[U, *shape]; what a fresh one holds does not count."""
+        if fresh:
+            dense.zero_()
         for group in units.groups:
             rows = self.grad[group.rows]
-            dense[group.units] += rows.unflatten(0, (-1, group.rows_each)).sum(1)
+            dense[group.units] += (
+                rows if group.rows_each == 1 else rows.unflatten(0, (-1, group.rows_each)).sum(1)
+            )
 
 
 Use = Outer | Lookup | PerRow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,20 +16,44 @@ _CANCELLING = 1e-3
 # Squared float32 error of the sum, for one position and unit magnitude: added to the norm, so that it covers rounding.
 _ROUNDING = 1e-13
 
+# What an element of a dense gradient costs beside its product (being written, measured and summed), in products of
+# a Gram matrix, of which half are taken. Measured by benchmarks/cost_model.py.
+_TOUCHED = 20
 
-def materialise(units: int, parameter: int, activations: int) -> bool:
-    """The cost model: is one dense gradient for each unit better than keeping the factors?
 
-    With n positions a unit and a p x q matrix, the Gram norm costs n^2 (p + q) products more than a dense
-    gradient, whose own product replaces the one that the clipped sum would need. So dense is never more
-    arithmetic, only more memory: it is taken where it is no larger than what it lets go.
+def dense_is_faster(units: Units, positions: int, p: int, q: int) -> bool:
+    """The cost model: is one dense p x q gradient for each unit less work than the Gram norm?
+
+    With n positions a unit, the Gram norm takes n^2 (p + q) / 2 products that a dense gradient does not, whose own
+    product replaces the one that the clipped sum would need; a dense gradient is written and read instead.
 
     Args:
-        units: how many units the batch has.
-        parameter: elements of the parameter.
-        activations: elements of the inputs and output gradients of all its uses.
+        positions: of a row; a unit of k rows has k times as many.
     """
-    return units * parameter <= activations
+    gram = sum(
+        (group.units.stop - group.units.start) * (group.rows_each * positions) ** 2 * (p + q) / 2
+        for group in units.groups
+    )
+    return _TOUCHED * units.count * p * q <= gram
+
+
+@dataclass
+class Allowance:
+    """Bytes that slots may hold beyond the inputs and output gradients of their layers.
+
+    The pass is at its peak where the loss meets the largest output, of which there are then several copies; those
+    are gone when the first layer's gradient arrives. So dense gradients may take that much, and whatever the factors
+    that they replace would have taken, without a higher peak.
+    """
+
+    left: int
+
+    def covers(self, needed: int, replaced: int) -> bool:
+        """Whether `needed` bytes may be held in place of `replaced` ones; if so, they are now."""
+        if needed - replaced > self.left:
+            return False
+        self.left -= needed - replaced
+        return True
 
 
 class Slot:
@@ -37,18 +63,18 @@ class Slot:
         shape: the parameter's.
         units: of the batch.
         uses: how many uses the forward pass saw.
-        activations: elements of their inputs and outputs.
+        allowance: of the pass.
         dense: float32[U, *shape] to add the units' gradients to, instead of what the cost model says.
     """
 
     def __init__(
-        self, shape: torch.Size, units: Units, uses: int, activations: int, dense: Tensor | None = None
+        self, shape: torch.Size, units: Units, uses: int, allowance: Allowance, dense: Tensor | None = None
     ) -> None:
         self._shape = shape
         self._units = units
         self._awaited = uses
+        self._allowance = allowance
         self._dense = dense
-        self._is_dense = dense is not None or materialise(units.count, shape.numel(), activations)
         self._outers: list[Outer] = []
         self._lookups: list[Lookup] = []
         self._squares: Tensor | None = None
@@ -56,7 +82,7 @@ class Slot:
 
     def receive(self, use: Use) -> None:
         """Take one use in, from inside the backward pass; with the last one awaited the norms follow."""
-        if self._dense is not None or isinstance(use, PerRow) or (self._is_dense and isinstance(use, Outer)):
+        if self._dense is not None or isinstance(use, PerRow) or self._is_better_dense(use):
             self._fold(use)
         elif isinstance(use, Outer):
             self._outers.append(use)
@@ -66,13 +92,23 @@ class Slot:
         if self._awaited == 0 and self._measures:
             self._squares = self._measure()
 
+    def _is_better_dense(self, use: Use) -> bool:
+        if not isinstance(use, Outer) or self._outers:
+            return False
+        p, q = self._shape
+        return dense_is_faster(self._units, use.positions, p, q) and self._allowance.covers(
+            4 * self._units.count * p * q, use.bytes
+        )
+
     def _fold(self, use: Use) -> None:
+        fresh = self._dense is None
         if self._dense is None:
-            self._dense = torch.zeros(self._units.count, *self._shape, device=use.device)
+            self._dense = torch.empty(self._units.count, *self._shape, device=use.device)
             for lookup in self._lookups:
-                lookup.add_to(self._dense, self._units)
+                lookup.add_to(self._dense, self._units, fresh)
+                fresh = False
             self._lookups.clear()
-        use.add_to(self._dense, self._units)
+        use.add_to(self._dense, self._units, fresh)
 
     def squares(self) -> Tensor | None:
         """float64[U]: each unit's squared norm; None where the loss used the parameter not at all."""
@@ -87,32 +123,38 @@ class Slot:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
-        uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
-        magnitude = torch.stack([use.magnitude(self._units) for use in uses]).sum(0)
-        squares = self._factored(self._outers, self._lookups)
+        squares, magnitude = self._factored(self._outers, self._lookups)
         if bool((squares < _CANCELLING * magnitude).any()):
-            squares = self._factored(
+            squares, _ = self._factored(
                 [use.double() for use in self._outers], [use.double() for use in self._lookups]
             )
         # The sum that is added is float32: its rounding must not lift a clipped unit above the bound either.
+        uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
         positions = sum(use.positions for use in uses)
         return squares.clamp_(min=0) + _ROUNDING * positions * magnitude
 
-    def _factored(self, outers: list[Outer], lookups: list[Lookup]) -> Tensor:
-        """float64[U]: squared norms from the factors, cross terms of a tied parameter included."""
+    def _factored(self, outers: list[Outer], lookups: list[Lookup]) -> tuple[Tensor, Tensor]:
+        """float64[U] twice: squared norms from the factors, cross terms of a tied parameter included, and what
+        they would be if no two terms met."""
         parts = [outer.squares(self._units) for outer in outers]
-        parts += [lookup.squares(self._units, self._shape[0]) for lookup in lookups]
+        parts += [
+            (lookup.squares(self._units, self._shape[0]), lookup.magnitude(self._units)) for lookup in lookups
+        ]
+        squares, magnitude = (torch.stack(values).sum(0) for values in zip(*parts, strict=True))
         if outers and lookups:
-            parts.append(2 * lookups[0].cross(outers[0], self._units))
-        return torch.stack(parts).sum(0)
+            squares += 2 * lookups[0].cross(outers[0], self._units)
+        return squares, magnitude
 
-    def add_scaled(self, total: Tensor, scale: Tensor) -> None:
-        """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U]."""
+    def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool = False) -> None:
+        """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U].
+
+        What a fresh total holds does not count: it is replaced.
+        """
         if self._dense is not None:
-            total.view(-1).addmv_(self._dense.view(len(scale), -1).T, scale)
+            total.view(-1).addmv_(self._dense.view(len(scale), -1).T, scale, beta=0 if fresh else 1)
             return
         by_row = scale[self._units.of_row.to(scale.device)]
-        for outer in self._outers:
-            outer.add_scaled(total, by_row)
-        for lookup in self._lookups:
-            lookup.add_scaled(total, by_row)
+        uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
+        for use in uses:
+            use.add_scaled(total, by_row, fresh)
+            fresh = False

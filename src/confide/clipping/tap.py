@@ -48,14 +48,14 @@ class Taps:
 
     Attributes:
         uses: parameter name -> how many uses the forward pass made of it.
-        activations: parameter name -> elements of those uses' inputs and outputs.
+        largest: bytes of the largest output of a layer.
     """
 
     def __init__(
         self, trainable: Mapping[str, Tensor], watched: Sequence[Layer], rows: int, receive: Receive
     ) -> None:
         self.uses: dict[str, int] = {}
-        self.activations: dict[str, int] = {}
+        self.largest = 0
         self._trainable = trainable
         self._live: dict[str, Tensor] = {}
         self._watched = watched
@@ -119,11 +119,10 @@ class Taps:
         if given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,):
             raise InputError(_first_axis(layer, given, self._rows))
         if self._forward:
-            size = output.numel() + (given.numel() if given.is_floating_point() else 0)
+            self.largest = max(self.largest, output.nbytes)
             for name in layer.parameters.values():
                 self._live[name].requires_grad_(True)
                 self.uses[name] = self.uses.get(name, 0) + 1
-                self.activations[name] = self.activations.get(name, 0) + size
         if given.is_floating_point() and output.dtype.itemsize < given.dtype.itemsize:
             given = given.to(output.dtype)  # what autocast multiplied with, and what it would have kept
         kept = given if layer.rule.keeps_input(layer.trainable) else None

@@ -1,0 +1,66 @@
+"""The commands in benchmarks/ run and say what they promise."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEP = Path(__file__).resolve().parents[1] / "benchmarks" / "step.py"
+KEYS = {"case", "k", "method", "time_ratio", "memory_ratio", "seconds"}
+PARTS = {"collate", "forward", "backward", "optimiser"}
+PRIVATE_PARTS = PARTS | {"norms", "clipped sum", "noise"}
+TINY_WEIGHTS = 128 * 32 + 64 * 32 + (12 * 32 * 32 + 13 * 32) + 2 * 32  # one layer of GPT-2, 32 wide
+HAS_OPACUS = importlib.util.find_spec("opacus") is not None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def figures(folder: Path) -> list[dict]:
+    """What the command says of a tiny shape, in two micro-batches."""
+    options = (
+        "--shape tiny --train full --k 1 2 --rounds 1 --rows 4 --batch 8 --length 8 --profile --json".split()
+    )
+    command = [
+        sys.executable,
+        str(STEP),
+        *options,
+        "--out",
+        str(folder),
+        *(["--peers"] if HAS_OPACUS else []),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout[done.stdout.index("[\n") :])
+
+
+def test_step_has_every_figure_of_every_method(figures: list[dict], folder: Path) -> None:
+    own = [row for row in figures if "untied" not in row["case"]]
+    assert [(row["method"], row["k"]) for row in own] == [
+        (m, k) for k in (1, 2) for m in ("plain", "confide")
+    ]
+    for row in figures:
+        assert row.keys() >= KEYS
+        assert row["seconds"] > 0
+        assert row["time_ratio"] == 1 or row["method"] != "plain"
+    for row in own:  # the weights, two moments of each, and at some time the gradient
+        assert 4 * 4 * TINY_WEIGHTS < row["memory_bytes"] < 10 * 4 * TINY_WEIGHTS
+        assert row["parts"].keys() >= (PRIVATE_PARTS if row["method"] == "confide" else PARTS)
+    assert {path.suffix for path in folder.iterdir()} == {".md", ".svg"}
+
+
+@pytest.mark.skipif(not HAS_OPACUS, reason="opacus is not installed: peers are not compared")
+def test_step_compares_with_peers_that_clip_to_the_same_sum(figures: list[dict]) -> None:
+    peers = {row["method"]: row for row in figures if "untied" in row["case"]}
+    assert peers.keys() == {"plain", "confide", "opacus-hooks", "opacus-ghost"}
+    for name in ("opacus-hooks", "opacus-ghost"):
+        assert peers[name]["sum_error"] < 1e-5
+        assert not peers[name]["sum_wrong"]
