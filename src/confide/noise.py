@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,7 @@ from confide.errors import InputError
 
 KEY_BYTES = 32
 BLOCK = 1 << 18  # values of noise made at a time, so that noise needs no second copy of the model
+MANY = 32  # blocks that are worth threads of their own
 
 
 class Normal(Protocol):
@@ -48,9 +50,8 @@ class Stream:
     def uint64(self, n: int, start: int = 0) -> np.ndarray:
         """`n` uniform 64-bit words from index `start` on: uint64[n]."""
         first, skip = divmod(start, 2)
-        cipher = Cipher(algorithms.AES(self._key), modes.CTR(first.to_bytes(16, "big"))).encryptor()
         words = np.empty(n + skip, dtype="<u8")
-        cipher.update_into(bytes(words.nbytes), words.data.cast("B"))
+        self._fill(words, 2 * first)
         return words[skip:]
 
     def uniform(self, n: int, start: int = 0) -> np.ndarray:
@@ -73,15 +74,27 @@ class Stream:
         as it rounds the sum that the noise is added to.
         """
         first, skip = divmod(start, 2)
-        pairs = (skip + n + 1) // 2
-        words = torch.from_numpy(self.uint64(2 * pairs, 2 * first).view(np.int64)).view(pairs, 2)
-        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is.
-        radius = words[:, 0].float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
-        angle = words[:, 1].float().mul_(math.pi * 2.0**-63)  # in [-pi, pi]
-        values = torch.empty(pairs, 2)
-        torch.mul(radius, angle.cos(), out=values[:, 0])
-        torch.mul(radius, angle.sin_(), out=values[:, 1])
-        return values.view(-1)[skip : skip + n]
+        words = np.empty(((skip + n + 1) // 2, 2), "<i8")
+        self._fill(words, 2 * first)
+        return _box_muller(words)[skip : skip + n]
+
+    def _fill(self, words: np.ndarray, start: int) -> None:
+        """Write the 64-bit words from an even index on into an array."""
+        counter = modes.CTR((start // 2).to_bytes(16, "big"))
+        plain = bytes(words.nbytes)
+        Cipher(algorithms.AES(self._key), counter).encryptor().update_into(plain, words.data.cast("B"))
+
+
+def _box_muller(words: np.ndarray) -> torch.Tensor:
+    """Pairs of random words, int64[n, 2] -> standard normal values, float32[2 n]."""
+    drawn = torch.from_numpy(words)
+    # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is.
+    radius = drawn[:, 0].float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
+    angle = drawn[:, 1].float().mul_(math.pi * 2.0**-63)  # in [-pi, pi]
+    values = torch.empty(drawn.shape)
+    torch.mul(radius, angle.cos(), out=values[:, 0])
+    torch.mul(radius, angle.sin_(), out=values[:, 1])
+    return values.view(-1)
 
 
 class FastStream:
@@ -112,40 +125,72 @@ class FastStream:
 def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
     """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
 
-    Blocks are made side by side, each by one thread: the processor's threads share a block far less well.
-
     Args:
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
             not 0 for a tensor that is part of a larger one.
     """
     work: list[Callable[[], object]] = []
+    held: list[_Segment] = []
     for tensor, source, start in vectors:
-        if tensor.is_cuda and isinstance(source, Stream):
+        if not isinstance(source, Stream):
+            work.append(partial(_add_in_order, tensor.view(-1), source, scale, start, times))
+        elif tensor.is_cuda:
             source.on_gpu().add_normal(tensor, scale, start)
             tensor.mul_(times)
-        elif isinstance(source, Stream):
+        else:
             flat = tensor.view(-1)
             for place in range(0, flat.numel(), BLOCK):
-                some = flat[place : place + BLOCK]
-                work.append(partial(_add_block, some, source, scale, start + place, times))
-        else:
-            work.append(partial(_add_in_order, tensor.view(-1), source, scale, start, times))
+                segment = _Segment(flat[place : place + BLOCK], source, start + place)
+                if held and sum(other.pairs for other in held) + segment.pairs > BLOCK // 2:
+                    work.append(partial(_add_block, held, scale, times))
+                    held = []
+                held.append(segment)
+    if held:
+        work.append(partial(_add_block, held, scale, times))
     _side_by_side(work)
 
 
-def _add_block(some: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
-    some.add_(source.normal(some.numel(), start).to(some.device), alpha=scale).mul_(times)
+@dataclass(frozen=True)
+class _Segment:
+    """Part of a tensor, and where its noise begins in a stream."""
+
+    values: torch.Tensor
+    source: Stream
+    start: int
+
+    @property
+    def pairs(self) -> int:
+        return (self.start % 2 + self.values.numel() + 1) // 2
+
+
+def _add_block(segments: list[_Segment], scale: float, times: float) -> None:
+    """Noise for some segments in one go: of many small tensors each by itself would cost its calls alone."""
+    words = np.empty((sum(segment.pairs for segment in segments), 2), "<i8")
+    place = 0
+    for segment in segments:
+        segment.source._fill(words[place : place + segment.pairs], segment.start - segment.start % 2)
+        place += segment.pairs
+    normal, place = _box_muller(words), 0
+    for segment in segments:
+        first = 2 * place + segment.start % 2
+        segment.values.add_(normal[first : first + segment.values.numel()], alpha=scale).mul_(times)
+        place += segment.pairs
 
 
 def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
     for place in range(0, flat.numel(), BLOCK):
-        _add_block(flat[place : place + BLOCK], source, scale, start + place, times)
+        some = flat[place : place + BLOCK]
+        some.add_(source.normal(some.numel(), start + place).to(some.device), alpha=scale).mul_(times)
 
 
 def _side_by_side(work: list[Callable[[], object]]) -> None:
-    """Run pieces of work in as many threads as torch uses, each of which then uses one."""
+    """Run pieces of work; many in as many threads as torch uses, each of which then uses one.
+
+    A processor's threads share a piece far less well than pieces. But torch's own spin for a while after the last
+    product, in the way of others, which few pieces do not make up for.
+    """
     threads = torch.get_num_threads()
-    if threads == 1 or len(work) < 2:
+    if threads == 1 or len(work) < MANY:
         for piece in work:
             piece()
         return

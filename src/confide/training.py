@@ -117,7 +117,8 @@ class Step:
 
     def __call__(self, step: int, before_update: Callable[[], None] | None = None) -> Report:
         """Take `step`, counted from 0. `before_update` runs when the noised gradient is ready and unused."""
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         draw = self.sampler.draw(step)
         norms = self._add_draw(draw, step)
         total = self.clipped.take()

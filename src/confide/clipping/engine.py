@@ -291,6 +291,7 @@ class ClippedSum:
             allowance.left = 2 * taps.largest
             with torch.autocast(total.device.type, enabled=False):  # the caller's is for the forward pass
                 total.backward()
+            taps.refuse_unseen()
 
     def _slot(
         self, name: str, units: Units, uses: int, allowance: Allowance, dense: dict[str, Tensor] | None

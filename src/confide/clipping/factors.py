@@ -13,7 +13,7 @@ and then clipped vectors exceed the bound that the noise was made for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,15 +32,15 @@ _STRIP = 32
 def exact(device: torch.device) -> Iterator[None]:
     """Float32 products that are float32: neither autocast nor TF32 inside."""
     precision = torch.get_float32_matmul_precision()
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        if precision == "highest":
-            yield
-            return
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(precision)
+    with ExitStack() as settings:  # entered once for every layer: only what is not so already
+        if torch.is_grad_enabled():
+            settings.enter_context(torch.no_grad())
+        if torch.is_autocast_enabled(device.type):
+            settings.enter_context(torch.autocast(device.type, enabled=False))
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+            settings.callback(torch.set_float32_matmul_precision, precision)
+        yield
 
 
 def row_squares(values: Tensor) -> Tensor:

@@ -42,9 +42,8 @@ class _Tap(torch.autograd.Function):
 class Taps:
     """Taps on the layers of a model for one forward and backward pass over a batch of `rows` rows.
 
-    While the forward pass runs, a trainable parameter requires a gradient only *between* tapped layers,
-    never inside one. A use of it that no tap sees thus leaves its mark in the graph, and `seal` finds it.
-    From then on none requires a gradient, so that autograd forms no weight gradient.
+    A trainable parameter requires a gradient only *between* tapped layers, never inside one: autograd forms no
+    weight gradient in a layer, and of a use that no tap sees it forms one, which `refuse_unseen` finds.
 
     Attributes:
         uses: parameter name -> how many uses the forward pass made of it.
@@ -68,6 +67,9 @@ class Taps:
     def attached(self) -> Iterator[None]:
         """Attach the taps; on leaving, whatever happened, the model is as it was."""
         handles: list[Any] = []
+        before = {name: parameter.grad for name, parameter in self._trainable.items()}
+        for parameter in self._trainable.values():
+            parameter.grad = None
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
@@ -80,25 +82,32 @@ class Taps:
                 handle.remove()
             for parameter in (*self._trainable.values(), *self._live.values()):
                 parameter.requires_grad_(True)
+                parameter.grad = None
+            for name, parameter in self._trainable.items():
+                parameter.grad = before[name]
 
     def seal(self, loss: Tensor) -> None:
-        """End of the forward pass: every use of a trainable parameter must have gone through a tap.
+        """End of the forward pass.
 
         Raises:
-            InputError: naming a parameter that was used outside its layer, or that nothing was used.
+            InputError: nothing that trains was used.
         """
         self._forward = False
-        unseen = _leaves(loss)
+        if not loss.requires_grad:
+            raise InputError("the loss depends on no trainable parameter: check the adapter and the loss")
+
+    def refuse_unseen(self) -> None:
+        """After the backward pass: every use of a trainable parameter must have gone through a tap.
+
+        Raises:
+            InputError: naming a parameter that was used outside its layer.
+        """
         for name, parameter in (*self._trainable.items(), *self._live.items()):
-            if id(parameter) in unseen:
+            if parameter.grad is not None:
                 raise InputError(
                     f"parameter {name} is used outside its own layer's forward pass, where its gradient "
                     "cannot be clipped by unit: freeze it, or call the layer instead"
                 )
-        for parameter in (*self._trainable.values(), *self._live.values()):
-            parameter.requires_grad_(False)
-        if not loss.requires_grad:
-            raise InputError("the loss depends on no trainable parameter: check the adapter and the loss")
 
     def _enter(self, layer: Layer, module: nn.Module, args: Any) -> None:
         for own, name in layer.parameters.items():
@@ -144,19 +153,3 @@ def _first_axis(layer: Layer, given: Tensor, rows: int) -> str:
         f"whose first axis is not the batch's {rows} rows, so that no row has a gradient of its own there: "
         f"{remedy}, or freeze it"
     )
-
-
-def _leaves(loss: Tensor) -> set[int]:
-    """Identities of the leaf tensors that the graph of the loss would send a gradient to."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    stack = [loss.grad_fn] if loss.grad_fn is not None else []
-    while stack:
-        node: Any = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return found
