@@ -71,6 +71,8 @@ class ClippedSum:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise InputError("the model has no trainable parameter: check the adapter")
+        self._all = list(model.parameters())
+        self._flags = [p.requires_grad for p in self._all]
         self._is_split = any(is_split(p) for p in self._parameters.values())
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._sums: dict[str, Tensor] = {}
@@ -242,8 +244,7 @@ class ClippedSum:
         return (self._clip_norm / norms).clamp_(max=1).float()
 
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
-        now = [name for name, p in self._model.named_parameters() if p.requires_grad]
-        if now != list(self._parameters):
+        if [p.requires_grad for p in self._all] != self._flags:
             raise ValueError("the model's trainable parameters have changed since this sum was made")
         if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on since
             refuse_mixing(self._model)

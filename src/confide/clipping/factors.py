@@ -7,7 +7,8 @@ several) and, once every unit's factor is known, the clipped sum as one product 
 "book-keeping": no second backward pass).
 
 All arithmetic is float32 whatever the factors' type: a norm taken in bf16 is wrong by parts in a hundred,
-and then clipped vectors exceed the bound that the noise was made for.
+and then clipped vectors exceed the bound that the noise was made for. Products of half-precision factors on a
+GPU are float32 too: of bf16 it multiplies exactly and adds up in float32, at the speed of bf16.
 """
 
 from __future__ import annotations
@@ -69,10 +70,30 @@ def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield columns, _wide(values[..., columns])
 
 
+def _has_half_products(*factors: Tensor) -> bool:
+    """Whether the device multiplies these bf16 factors into float32 by itself, as GPUs do."""
+    return all(x.is_cuda and x.dtype == torch.bfloat16 for x in factors)
+
+
+def _half_product(first: Tensor, second: Tensor) -> Tensor:
+    """bf16[u, n, m], bf16[u, m, k] -> float32[u, n, k]: products are exact, sums float32."""
+    return torch.bmm(first, second, out_dtype=torch.float32)
+
+
+def _parts(values: Tensor) -> Iterator[Tensor]:
+    """Float32 values as a sum of three in bf16, which together have float32's 24 bits."""
+    for _ in range(3):
+        part = values.bfloat16()
+        yield part
+        values = values - part.float()
+
+
 def _inner(first: Tensor, second: Tensor) -> Tensor:
     """[u, n, width], [u, m, width] of one type -> float32[u, n, m], inner products of positions."""
     if first.dtype == second.dtype and first.dtype in (torch.float32, torch.float64):
         return torch.bmm(first, second.mT)
+    if _has_half_products(first, second):
+        return _half_product(first, second.mT)
     total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], device=first.device)
     for (_, a), (_, b) in zip(_blocks(first), _blocks(second), strict=True):
         total.baddbmm_(a, b.mT)
@@ -146,7 +167,12 @@ class Outer:
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
         """Add each unit's matrix to dense, float32[U, p, q]; what a fresh one holds does not count."""
         for group in units.groups:
-            left, right = group.by_unit(self.left), group.by_unit(self.right).float()
+            left, right = group.by_unit(self.left), group.by_unit(self.right)
+            if _has_half_products(left, right):
+                each = _half_product(left.mT, right)
+                dense[group.units] = each if fresh else dense[group.units] + each
+                continue
+            right = right.float()
             for rows, block in _blocks(left):
                 dense[group.units, rows].baddbmm_(block.mT, right, beta=0 if fresh else 1)
 
@@ -161,7 +187,14 @@ class Outer:
             right = right * each
         left, right = left.reshape(-1, p), right.reshape(-1, q)
         beta = 0 if fresh else 1
-        if right.dtype == torch.float32:
+        if _has_half_products(self.left, self.right):
+            thin, wide = (left, right) if p <= q else (right, left)
+            for part in _parts(thin):
+                pair = (part.T, wide) if p <= q else (wide.T, part)
+                product = _half_product(pair[0][None], pair[1][None])[0]
+                total.copy_(product) if fresh else total.add_(product)
+                fresh = False
+        elif right.dtype == torch.float32:
             for rows, block in _blocks(left):
                 total[rows].addmm_(block.T, right, beta=beta)
         else:

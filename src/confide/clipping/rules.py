@@ -248,11 +248,17 @@ def layers(model: nn.Module) -> list[Layer]:
 
     Raises:
         UnsupportedParameter: naming the first parameter that is not, and the class of its module.
+        UnsupportedModule: a module that trains is compiled.
     """
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     found: list[Layer] = []
     owner: dict[str, str] = {}
     for module_name, module in model.named_modules():
+        if module._compiled_call_impl is not None and any(id(p) in names for p in module.parameters()):
+            raise UnsupportedModule(
+                f"module {module_name or '(the model)'} is compiled, which hides its layers from the clipping: "
+                "give the model as it is"
+            )
         own = {n: names[id(p)] for n, p in module._parameters.items() if p is not None and id(p) in names}
         if not own:
             continue

@@ -1,0 +1,145 @@
+"""Pitfalls 12 and 25: what is float32, or wider, whatever the model computes in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confide.clipping import ClippedSum, factors
+from confide.clipping.units import Units
+from tests.clipping.brute_force import (
+    ROWS,
+    UNITS,
+    Batch,
+    causal_loss,
+    check,
+    compare,
+    rows,
+    tiny,
+)
+
+torch.set_num_threads(1)
+
+ONES = torch.ones(ROWS)
+EACH = torch.arange(ROWS)
+
+
+# --- pitfall 12: norms in bf16
+
+
+def autocast_loss(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return causal_loss(model, batch)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
+def test_bf16_autocast(family: str) -> None:
+    check(tiny(family), autocast_loss, rows(family), torch.tensor(UNITS["3"]), clip_norm=1.0, tolerance=0.03)
+
+
+def bf16_norms(tokens: int) -> tuple[Tensor, Tensor]:
+    """The engine's norms, and the same in float64 from the very factors that bf16 layers hand out."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(48, 40, bias=False), nn.Tanh(), nn.Linear(40, 44, bias=False))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(batch["x"]).float().square().mean((1, 2))
+
+    def keep(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        given = args[0].bfloat16()
+        output.register_hook(lambda grad: seen.append((grad, given)))
+
+    batch = {"x": torch.randn(ROWS, tokens, 48)}
+    handles = [layer.register_forward_hook(keep) for layer in (model[0], model[2])]
+    loss(model, batch).sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert seen[0][0].dtype == torch.bfloat16
+    squares = [torch.einsum("bto,bti->boi", g.double(), x.double()).square().sum((1, 2)) for g, x in seen]
+    model.zero_grad()
+    return ClippedSum(model, loss, 1.0).add(batch, EACH, ONES), torch.stack(squares).sum(0).sqrt()
+
+
+@pytest.mark.parametrize("tokens", [3, 60])
+def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = bf16_norms(tokens)
+    assert torch.allclose(found.double(), expected, rtol=1e-6)
+    monkeypatch.setattr(factors, "_inner", lambda first, second: torch.bmm(first, second.mT).float())
+    monkeypatch.setattr(
+        factors.Outer, "add_to", lambda self, dense, *_: dense.copy_(torch.bmm(self.left.mT, self.right))
+    )
+    found, expected = bf16_norms(tokens)
+    assert not torch.allclose(found.double(), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6)])
+@pytest.mark.parametrize("units", ["1", "3", "8"])
+def test_products_of_bf16_factors_as_a_gpu_takes_them(shape, units, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic around the GPU's own product, which is emulated: exact products, float32 sums."""
+    torch.manual_seed(0)
+    p, q = shape
+    use = factors.Outer(torch.randn(ROWS, 40, p).bfloat16(), torch.randn(ROWS, 40, q).bfloat16())
+    grouped, scale = Units.of(torch.tensor(UNITS[units])), torch.rand(ROWS)
+
+    def everything() -> list[Tensor]:
+        dense, total = torch.full((grouped.count, p, q), torch.nan), torch.full((p, q), torch.nan)
+        for fresh in (True, False):
+            use.add_to(dense, grouped, fresh)
+            use.add_scaled(total, scale, fresh)
+        return [*use.squares(grouped), dense, total]
+
+    expected, taken = everything(), []
+    monkeypatch.setattr(factors, "_has_half_products", lambda *given: True)
+    monkeypatch.setattr(
+        factors,
+        "_half_product",
+        lambda first, second: taken.append(first.dtype) or torch.bmm(first.float(), second.float()),
+    )
+    for found, wanted in zip(everything(), expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert set(taken) == {torch.bfloat16}
+    once = lambda values: iter([values.bfloat16()])  # noqa: E731 - the scaled factor rounded to bf16
+    monkeypatch.setattr(factors, "_parts", once)
+    assert not torch.allclose(everything()[-1], expected[-1], rtol=1e-5, atol=1e-5)
+
+
+HIGH = 1e9  # a clip norm that clips nothing, so that norms are measured
+
+
+def test_autocast_around_the_call_does_not_reach_the_norms() -> None:
+    model, batch = tiny("llama"), rows("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = ClippedSum(model, causal_loss, HIGH)
+        norms = inside.add(batch, EACH, ONES)
+    gradient = inside.take()
+    outside = ClippedSum(model, autocast_loss, HIGH)
+    assert torch.equal(norms, outside.add(batch, EACH, ONES))
+    compare(gradient, outside.take(), 1e-6)
+
+    def float32_loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return causal_loss(model, batch)
+
+    short = rows("llama", tokens=4)  # so that norms come from Gram matrices
+    with torch.autocast("cpu", torch.bfloat16):
+        norms = ClippedSum(model, float32_loss, HIGH).add(short, EACH, ONES)
+    assert torch.equal(norms, ClippedSum(model, causal_loss, HIGH).add(short, EACH, ONES))
+
+
+# --- pitfall 25: float32 norm over one long run
+
+
+def test_the_norm_of_a_large_matrix_is_not_biased() -> None:
+    values = torch.randn(1, 3000, 4000, generator=torch.Generator().manual_seed(0)).mul_(1e-3)
+    exact = sum(float(part.double().square().sum()) for part in values[0].split(500))
+    assert float(factors.row_squares(values)) == pytest.approx(exact, rel=1e-7)
+    long = float(torch.linalg.vector_norm(values.flatten())) ** 2
+    assert long != pytest.approx(exact, rel=1e-5), "the fault this guards against is gone from torch"
+
+
+def test_the_norm_of_a_wide_bias_is_not_biased() -> None:
+    values = torch.rand(2, 1_000_000, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(factors.row_squares(values), values.double().square().sum(1), rtol=1e-9)
