@@ -19,6 +19,7 @@ from confide import cli
 from tests import small
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = Path(cli.__file__).resolve().parents[1]  # those under test, wherever they lie
 MARKER = "xylograph"  # stands in every text; nothing outside data/ may show it
 SECRET = "zugzwang"  # stands in the faulty rows; no message may show it
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
@@ -58,7 +59,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": f"{SOURCES}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 def confide_apart(*arguments: object, **settings) -> Result:

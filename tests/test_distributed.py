@@ -28,7 +28,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     done = subprocess.run(
         torchrun("-m", "tests.two_ranks", out),
         cwd=ROOT,
-        env=environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

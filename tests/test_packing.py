@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from confide.packing import pack
+from confide.packing import pack, share
 from confide.sampling import Draw
 
 
@@ -56,3 +56,38 @@ def test_nothing_drawn_is_nothing_to_do():
 def test_a_row_longer_than_the_budget_still_goes():
     parts = list(pack(draw_of([[50]]), 10))
     assert [list(p.rows) for p in parts] == [[0]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_share_a_draw(seed, ranks):
+    """Every row once over all ranks; a unit whole on one of them, or in parts on all in the same order."""
+    generator = np.random.default_rng(seed)
+    sizes = [list(generator.integers(2, 40, generator.integers(1, 9))) for _ in range(40)]
+    draw = draw_of(sizes)
+    shares = share(draw, 200, ranks)
+    assert len(shares) == ranks
+    rows = np.concatenate([part.rows for own in shares for part in own])
+    assert sorted(rows) == list(range(len(draw.rows)))
+
+    large = [[part for part in own if part.parts] for own in shares]
+    assert len({len(parts) for parts in large}) == 1
+    for together in zip(*large, strict=True):
+        assert len({len(part.parts) for part in together}) == 1
+        assert len({int(draw.group[i]) for part in together for i in part.rows}) == 1
+    homes: dict[int, int] = {}
+    for rank, own in enumerate(shares):
+        assert [bool(part.parts) for part in own] == sorted([bool(part.parts) for part in own], reverse=True)
+        for part in own:
+            if not part.parts:
+                for i in part.rows:
+                    assert homes.setdefault(int(draw.group[i]), rank) == rank
+
+    tokens = [sum(len(draw.rows[i]) for part in own if not part.parts for i in part.rows) for own in shares]
+    assert max(tokens) - min(tokens) <= 2 * 200  # the last unit dealt makes the difference
+
+
+def test_more_ranks_than_units():
+    shares = share(draw_of([[5], [7, 3]]), 100, 4)
+    assert sorted(len(own) for own in shares) == [0, 0, 1, 1]
+    assert share(Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32)), 100, 2) == [[], []]

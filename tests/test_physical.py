@@ -14,7 +14,7 @@ from confide.errors import InputError
 from confide.mechanisms.base import Combine
 from confide.ranks import Ranks
 from tests import small
-from tests.command import ROOT, environment
+from tests.command import environment
 from tests.test_training import snapshot, some_draw, step_of
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ print(json.dumps([found, room, *grown]))
 def test_what_was_chosen_fits_and_four_times_as_much_would_not():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _REAL],
-        env=environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        env=environment(),
         capture_output=True,
         text=True,
     )
