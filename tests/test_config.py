@@ -192,3 +192,11 @@ def test_the_reference_in_the_docs_is_the_one_of_the_schema():
 
     written = Path(__file__).parents[1] / "docs" / "config.md"
     assert written.read_text() == configs.reference(), "python -m confide.config > docs/config.md"
+
+
+def test_adafactor_needs_whole_parameters():
+    raw = {"data": {"train": "x", "unit": "u"}, "privacy": {"epsilon": 1.0}}
+    train = {"optimizer": "adafactor", "distributed": "fsdp"}
+    with pytest.raises(InputError, match=r"train\.optimizer: adafactor needs whole parameters"):
+        configs.check(raw | {"train": train})
+    configs.check(raw | {"train": train | {"distributed": "ddp"}})

@@ -8,9 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from confide import finetuning
+from confide.errors import InputError
+from confide.ranks import Ranks
+from confide.runs import Run
 from tests import command
 from tests.command import ROOT, environment
 from tests.test_resume import config
@@ -47,7 +52,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     }
     assert not far
     assert memory["weights"] < TOLERANCE
-    assert len(found) == 2 * 5 * 3 + 2
+    assert len(found) == 2 * 7 * 3 + 2
 
 
 def train(path: Path, *changes: str) -> list[str]:
@@ -101,3 +106,31 @@ def test_a_rank_dies_and_another_number_of_ranks_goes_on(tmp_path):
     assert expected.keys() == found.keys()
     for name, values in expected.items():
         assert float((values - found[name]).norm()) <= 1e-5 * float(values.norm())
+
+
+@pytest.mark.parametrize("verb", ["plan", "prepare", "verify"])
+def test_other_verbs_run_by_themselves(verb, monkeypatch):
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    result = command.confide(verb, "nothing.yaml")
+    assert result.code == 2
+    assert f"confide {verb} runs by itself, without torchrun" in result.err
+
+
+def test_ranks_that_would_go_on_from_different_steps_do_not(tmp_path, monkeypatch):
+    """A run folder that is not shared has no checkpoint on the second machine."""
+    settings = config(tmp_path / "a", train__steps=6)
+    finetuning.fine_tune(Run(settings), until=3)
+    monkeypatch.setattr(Ranks, "alike", lambda self, text: not text.endswith(", 3]"))
+    with pytest.raises(InputError, match="different data, keys, models or checkpoints"):
+        finetuning.fine_tune(Run(settings))
+
+
+def test_what_a_selection_rests_on_is_computed_once(tmp_path):
+    run = Run(config(tmp_path / "a"))
+    run.bind()
+    first, again = (
+        [run.once("numbers", lambda value=value: np.array([value]), Ranks())[0]] for value in (1.5, 2.5)
+    )
+    assert first == again == [1.5]

@@ -208,3 +208,14 @@ def test_what_fails_in_a_thread_fails(monkeypatch):
 
     with pytest.raises(OSError, match="no randomness"):
         add_noise([(torch.ones(3), Broken(), 0)] * 4, 1.0)
+
+
+def test_fast_noise_of_many_parts_repeats_nothing():
+    """Several ranks each draw their part of a tensor, of a size that fits no block."""
+    parts = []
+    for number in range(5):
+        part = torch.zeros(17)
+        add_noise([(part, FastStream(KEY.stream("main", "noise")), 17 * number)], 1.0)
+        parts.append(part)
+    together = torch.cat(parts)
+    assert len(together.unique()) == len(together)

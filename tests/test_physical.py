@@ -50,6 +50,15 @@ def test_without_a_measurement_the_most_is_tried(monkeypatch, peaks):
     assert fit(monkeypatch, peaks, 10 * MEGABYTE) == physical.MOST["cpu"]
 
 
+def test_the_probes_are_training_passes(monkeypatch):
+    """In eval mode transformers does without gradient checkpointing."""
+    model, modes = small.gpt2().eval(), []
+    monkeypatch.setattr(memory, "peak", lambda device, work: modes.append(model.training))
+    physical.fit(model, small.task(), 16, Ranks(device=CPU), 0)
+    assert modes == [True] * 3
+    assert not model.training
+
+
 def test_memory_that_does_not_suffice_for_the_probes_leaves_one_row(monkeypatch):
     def fail(device, work):
         raise MemoryError

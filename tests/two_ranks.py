@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from confide import evaluation, models
 from confide.mechanisms.base import Combine
@@ -17,7 +17,7 @@ from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sampling import Draw
 from confide.settings import Adapter
-from confide.sharding import part_of, shard, whole
+from confide.sharding import is_split, part_of, shard, whole
 from confide.tasks import Task
 from confide.training import Optimisation, Step
 from confide.units import UnitGraph
@@ -48,10 +48,12 @@ class Fixed:
 
 def model_of(family: str, adapter: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small.family(family, vocab_size=small.VOCABULARY))
+    task = "masked-lm" if family == "bert" else "causal-lm"
+    auto = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
+    model = auto.from_config(small.family(family, vocab_size=small.VOCABULARY))
     for module in model.modules():
         models._no_dropout(module)
-    model = models._adapt(model, Adapter(kind=adapter, rank=4), "causal-lm")
+    model = models._adapt(model, Adapter(kind=adapter, rank=4), task)
     with torch.no_grad():  # a LoRA factor starts at zero, and with it the gradient of its partner
         for parameter in models.trainable(model).values():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -60,7 +62,8 @@ def model_of(family: str, adapter: str) -> torch.nn.Module:
 
 def task_of(model: torch.nn.Module) -> Task:
     extra = frozenset(models.accepted(model))
-    return Task("causal-lm", 0, 1, small.VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
+    kind = "masked-lm" if model.config.model_type == "bert" else "causal-lm"
+    return Task(kind, 0, 1, small.VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
 
 
 def steps(model, draws: list[Draw], clip: float | None, micro_tokens: int, ranks: Ranks) -> tuple[Step, list]:
@@ -115,8 +118,8 @@ def resumed(ranks: Ranks) -> dict:
     result = {}
     for name, (before, after) in {"split to alone": (True, False), "alone to split": (False, True)}.items():
         first, second = model_of("gpt2", "full"), model_of("gpt2", "full")
-        for model, is_split in ((first, before), (second, after)):
-            if is_split:
+        for model, in_parts in ((first, before), (second, after)):
+            if in_parts:
                 shard(model, ranks)
         step, _ = steps(first, draws[:2], 0.5, WIDE, ranks if before else Ranks())
         kept = [step.state()]
@@ -142,7 +145,8 @@ def evaluated(folder: Path, ranks: Ranks) -> dict:
             found = evaluation.row_losses(one, small.task(), graph, micro_tokens, ranks=ranks)
             gaps = [float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)]
             result[f"{name} {micro_tokens}"] = max(gaps)
-    return result
+    left_whole = [name for name, p in split.named_parameters() if not is_split(p)]
+    return result | {"parameters left whole by a forward pass": len(left_whole)}
 
 
 def memory(ranks: Ranks) -> dict:
@@ -170,6 +174,19 @@ def memory(ranks: Ranks) -> dict:
     }
 
 
+def parts(ranks: Ranks) -> dict:
+    """Every element of a split parameter lies in one part, where `first_index` says."""
+    model = model_of("gpt2", "full")
+    shapes = {name: p.numel() for name, p in model.named_parameters()}
+    values = {name: torch.arange(n, dtype=torch.float32) for name, n in shapes.items()}
+    shard(model, ranks)
+    wrong = 0
+    for name, parameter in model.named_parameters():
+        given = values[name].view(parameter.shape)
+        wrong += int(not torch.equal(whole(part_of(given, parameter)), given))
+    return {"wrong": wrong, "parameters": len(shapes)}
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     with Ranks.joined() as ranks:
@@ -182,6 +199,8 @@ def main(out: Path) -> None:
                 ("llama", "full"),
                 ("gemma2", "lora"),
                 ("gemma2", "full"),
+                ("bert", "lora"),
+                ("bert", "full"),
             ):
                 for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), (None, NARROW)):
                     name = f"{kind} {family} {adapter} clip {clip} tokens {micro_tokens}"
@@ -192,19 +211,6 @@ def main(out: Path) -> None:
         found["parts"] = parts(ranks)
         if ranks.first:
             out.write_text(json.dumps(found))
-
-
-def parts(ranks: Ranks) -> dict:
-    """Every element of a split parameter lies in one part, where `first_index` says."""
-    model = model_of("gpt2", "full")
-    shapes = {name: p.numel() for name, p in model.named_parameters()}
-    values = {name: torch.arange(n, dtype=torch.float32) for name, n in shapes.items()}
-    shard(model, ranks)
-    wrong = 0
-    for name, parameter in model.named_parameters():
-        given = values[name].view(parameter.shape)
-        wrong += int(not torch.equal(whole(part_of(given, parameter)), given))
-    return {"wrong": wrong, "parameters": len(shapes)}
 
 
 if __name__ == "__main__":

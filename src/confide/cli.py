@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -52,6 +53,9 @@ _OUTSIDE = {
 }
 
 
+_TOGETHER = {"train", "evaluate"}  # verbs that several ranks work on
+
+
 class _Stopped(Exception):
     """The user stopped the work; it can be resumed."""
 
@@ -62,6 +66,8 @@ def _verb(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
+            if "WORLD_SIZE" in os.environ and function.__name__ not in _TOGETHER:
+                _refuse_ranks(function.__name__)
             function(*args, **kwargs)
         except InputError as error:
             _end(2, str(error))
@@ -84,6 +90,13 @@ def _verb(function: Callable[..., None]) -> Callable[..., None]:
             _end(3, "internal error: this is a fault of confide, not of your input")
 
     return run
+
+
+def _refuse_ranks(verb: str) -> None:
+    from confide.ranks import launched
+
+    if launched():
+        raise InputError(f"confide {verb} runs by itself, without torchrun; train and eval run under it")
 
 
 def _end(code: int, message: str) -> None:

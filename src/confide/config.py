@@ -278,6 +278,11 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "adapter.targets", "kind: modules needs the names of the modules to train"
     if train.warmup > train.steps:
         yield "train.warmup", f"{train.warmup} warm-up steps are more than the {train.steps} steps of the run"
+    if train.distributed == "fsdp" and train.optimizer == "adafactor":
+        yield (
+            "train.optimizer",
+            "adafactor needs whole parameters: use adamw or sgd with train.distributed: fsdp",
+        )
     if train.momentum and train.optimizer != "sgd":
         yield "train.momentum", f"is an option of sgd, not of {train.optimizer}"
     if data.clean == "enron" and data.unit is None:

@@ -10,7 +10,7 @@ from torch import nn
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
-from confide.sharding import is_split
+from confide.sharding import is_split, rest
 from confide.tasks import Task
 from confide.units import UnitGraph
 
@@ -46,6 +46,7 @@ def row_losses(
         if progress is not None:
             progress(len(rows))
     model.train(was_training)
+    rest(model)
     found = found.to(ranks.device)
     ranks.add_up([found])
     losses, counts, correct = found.cpu().numpy()

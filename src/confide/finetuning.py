@@ -59,10 +59,12 @@ class Job:
     def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
         """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
         config, ranks = run.config, ranks or Ranks()
+        if not ranks.alike(config.to_yaml()):
+            raise InputError("the ranks have different configs: every machine needs the same one")
         keep_freed_memory()
         tokenizer = models.load_tokenizer(config)
         with ranks.first_ahead():
-            prepared, key = prepared_data(run, tokenizer, console), run.key()
+            prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
         mechanism = mechanisms.build(config)
         if run.twin:
             mechanism = NonPrivate.twin(mechanism)
@@ -104,8 +106,12 @@ class Job:
         train = config.train
 
         def score() -> Any:
-            return evaluation.perplexities(
-                self.model, self.task, self.prepared.train, self.micro_tokens, self.ranks
+            return self.run.once(
+                "perplexities",
+                lambda: evaluation.perplexities(
+                    self.model, self.task, self.prepared.train, self.micro_tokens, self.ranks
+                ),
+                self.ranks,
             )
 
         return Step(
@@ -195,9 +201,15 @@ def _digest(graph: UnitGraph) -> bytes:
     return plain.digest()
 
 
-def prepared_data(run: Run, tokenizer: Any, console: Console) -> Prepared:
-    """The run's unit graphs, made now if they are not there."""
+def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None) -> Prepared:
+    """The run's unit graphs, made now if they are not there; of several ranks the first makes them."""
     found = preparation.load(run.config, run.data)
+    if ranks is not None and not ranks.first:
+        if found is None:
+            raise InputError(
+                f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
+            )
+        return found
     begun = run.ledger_path.exists() or (run.root / "ledger.jsonl").exists()
     if found is not None and (begun or not preparation.outdated(run.config, run.data)):
         return found  # a run that has begun goes on with the rows it began with
@@ -252,29 +264,27 @@ class _Loop:
     def __init__(self, job: Job, ledger: Ledger | None, console: Console):
         self.job, self.ledger, self.console, self.ranks = job, ledger, console, job.ranks
         self.train = job.run.config.train
-        header = job.header()
-        if not self.ranks.alike(json.dumps(header)):
+        header, found = job.header(), job.run.last_checkpoint()
+        self.done = found[0] if found is not None else 0
+        if not self.ranks.alike(json.dumps([header, self.done])):
             raise InputError(
-                f"{job.run.folder}: the ranks have different configs, data, keys or models; every machine needs the "
-                "same model and the same run folder, on a disk that they share"
+                f"{job.run.folder}: the ranks have different data, keys, models or checkpoints; every machine "
+                "needs the same model and the same run folder, on a disk that they share"
             )
         self._record(0, header)
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
         self.step = job.step(console.say)
-        self.done = 0
-        found = job.run.last_checkpoint()
         if found is not None:
-            self.done, state = found
             if ledger is not None:
                 _refuse_gaps(ledger, self.done)
-            self.step.restore(state)
+            self.step.restore(found[1])
             if self.train.micro_tokens != "auto":
                 self.step.micro_tokens = self.train.micro_tokens
         if self.metrics is not None:
             self.metrics.resume(self.done)
 
     def go(self, until: int | None) -> Outcome:
-        last = min(until or self.train.steps, self.train.steps)
+        last = self.train.steps if until is None else min(until, self.train.steps)
         if self.done == self.train.steps:
             self.console.say(f"all {self.done} steps are taken already: evaluating and releasing again")
         elif self.done:

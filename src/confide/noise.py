@@ -100,25 +100,20 @@ def _box_muller(words: np.ndarray) -> torch.Tensor:
 class FastStream:
     """The framework's generator in place of AES, for `noise: fast`; the guarantee says so.
 
-    Not addressable by index: a tensor's noise is drawn in order, in blocks. What a part of a tensor gets is
-    independent of what the other parts get, but not the same as it would be in the whole.
+    Not addressable by index: a run of values is drawn in order, in blocks, from a seed that depends on where it
+    begins. What a part of a tensor gets is so independent of the other parts, but not what it gets in the whole.
     """
 
     def __init__(self, stream: Stream, device: torch.device | str = "cpu"):
-        seed = int(stream.uint64(1)[0] >> np.uint64(1))
+        self._stream = stream
         self._device = device
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self._next = 0
+        self._generator = torch.Generator(device)
+        self._next = -1
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
-        if start < self._next:
-            raise ValueError("the fast generator draws in order only")
-        for place in range(self._next, start, BLOCK):
-            self._draw(min(BLOCK, start - place))
+        if start != self._next:
+            self._generator.manual_seed(int(self._stream.uint64(1, start)[0] >> np.uint64(1)))
         self._next = start + n
-        return self._draw(n)
-
-    def _draw(self, n: int) -> torch.Tensor:
         return torch.randn(n, generator=self._generator, device=self._device)
 
 

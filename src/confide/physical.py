@@ -8,8 +8,10 @@ from torch import nn
 
 from confide import memory
 from confide.clipping import ClippedSum, ran_out
+from confide.errors import InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
+from confide.sharding import is_split
 from confide.tasks import Task
 
 MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
@@ -30,6 +32,8 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
     most = MOST[kind]
     clipped = ClippedSum(model, task.row_loss, 1.0, ranks)
     peaks: list[int | None] = []
+    was_training = model.training
+    model.train()  # as the passes that matter: gradient checkpointing is for training alone
     try:
         for rows in (PROBES[0], *PROBES):  # what is allocated once is allocated by the first
             batch = _made_up(task, rows, width)
@@ -37,8 +41,15 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        clipped.forget()
+        if any(is_split(p) for p in model.parameters()):  # the other ranks are in the middle of the pass
+            raise InputError(
+                f"train.micro_tokens: memory does not suffice for {PROBES[1]} rows of {width} tokens on this rank: set "
+                "fewer tokens, or train.gradient_checkpointing: true"
+            ) from error
         return ranks.least(width)
+    finally:
+        clipped.forget()
+        model.train(was_training)
     _, low, high = peaks
     room = memory.free(ranks.device)
     found = most

@@ -10,15 +10,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from confide.errors import RankLost
+from confide.errors import InputError, RankLost
 
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchrun sets
 _PATIENCE = timedelta(hours=2)  # one rank may read the text while the others wait
 
 
+def launched() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return set(os.environ) >= _LAUNCHED and os.environ["WORLD_SIZE"] != "1"
+
+
 def _device(local: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if local >= torch.cuda.device_count():
+        raise InputError(
+            f"torchrun --nproc-per-node: there is no GPU for rank {local} of this machine, which has "
+            f"{torch.cuda.device_count()}"
+        )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 

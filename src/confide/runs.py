@@ -11,17 +11,19 @@ import json
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 
 from confide.config import load
-from confide.disk import sync, write_text
+from confide.disk import sync, whole_file, write_text
 from confide.errors import InputError
 from confide.noise import RunKey
+from confide.ranks import Ranks
 from confide.settings import Config
 
 # A resumed run may look more or less often, and run on other machines; everything else decides what it computes.
@@ -137,6 +139,21 @@ class Run:
             except OSError:
                 raise InputError(f"{self.folder}: another process is working on this run") from None
             yield
+
+    def once(self, name: str, compute: Callable[[], np.ndarray], ranks: Ranks) -> np.ndarray:
+        """What `compute` gave the first time that the run, or its twin, asked: numbers that a choice rests on.
+
+        Computed again in other micro-batches they would differ by rounding, and a choice between equals with them.
+        """
+        path = self.root / f"{name}.npy"
+        if not ranks.any(path.exists()):
+            found = compute()
+            if ranks.first:
+                with whole_file(path) as building, open(building, "wb") as stream:
+                    np.save(stream, found)
+        ranks.wait()
+        loaded: np.ndarray = np.load(path, allow_pickle=False)
+        return loaded
 
     # checkpoints -----------------------------------------------------------------------------------
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:

@@ -4,11 +4,12 @@ Each rank holds a run of rows of every parameter, along its first axis, and borr
 a block computes. What is said here of a parameter holds for one that is not split too: its part is the whole.
 """
 
+from collections import Counter
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
 from confide.ranks import Ranks
@@ -22,14 +23,33 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def rest(model: nn.Module) -> None:
+    """Give back what a forward pass borrowed, where no backward pass does: the weights are then this rank's parts."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _blocks(model: Any) -> list[nn.Module]:
-    """The layers that a model must not be cut inside of, as transformers names them; else members of its lists."""
+    """The layers that a model must not be cut inside of, as transformers names them; else members of its lists.
+
+    Not those that share a parameter with what lies outside them, such as tied embeddings: these stay with the root.
+    """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(inner, "_no_split_modules", None) or ())
     named = [module for module in model.modules() if type(module).__name__ in names]
-    return named or [
-        part for module in model.modules() if isinstance(module, nn.ModuleList) for part in module
-    ]
+    listed = [part for module in model.modules() if isinstance(module, nn.ModuleList) for part in module]
+    everywhere = _uses(model)
+    return [block for block in named or listed if _owns(block, everywhere)]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How many places in a module hold each parameter, by identity."""
+    return Counter(id(p) for part in module.modules() for p in part._parameters.values() if p is not None)
+
+
+def _owns(block: nn.Module, everywhere: Counter[int]) -> bool:
+    return all(everywhere[place] == count for place, count in _uses(block).items())
 
 
 def is_split(tensor: Tensor) -> bool:

@@ -285,7 +285,7 @@ class Step:
             for index, values in optimizer["state"].items()
         }
         self.optimizer.load_state_dict({**optimizer, "state": split})
-        micro_tokens = state["micro_tokens"]
+        micro_tokens = state.get("micro_tokens", self.micro_tokens)
         assert isinstance(micro_tokens, int)
         self.micro_tokens = micro_tokens
 

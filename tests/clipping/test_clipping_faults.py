@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -191,6 +192,50 @@ def test_a_weight_used_outside_its_layer_is_named() -> None:
 
     with pytest.raises(InputError, match=r"layer\.weight is used outside"):
         ClippedSum(TestNet(nn.Linear(6, 6)), loss, 1.0).add(IDS, EACH, ONES)
+
+
+class Block(nn.Module):
+    """Two layers, the second checkpointed if asked for; its weight is used once more, outside the layer, somewhere."""
+
+    def __init__(self, where: str, checkpointed: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.where, self.checkpointed = where, checkpointed
+
+    def inner(self, x: Tensor) -> Tensor:
+        if self.where == "in the block, before the layer":
+            x = x + torch.tanh(x @ self.second.weight)
+        y = self.second(x)
+        if self.where == "in the block, after the layer":
+            y = y + torch.tanh(y @ self.second.weight)
+        return torch.tanh(y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.where == "before the block":
+            x = x + x @ self.second.weight
+        x = checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
+        return x + x @ self.second.weight if self.where == "after the block" else x
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "before the block",
+        "in the block, before the layer",
+        "in the block, after the layer",
+        "after the block",
+    ],
+)
+def test_a_weight_used_outside_its_layer_is_found_wherever_it_is(where: str, checkpointed: bool) -> None:
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["x"]).square().sum(1)
+
+    batch = {"x": torch.randn(ROWS, 4)}
+    ClippedSum(Block("nowhere", checkpointed), loss, 1.0).add(batch, EACH, ONES)
+    with pytest.raises(InputError, match=r"second\.weight is used outside"):
+        ClippedSum(Block(where, checkpointed), loss, 1.0).add(batch, EACH, ONES)
 
 
 def test_a_layer_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,6 +445,10 @@ def test_wrong_calls_are_refused() -> None:
         with pytest.raises(InputError, match="clip_norm"):
             ClippedSum(net, ids_loss, clip_norm)
     net.table.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="changed"):
+        summed.add(IDS, EACH, ONES)
+    net.table.weight.requires_grad_(True)
+    net.later = nn.Linear(6, 6)  # nobody would clip it
     with pytest.raises(ValueError, match="changed"):
         summed.add(IDS, EACH, ONES)
     for p in net.parameters():

@@ -63,6 +63,7 @@ class ClippedSum:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
         refuse_mixing(model)
+        _refuse_mixed_precision_settings()
         self._model = model
         self._loss = loss
         self._clip_norm = clip_norm
@@ -71,7 +72,7 @@ class ClippedSum:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise InputError("the model has no trainable parameter: check the adapter")
-        self._all = list(model.parameters())
+        self._all = self._now = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
         self._is_split = any(is_split(p) for p in self._parameters.values())
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
@@ -143,11 +144,14 @@ class ClippedSum:
         with self._failing_together():
             for batch, weight in batches:
                 self._add_part(gradient, batch, weight)
+            if self._ranks.several and not self._is_split:
+                for name, parameter in self._parameters.items():
+                    gradient.setdefault(name, _zeros(parameter))
         with exact(self._device):
             squares = torch.zeros(1, dtype=torch.float64, device=self._device)
             for name in self._parameters:
                 if self._ranks.several and not self._is_split:
-                    self._ranks.add_up([gradient.setdefault(name, _zeros(self._parameters[name]))])
+                    self._ranks.add_up([gradient[name]])
                 if name in gradient:
                     squares += row_squares(gradient[name][None]).to(self._device)
             if self._is_split:
@@ -244,7 +248,12 @@ class ClippedSum:
         return (self._clip_norm / norms).clamp_(max=1).float()
 
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
-        if [p.requires_grad for p in self._all] != self._flags:
+        if not self._sums:  # once for each sum: a walk through all modules costs as much as a small layer
+            self._now = list(self._model.parameters())
+        same = len(self._now) == len(self._all) and all(
+            a is b for a, b in zip(self._now, self._all, strict=True)
+        )
+        if not same or [p.requires_grad for p in self._all] != self._flags:
             raise ValueError("the model's trainable parameters have changed since this sum was made")
         if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on since
             refuse_mixing(self._model)
@@ -311,6 +320,16 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemory)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
+
+
+def _refuse_mixed_precision_settings() -> None:
+    try:
+        torch.get_float32_matmul_precision()
+    except RuntimeError as error:
+        raise InputError(
+            "float32 precision was set by torch.backends...fp32_precision, which torch does not let us read: "
+            "use torch.set_float32_matmul_precision instead"
+        ) from error
 
 
 def _refuse_non_finite(values: Tensor) -> None:

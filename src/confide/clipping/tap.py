@@ -56,7 +56,9 @@ class Taps:
         self.uses: dict[str, int] = {}
         self.largest = 0
         self._trainable = trainable
-        self._live: dict[str, Tensor] = {}
+        self._live = dict(trainable)
+        self._unseen: set[str] = set()
+        self._handles: list[Any] = []
         self._watched = watched
         self._rows = rows
         self._receive = receive
@@ -66,10 +68,11 @@ class Taps:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Attach the taps; on leaving, whatever happened, the model is as it was."""
-        handles: list[Any] = []
+        handles = self._handles
         before = {name: parameter.grad for name, parameter in self._trainable.items()}
-        for parameter in self._trainable.values():
+        for name, parameter in self._trainable.items():
             parameter.grad = None
+            handles.append(parameter.register_hook(partial(self._mark, name)))
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
@@ -102,20 +105,25 @@ class Taps:
         Raises:
             InputError: naming a parameter that was used outside its layer.
         """
-        for name, parameter in (*self._trainable.items(), *self._live.items()):
-            if parameter.grad is not None:
-                raise InputError(
-                    f"parameter {name} is used outside its own layer's forward pass, where its gradient "
-                    "cannot be clipped by unit: freeze it, or call the layer instead"
-                )
+        if self._unseen:
+            raise InputError(
+                f"parameter {min(self._unseen)} is used outside its own layer's forward pass, where its gradient "
+                "cannot be clipped by unit: freeze it, or call the layer instead"
+            )
 
     def _enter(self, layer: Layer, module: nn.Module, args: Any) -> None:
         for own, name in layer.parameters.items():
-            parameter = module._parameters[
-                own
-            ]  # under FSDP not the one that is split, but the whole, for a while
+            parameter = module._parameters[own]
             assert parameter is not None
-            self._live[name] = parameter.requires_grad_(False)
+            if (
+                parameter is not self._live[name]
+            ):  # under FSDP not the one that is split, but the whole, for a while
+                self._live[name] = parameter
+                self._handles.append(parameter.register_hook(partial(self._mark, name)))
+            parameter.requires_grad_(False)
+
+    def _mark(self, name: str, grad: Tensor) -> None:
+        self._unseen.add(name)
 
     def _leave(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         given = args[0] if args else next(iter(kwargs.values()))
@@ -127,10 +135,11 @@ class Taps:
             )
         if given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,):
             raise InputError(_first_axis(layer, given, self._rows))
+        for name in layer.parameters.values():
+            self._live[name].requires_grad_(True)
         if self._forward:
             self.largest = max(self.largest, output.nbytes)
             for name in layer.parameters.values():
-                self._live[name].requires_grad_(True)
                 self.uses[name] = self.uses.get(name, 0) + 1
         if given.is_floating_point() and output.dtype.itemsize < given.dtype.itemsize:
             given = given.to(output.dtype)  # what autocast multiplied with, and what it would have kept
