@@ -10,7 +10,7 @@ from torch import nn
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
-from confide.sharding import is_split, rest
+from confide.sharding import is_sharded, rest
 from confide.tasks import Task
 from confide.units import UnitGraph
 
@@ -69,7 +69,7 @@ def _dealt(batches: list[np.ndarray], ranks: Ranks, model: nn.Module) -> Iterato
     """This rank's batches, and whether it only goes along: a split model's passes are taken by all ranks together."""
     own = batches[ranks.number :: ranks.size]
     yield from ((rows, False) for rows in own)
-    if any(is_split(p) for p in model.parameters()) and len(own) * ranks.size < len(batches):
+    if is_sharded(model) and len(own) * ranks.size < len(batches):
         yield batches[0][:1], True
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from confide.errors import InputError
-from confide.sharding import is_split, whole
+from confide.sharding import is_sharded, whole
 
 if TYPE_CHECKING:
     from confide.settings import Adapter, Config
@@ -308,7 +308,7 @@ def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
 
     All ranks must ask together; those that have no use for the weights do not keep them.
     """
-    if not any(is_split(p) for p in model.parameters()):
+    if not is_sharded(model):
         return None
     weights: dict[str, torch.Tensor] = {}
     found: dict[int, torch.Tensor] = {}  # by parameter, so that tied ones stay one

@@ -126,6 +126,7 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
     """
     work: list[Callable[[], object]] = []
     held: list[_Segment] = []
+    pairs = 0
     for tensor, source, start in vectors:
         if not isinstance(source, Stream):
             work.append(partial(_add_in_order, tensor.view(-1), source, scale, start, times))
@@ -136,10 +137,11 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
             flat = tensor.view(-1)
             for place in range(0, flat.numel(), BLOCK):
                 segment = _Segment(flat[place : place + BLOCK], source, start + place)
-                if held and sum(other.pairs for other in held) + segment.pairs > BLOCK // 2:
+                if held and pairs + segment.pairs > BLOCK // 2:
                     work.append(partial(_add_block, held, scale, times))
-                    held = []
+                    held, pairs = [], 0
                 held.append(segment)
+                pairs += segment.pairs
     if held:
         work.append(partial(_add_block, held, scale, times))
     _side_by_side(work)

@@ -11,7 +11,7 @@ from confide.clipping import ClippedSum, ran_out
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
-from confide.sharding import is_split
+from confide.sharding import is_sharded
 from confide.tasks import Task
 
 MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
@@ -41,7 +41,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        if any(is_split(p) for p in model.parameters()):  # the other ranks are in the middle of the pass
+        if is_sharded(model):  # the other ranks are in the middle of the pass
             raise InputError(
                 f"train.micro_tokens: memory does not suffice for {PROBES[1]} rows of {width} tokens on this rank: set "
                 "fewer tokens, or train.gradient_checkpointing: true"

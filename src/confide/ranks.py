@@ -21,7 +21,13 @@ def launched() -> bool:
     return set(os.environ) >= _LAUNCHED and os.environ["WORLD_SIZE"] != "1"
 
 
-def _device(local: int) -> torch.device:
+def _device() -> torch.device:
+    """Where a process alone computes; of several GPUs the current one, which is the caller's choice."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _local_device(local: int) -> torch.device:
+    """The GPU of a rank, which becomes the current one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if local >= torch.cuda.device_count():
@@ -47,7 +53,7 @@ class Ranks:
     number: int = 0
     size: int = 1
     local_size: int = 1
-    device: torch.device = field(default_factory=lambda: _device(0))
+    device: torch.device = field(default_factory=_device)
 
     @classmethod
     @contextmanager
@@ -60,7 +66,7 @@ class Ranks:
         if not set(os.environ) >= _LAUNCHED:
             yield cls()
             return
-        device = _device(int(os.environ.get("LOCAL_RANK", "0")))
+        device = _local_device(int(os.environ.get("LOCAL_RANK", "0")))
         if device.type == "cuda":
             dist.init_process_group("nccl", timeout=_PATIENCE, device_id=device)
         else:

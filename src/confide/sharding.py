@@ -56,6 +56,11 @@ def is_split(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether any parameter of a model is split over the ranks: its passes are then taken by all of them together."""
+    return any(is_split(parameter) for parameter in model.parameters())
+
+
 def part(tensor: Tensor) -> Tensor:
     """What this rank holds of a parameter, gradient or state: a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -20,7 +20,7 @@ from confide.noise import FastStream, Normal, RunKey, add_noise
 from confide.packing import IDLE, Pack, share
 from confide.ranks import Ranks
 from confide.sampling import Draw
-from confide.sharding import first_index, is_split, like, part_of, whole
+from confide.sharding import first_index, is_sharded, like, part_of, whole
 from confide.tasks import Batch, Task
 
 
@@ -74,7 +74,8 @@ class Step:
     (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale; `accounting` composes exactly that. An
     empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
     the same, each clips its share of the units, and the noise of an element of the one sum is the same value
-    wherever it is added: the noise is that of one process, not of one for each rank.
+    wherever it is added: the noise is that of one process, not of one for each rank (`fast` noise of a model that
+    is split: independent values, but others than one process draws).
 
     Args:
         model: what trains; parameters that require grad move.
@@ -109,7 +110,7 @@ class Step:
         self.micro_tokens = micro_tokens
         self.ranks, self.say = ranks or Ranks(), say
         self.parameters = models.trainable(model)
-        self.is_split = any(is_split(p) for p in self.parameters.values())
+        self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
         self._losses: list[torch.Tensor] = []
         self._counts = True  # whether the losses of the pass in hand are of rows that count

@@ -16,7 +16,7 @@ from confide.clipping.tap import Taps
 from confide.clipping.units import Units
 from confide.errors import InputError
 from confide.ranks import Ranks
-from confide.sharding import added_up, is_split, part
+from confide.sharding import added_up, is_sharded, part
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -63,7 +63,7 @@ class ClippedSum:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
         refuse_mixing(model)
-        _refuse_mixed_precision_settings()
+        _refuse_unreadable_precision()
         self._model = model
         self._loss = loss
         self._clip_norm = clip_norm
@@ -72,9 +72,9 @@ class ClippedSum:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise InputError("the model has no trainable parameter: check the adapter")
-        self._all = self._now = list(model.parameters())
+        self._all = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
-        self._is_split = any(is_split(p) for p in self._parameters.values())
+        self._is_split = is_sharded(model)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._sums: dict[str, Tensor] = {}
 
@@ -248,12 +248,12 @@ class ClippedSum:
         return (self._clip_norm / norms).clamp_(max=1).float()
 
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
-        if not self._sums:  # once for each sum: a walk through all modules costs as much as a small layer
-            self._now = list(self._model.parameters())
-        same = len(self._now) == len(self._all) and all(
-            a is b for a, b in zip(self._now, self._all, strict=True)
-        )
-        if not same or [p.requires_grad for p in self._all] != self._flags:
+        same = [p.requires_grad for p in self._all] == self._flags
+        if (
+            same and not self._sums
+        ):  # once for each sum: a walk through all modules costs as much as a small layer
+            same = [id(p) for p in self._model.parameters()] == [id(p) for p in self._all]
+        if not same:
             raise ValueError("the model's trainable parameters have changed since this sum was made")
         if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on since
             refuse_mixing(self._model)
@@ -322,7 +322,7 @@ def ran_out(error: BaseException) -> bool:
     )
 
 
-def _refuse_mixed_precision_settings() -> None:
+def _refuse_unreadable_precision() -> None:
     try:
         torch.get_float32_matmul_precision()
     except RuntimeError as error:

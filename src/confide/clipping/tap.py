@@ -115,9 +115,7 @@ class Taps:
         for own, name in layer.parameters.items():
             parameter = module._parameters[own]
             assert parameter is not None
-            if (
-                parameter is not self._live[name]
-            ):  # under FSDP not the one that is split, but the whole, for a while
+            if parameter is not self._live[name]:  # under FSDP the whole, for a while, and not the part
                 self._live[name] = parameter
                 self._handles.append(parameter.register_hook(partial(self._mark, name)))
             parameter.requires_grad_(False)
