@@ -4,19 +4,23 @@ Each rank holds a run of rows of every parameter, along its first axis, and borr
 a block computes. What is said here of a parameter holds for one that is not split too: its part is the whole.
 """
 
+import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Partial
 
 from confide.ranks import Ranks
+
+if TYPE_CHECKING:  # half a second to import, which reading text does not need
+    from torch.distributed.tensor import DTensor
 
 
 def shard(model: nn.Module, ranks: Ranks) -> None:
     """Split a model, block by block, over the ranks; every rank gives the same weights, on the CPU or its device."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(ranks.device.type, (ranks.size,))
     for block in _blocks(model):
         fully_shard(block, mesh=mesh)
@@ -25,8 +29,9 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
 
 def rest(model: nn.Module) -> None:
     """Give back what a forward pass borrowed, where no backward pass does: the weights are then this rank's parts."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing was borrowed
+    for module in model.modules() if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule):
             module.reshard()
 
 
@@ -52,8 +57,9 @@ def _owns(block: nn.Module, everywhere: Counter[int]) -> bool:
     return all(everywhere[place] == count for place, count in _uses(block).items())
 
 
-def is_split(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor)
+def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
+    module = sys.modules.get("torch.distributed.tensor")  # where nobody imported it, nothing is split
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -63,12 +69,12 @@ def is_sharded(model: nn.Module) -> bool:
 
 def part(tensor: Tensor) -> Tensor:
     """What this rank holds of a parameter, gradient or state: a view."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_split(tensor) else tensor
 
 
 def first_index(parameter: Tensor) -> int:
     """The index, in the flattened parameter, of this rank's first element."""
-    if not isinstance(parameter, DTensor):
+    if not is_split(parameter):
         return 0
     each = -(-parameter.shape[0] // parameter.device_mesh.size())  # rows a rank, the last ones fewer
     rows = min(parameter.device_mesh.get_local_rank() * each, parameter.shape[0])
@@ -77,15 +83,19 @@ def first_index(parameter: Tensor) -> int:
 
 def added_up(whole: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of the sum over the ranks of what each gives whole, in the shape of a split parameter."""
-    assert isinstance(parameter, DTensor)
+    from torch.distributed.tensor import DTensor, Partial
+
+    assert is_split(parameter)
     partial = DTensor.from_local(whole, parameter.device_mesh, [Partial()], run_check=False)
     return partial.redistribute(placements=parameter.placements).to_local()
 
 
 def like(own: Tensor, parameter: Tensor) -> Tensor:
     """A tensor split as the parameter is, from this rank's part."""
-    if not isinstance(parameter, DTensor):
+    if not is_split(parameter):
         return own
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         own,
         parameter.device_mesh,
@@ -98,12 +108,12 @@ def like(own: Tensor, parameter: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor with the parts of all ranks; all of them must ask together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_split(tensor) else tensor
 
 
 def part_of(values: Tensor, parameter: Tensor) -> Tensor:
     """Of values that this rank has whole, its part, split as the parameter is."""
-    if not isinstance(parameter, DTensor):
+    if not is_split(parameter):
         return values
     own = part(parameter)
     start = first_index(parameter)
