@@ -30,7 +30,9 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
 def rest(model: nn.Module) -> None:
     """Give back what a forward pass borrowed, where no backward pass does: the weights are then this rank's parts."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing was borrowed
-    for module in model.modules() if fsdp is not None else ():
+    if fsdp is None:
+        return
+    for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
 
