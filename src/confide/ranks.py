@@ -79,6 +79,7 @@ class Ranks:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise RankLost(f"rank {ranks.number}: another rank of the run has ended") from error
             raise
+        ranks.wait()  # a rank that leaves while another still listens can bring it down
         dist.destroy_process_group()  # not after an error: it would wait for those that are gone
 
     @property
