@@ -74,6 +74,9 @@ class ClippedSum:
             raise InputError("the model has no trainable parameter: check the adapter")
         self._all = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
+        # model.parameters() would take as long as a small layer does
+        self._places = [place for m in model.modules() for place in (m._modules, m._parameters)]
+        self._built = self._contents()
         self._is_split = is_sharded(model)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._sums: dict[str, Tensor] = {}
@@ -189,6 +192,10 @@ class ClippedSum:
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
 
+    def _contents(self) -> list[int]:
+        """Which module and which parameter stands at each place of the model."""
+        return [id(found) for place in self._places for found in place.values()]
+
     def _sum(self, name: str) -> Tensor:
         if name not in self._sums:
             self._sums[name] = _zeros(part(self._parameters[name]))
@@ -248,12 +255,7 @@ class ClippedSum:
         return (self._clip_norm / norms).clamp_(max=1).float()
 
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
-        same = [p.requires_grad for p in self._all] == self._flags
-        if (
-            same and not self._sums
-        ):  # once for each sum: a walk through all modules costs as much as a small layer
-            same = [id(p) for p in self._model.parameters()] == [id(p) for p in self._all]
-        if not same:
+        if self._contents() != self._built or [p.requires_grad for p in self._all] != self._flags:
             raise ValueError("the model's trainable parameters have changed since this sum was made")
         if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on since
             refuse_mixing(self._model)
