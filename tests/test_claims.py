@@ -90,7 +90,7 @@ def test_infinity_is_a_string_in_json():
     assert Guarantee.from_json(data) == guarantee
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Guarantee)][:-3])
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Guarantee)][:-4])
 def test_a_missing_line_is_an_error(name):
     values = fields()
     del values[name]
@@ -199,9 +199,28 @@ def test_a_weak_bound_is_called_weak():
 
 
 def test_secret_targets_are_told():
-    guarantee = Guarantee(**fields(notion="(p, r)-secret protection", secret_targets=((1e-10, 1e-3),)))
-    assert any("1 in 10,000,000,000 to at most 1 in 1,000" in s for s in guarantee.sentences())
-    assert "asked for secrets" in guarantee.model_card_section()
+    secret = {
+        "notion": "(p, r)-secret protection",
+        "secret_targets": ((1e-10, 1e-3),),
+        "closest_secrets": (("words:17", 1e-10, 1e-3, 9e-4),),
+    }
+    guarantee = Guarantee(**fields(**secret))
+    assert any("1 in 10,000,000,000 becomes at most 1 in 1,000" in s for s in guarantee.sentences())
+    card = guarantee.model_card_section()
+    assert "asked for secrets" in card
+    assert "words:17: 1e-10 to at most 0.0009 (asked: 0.001)" in card
+    assert Guarantee.from_json(json.loads(json.dumps(guarantee.to_json()))) == guarantee
+
+
+@pytest.mark.parametrize(
+    "closest",
+    [(), (("words:17", 1e-10, 1e-3, 2e-3),), (("words:17", 1e-10, 1e-3, 1e-11),)],
+    ids=["none listed", "above what was asked", "below the prior"],
+)
+def test_secrets_that_are_not_protected_as_asked_make_no_claim(closest):
+    secret = {"notion": "(p, r)-secret protection", "secret_targets": ((1e-10, 1e-3),)}
+    with pytest.raises(InputError, match="closest_secrets"):
+        Guarantee(**fields(**secret, closest_secrets=closest))
 
 
 def test_the_model_card_prints_every_line():

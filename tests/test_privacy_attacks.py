@@ -21,7 +21,8 @@ from confide.mechanisms.statement import settle, state_guarantee
 from confide.noise import FastStream, RunKey, add_noise
 from confide.runs import Run
 from confide.settings import Config
-from confide.units import GraphWriter, Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import GraphWriter, UnitGraph
 from tests import small
 
 LITERAL = {"sampling_rate": 0.25, "divisor": 5.0, "steps": 20}  # what an add-or-remove claim asks for

@@ -8,7 +8,8 @@ import pytest
 
 from confide.errors import InputError
 from confide.selection import RULES, median_cap, random_chunks, random_rows, select
-from confide.units import GraphWriter, Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import GraphWriter, UnitGraph
 
 
 class Words:

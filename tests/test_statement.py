@@ -13,7 +13,7 @@ from confide.errors import InputError
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import settle, state_guarantee
 from confide.noise import RunKey
-from confide.units import Shape
+from confide.shape import Shape
 
 COUNTS = np.array([1, 2, 3, 8, 5, 1, 9, 4, 4, 2])
 SHAPE = Shape(COUNTS, int(COUNTS.sum()), 400, True)

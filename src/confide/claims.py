@@ -54,7 +54,9 @@ class Guarantee:
     epsilon, delta: the claimed pair, epsilon inf where nothing holds; curve: (epsilon, delta) pairs of the whole
     curve; reconstruction: (prior p, bound r(p)) at PRIORS at least; advantage: true minus false positives of the
     best test; true_positive_rate: its bound at a false positive rate of 1%.
-    secret_targets: the (p, r) pairs that were asked for, for secret protection alone.
+    secret_targets: the (p, r) pairs that were asked for, for secret protection alone: all of them, or of many the
+    least and greatest r of each p; closest_secrets: (id, prior, posterior asked, posterior reached at most) of those
+    that come nearest to what was asked, by id and never by content.
     noise_multiplier: noise std over clip norm; clip_norm: None if nothing is clipped; steps.
     sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
     step; sampling_probability: the smallest and the largest of a row or unit.
@@ -96,6 +98,7 @@ class Guarantee:
     evidence: tuple[str, ...]
     estimates: tuple[str, ...] = ()
     secret_targets: Pairs = ()
+    closest_secrets: tuple[tuple[str, float, float, float], ...] = ()
     words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,6 +106,8 @@ class Guarantee:
             _set(self, name, tuple(getattr(self, name)))
         for name in _PAIRS:
             _set(self, name, tuple((float(a), float(b)) for a, b in getattr(self, name)))
+        closest = ((str(name), float(p), float(r), float(most)) for name, p, r, most in self.closest_secrets)
+        _set(self, "closest_secrets", tuple(closest))
         _set(self, "provenance", dict(self.provenance))
         _check_lines(self)
         _check_numbers(self)
@@ -201,6 +206,11 @@ class Guarantee:
         ]
         if self.secret_targets:
             lines.append(("asked for secrets", _listed(self.secret_targets, "{:.3g} to at most {:.3g}")))
+            listed = (
+                f"{name}: {p:.3g} to at most {most:.4g} (asked: {r:.4g})"
+                for name, p, r, most in self.closest_secrets
+            )
+            lines.append(("secrets nearest to what was asked", "; ".join(listed)))
         if self.estimates:
             lines.append(("why it is an estimate", "; ".join(self.estimates)))
         return lines
@@ -208,7 +218,7 @@ class Guarantee:
 
 _PAIRS = ("curve", "reconstruction", "secret_targets")
 _TUPLES = ("public_facts", "sampling_probability", "not_covered", "evidence", "estimates", "words")
-_MAY_BE_EMPTY = {"estimates", "secret_targets", "words"}
+_MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "words"}
 _MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
 
 
@@ -262,6 +272,8 @@ def _check_numbers(g: Guarantee) -> None:
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
         "discretisation": 0 <= g.discretisation < math.inf,
         "secret_targets": bool(g.secret_targets) == (g.notion == "(p, r)-secret protection"),
+        "closest_secrets": bool(g.closest_secrets) == bool(g.secret_targets)
+        and all(0 < p <= most <= r < 1 for _, p, r, most in g.closest_secrets),
     }
     for name, holds in conditions.items():
         if not holds:
@@ -302,8 +314,17 @@ def _in_words(g: Guarantee) -> list[str]:
         "It does not cover: " + "; ".join(_bare(item) for item in g.not_covered) + ".",
     ]
     if g.secret_targets:
-        asked = "; ".join(f"from {_one_in(p)} to at most {_one_in(r)}" for p, r in g.secret_targets)
-        words.insert(4, f"For each secret it was asked that a blind guess should improve {asked}.")
+        asked = "; ".join(f"{_one_in(p)} becomes at most {_one_in(r)}" for p, r in g.secret_targets)
+        which = (
+            "For each secret"
+            if len(g.secret_targets) == 1
+            else "For each secret, by its own prior and limit,"
+        )
+        words.insert(
+            4,
+            f"{which} it was asked that what an attacker would guess blindly with the chance on the left is guessed "
+            f"with at most the chance on the right: {asked}. The noise was made so that this holds for every secret.",
+        )
     if g.delta > 1e-3:
         words.append(
             f"delta = {g.delta:.3g} is large: with about that chance the bound that epsilon states may not hold at all."

@@ -261,6 +261,64 @@ def verify(config: Path_, overrides: Overrides = None, as_json: Json = False) ->
         raise CheckFailed("a check failed; do not trust this setting")
 
 
+secrets_app = typer.Typer(
+    name="secrets", help="Find secrets, and solve the program that protects them.", no_args_is_help=True
+)
+app.add_typer(secrets_app)
+
+
+@secrets_app.command("tag")
+@_verb
+def tag(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Find the secrets in the text: counts by class, and examples with every secret masked."""
+    from confide import models, secrecy, show
+    from confide.console import Console
+    from confide.finetuning import prepared_data
+
+    run = _secret_run(config, overrides)
+    with run.locked():
+        facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
+    if as_json:
+        _print(facts["secrets"])
+        return
+    show.secrets(facts["secrets"], secrecy.examples(run.config))
+
+
+@secrets_app.command("solve")
+@_verb
+def solve(config: Path_, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Solve the linear program: rows kept, noise by both accountants, and a table of all secrets."""
+    from confide import mechanisms, models, secrecy, show
+    from confide.console import Console
+    from confide.finetuning import prepared_data
+    from confide.mechanisms.secret import SecretProtection
+
+    run = _secret_run(config, overrides)
+    mechanism = mechanisms.build(run.config)
+    assert isinstance(mechanism, SecretProtection)
+    with run.locked():
+        shape = prepared_data(run, models.load_tokenizer(run.config), Console()).train.shape()
+        found = secrecy.solution(mechanism, shape)
+        table = run.root / "secrets.csv"
+        secrecy.write_table(mechanism, shape, found["noise_multiplier"][mechanism.accountant], table)
+    if as_json:
+        _print(found)
+        return
+    show.solution(found)
+    print(f"every secret, by id: {table} (private)")
+
+
+def _secret_run(path: Path, overrides: list[str] | None) -> "Run":
+    from confide.preparation import protects_secrets
+
+    run = _run(path, overrides)
+    if not protects_secrets(run.config):
+        raise InputError(
+            f"{path}: privacy.mechanism is {run.config.privacy.mechanism}; `confide secrets` is for mechanism: secret"
+        )
+    return run
+
+
 @app.command()
 @_verb
 def quickstart(
@@ -276,7 +334,7 @@ def quickstart(
 @app.command()
 @_verb
 def study(
-    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning")],
+    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning, secret-protection")],
     data: Annotated[Path, typer.Argument(help="folder that holds the public data sets")],
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("runs/studies"),
     as_json: Json = False,

@@ -226,7 +226,9 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(part) for part in typing.get_args(annotation))
     if origin is list:
-        return "a list of text"
+        return "a list of text" if typing.get_args(annotation) == (str,) else "a list of numbers"
+    if origin is dict:
+        return "names, each with text"
     if origin is tuple:
         return "a list of two numbers"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -74,7 +74,8 @@ class Job:
             if mechanism.notion == "none"
             else {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
         )
-        setting = settle(mechanism, prepared.train.shape(), delta=privacy.delta, **target)
+        with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
+            setting = settle(mechanism, prepared.train.shape(), delta=privacy.delta, **target)
         model = models.load_model(config, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
@@ -149,7 +150,7 @@ class Job:
             "phase": PHASE,
             "mechanism": self.mechanism.name,
             "steps": self.run.config.train.steps,
-            "sampling": asdict(terms.sampling),
+            "sampling": terms.sampling.record(self.key.fingerprint),
             "divisor": terms.divisor,
             "clip_norm": combine.clip_norm,
             "noise_multiplier": combine.noise_multiplier,

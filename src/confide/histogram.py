@@ -1,13 +1,14 @@
 """A picture of how many rows the units have, as inline SVG."""
 
-import html
 from itertools import count
 
 import numpy as np
 
+from confide.svg import BLUE, FAINT, INK, RED, opening, text
+
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 76, 64
-INK, FAINT, BAR, MARK = "#1f2933", "#d5dbe1", "#3b6ea8", "#b4451f"
+BAR, MARK = BLUE, RED
 
 
 def histogram_svg(rows_per_unit: np.ndarray) -> str:
@@ -25,27 +26,24 @@ def histogram_svg(rows_per_unit: np.ndarray) -> str:
         f"mean {counts.mean():,.4g}, most {int(counts.max()):,}"
     )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" role="img" '
-        f'style="max-width:{WIDTH}px" font-family="system-ui, Helvetica, Arial, sans-serif" fill="{INK}">',
-        f"<title>Rows per unit. {html.escape(facts)}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(LEFT, 28, "Rows per unit", size=18, weight=600),
-        _text(LEFT, 50, facts, size=13),
+        *opening(WIDTH, HEIGHT, f"Rows per unit. {facts}"),
+        text(LEFT, 28, "Rows per unit", size=18, weight=600),
+        text(LEFT, 50, facts, size=13),
     ]
     for tick in ticks:
         y = _y(tick, ticks[-1])
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
-        parts.append(_text(LEFT - 8, y + 4, _short(tick), anchor="end"))
+        parts.append(text(LEFT - 8, y + 4, _short(tick), anchor="end"))
     step = (WIDTH - LEFT - RIGHT) / bins
     middle_bin = int(np.median(counts)).bit_length() - 1
     for place, number in enumerate(units):
         parts += _bar(place, number, step, ticks[-1], MARK if place == middle_bin else BAR)
     parts.append(f'<rect x="{WIDTH - RIGHT - 122}" y="40" width="11" height="11" fill="{MARK}"/>')
-    parts.append(_text(WIDTH - RIGHT, 50, "holds the median", anchor="end"))
+    parts.append(text(WIDTH - RIGHT, 50, "holds the median", anchor="end"))
     parts.append(f'<path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{INK}"/>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
-        _text(
+        text(
             middle,
             HEIGHT - 14,
             "rows of a unit (each bar spans twice the range of the one before)",
@@ -71,8 +69,8 @@ def _bar(place: int, number: int, step: float, top: int, colour: str) -> list[st
     return [
         f'<rect x="{middle - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{base - y:.1f}" '
         f'fill="{colour}"><title>{_plural(number, "unit")} with {low:,} to {high:,} rows</title></rect>',
-        _text(middle, y - 5, f"{number:,}" if roomy else _short(number), size=size, anchor="middle"),
-        _text(middle, base + 18, name, size=size, anchor="middle"),
+        text(middle, y - 5, f"{number:,}" if roomy else _short(number), size=size, anchor="middle"),
+        text(middle, base + 18, name, size=size, anchor="middle"),
     ]
 
 
@@ -96,18 +94,3 @@ def _short(number: int) -> str:
 
 def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    size: int = 12,
-    anchor: str = "start",
-    weight: int = 400,
-    colour: str = INK,
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{colour}">{html.escape(words)}</text>'
-    )

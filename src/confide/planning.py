@@ -5,21 +5,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from torch import nn
 
 from confide import mechanisms, models
+from confide.accounting import Targets, least_noise_for_secrets
+from confide.claims import PRIORS
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
 from confide.mechanisms.rows import CappedRows
+from confide.mechanisms.secret import Choice, SecretProtection
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.mechanisms.uls import UserLevelSampling
 from confide.physical import MOST
-from confide.units import Shape
+from confide.shape import Shape
 
 if TYPE_CHECKING:
     from confide.settings import Config
 
 USER_LEVEL = ("uls", "els", "group")
+GROWTH = 10
+"""How much a larger prior than was asked for may grow, where a plan shows what its protection would cost."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
     Returns:
         `chosen` and `neighbours`, each with noise_multiplier, epsilon (for neighbours the target that they meet),
         delta, noise_per_gradient (standard deviation on the mean clipped gradient, in units of the clip norm),
-        rows_per_step, tokens and compute, or with `impossible`, the reason; `memory_bytes`, an estimate; and
+        rows_per_step, tokens and compute, or with `impossible`, the reason; for secrets a neighbour is another c of
+        the program, with what it keeps and its noise by both accountants; `memory_bytes`, an estimate; and
         `guarantee`, what the run would promise after all its steps.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
@@ -65,7 +72,15 @@ def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
     # As in the guarantee: a string where nothing holds, since JSON has no infinity.
     epsilon = guarantee.to_json()["epsilon"] if mechanism.notion != "none" else None
     first = _row("this config", chosen, epsilon, tokens, size)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if isinstance(mechanism, SecretProtection):
+        return {
+            "chosen": first,
+            "neighbours": [_of_choice(c, chosen, first) for c in mechanism.sweep(shape)],
+            "larger_priors": _larger_priors(mechanism, shape),
+            "memory_bytes": memory(config, size),
+            "guarantee": guarantee.to_json(),
+        }
     if guarantee.notion != "none":
         target = privacy.epsilon or guarantee.epsilon
         for change, other in neighbours(mechanism, shape, config):
@@ -83,6 +98,48 @@ def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
         "memory_bytes": memory(config, size),
         "guarantee": guarantee.to_json(),
     }
+
+
+def _of_choice(choice: Choice, chosen: Setting, first: dict[str, Any]) -> dict[str, Any]:
+    """One c of the program: what is kept of the rows, and the noise by both accountants."""
+    change = f"c {choice.c:g}"
+    if choice.spread is None or choice.impossible is not None:
+        return {"change": change, "c": choice.c, "impossible": choice.impossible}
+    mechanism, spread = chosen.mechanism, choice.spread
+    assert isinstance(mechanism, SecretProtection)
+    noise = choice.noise[mechanism.accountant]
+    return first | {
+        "change": change,
+        "c": choice.c,
+        "rows_kept": spread.kept,
+        "share_kept": spread.kept / chosen.shape.rows,
+        "effective_rows": spread.effective,
+        "effective_rows_per_step": mechanism.batch * spread.effective / spread.kept,
+        "epochs": mechanism.steps * mechanism.batch / spread.total,
+        "largest_probability": choice.rate,
+        "noise": choice.noise,
+        "noise_multiplier": noise,
+        "noise_per_gradient": noise / chosen.terms.divisor,
+        "relative_noise": noise / chosen.noise_multiplier,
+    }
+
+
+def _larger_priors(mechanism: SecretProtection, shape: Shape) -> list[dict[str, float]]:
+    """How the noise grows as larger priors are protected too: each of PRIORS up to a value, in every secret, may
+    reach what the secret's own may, or ten times itself where that is more."""
+    targets, population = mechanism.targets(shape), mechanism.population(shape)
+    found = []
+    asked = targets
+    for prior in PRIORS:
+        allowed = np.maximum(targets.posterior, GROWTH * prior)
+        asked = Targets(
+            np.concatenate([asked.unit, targets.unit]),
+            np.concatenate([asked.prior, np.full(len(targets.prior), prior)]),
+            np.concatenate([asked.posterior, allowed]),
+        )
+        noise = least_noise_for_secrets(population, asked, mechanism.accountant)
+        found.append({"prior": prior, "noise_multiplier": noise})
+    return found
 
 
 def neighbours(

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from confide import mechanisms
 from confide.disk import write_text
 from confide.errors import InputError
+from confide.secrets.finders import Mention, find_all
+from confide.secrets.sources import check_rows, counts_of, searchers
+from confide.secrets.values import class_of
 from confide.text import Counts, Document, documents, records
 from confide.text.duplicates import find_duplicates
 from confide.text.enron import clean_enron
@@ -56,7 +60,18 @@ def source_of(config: "Config") -> str:
     """The part of a config that decides what the graphs hold."""
     parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
     parts["tokenizer"] = config.tokenizer or config.model
+    if protects_secrets(config):
+        parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
     return json.dumps(parts, sort_keys=True)
+
+
+# The keys of `secrets` that say where secrets are found.
+_SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
+
+
+def protects_secrets(config: "Config") -> bool:
+    """Whether the units of the training rows are the secrets that they hold."""
+    return mechanisms.find(config.privacy.mechanism).protects_secrets
 
 
 def load(config: "Config", folder: Path) -> Prepared | None:
@@ -87,7 +102,10 @@ def outdated(config: "Config", folder: Path) -> bool:
 def files_of(config: "Config") -> dict[str, list[list[int]]]:
     """Size and time of the last change of each local file that is read; of a folder's files, the sums."""
     found = {}
-    for source in (config.data.train, config.data.eval):
+    sources = [config.data.train, config.data.eval]
+    if protects_secrets(config):
+        sources += [config.secrets.words, config.secrets.rows]
+    for source in sources:
         if isinstance(source, str):
             path = Path(source).expanduser()
             paths = [path] if path.exists() else map(Path, sorted(glob.glob(str(path), recursive=True)))
@@ -127,6 +145,28 @@ def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress |
     return found
 
 
+def training_documents(config: "Config", counts: Counts | None = None) -> Iterator[Document]:
+    """The documents that training rows are cut from, as `prepare` reads them."""
+    found = _documents(config, config.data.train, Counts() if counts is None else counts)
+    return islice(found, config.data.max_documents)
+
+
+def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
+    data = config.data
+    found = records(source, format=data.format, split=data.split, counts=counts)
+    if data.clean == "enron":
+        found = clean_enron(found, counts)
+    for document in documents(found, data.text, data.unit, data.label, counts):
+        body = document.text
+        if data.strip_quotes:
+            body = strip_quotes(body)
+            counts["characters of quotes stripped"] += len(document.text) - len(body)
+            if not body.strip():
+                counts["documents dropped: only quotes"] += 1
+                continue
+        yield replace(document, text=body)
+
+
 class _Preparation:
     """One pass over the text."""
 
@@ -136,22 +176,27 @@ class _Preparation:
         self.classes: dict[str, int] = {}
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
+        self.finders = searchers(config) if protects_secrets(config) else None
 
     def write(self, folder: Path) -> dict[str, Any]:
         data = self.config.data
         share = data.eval if isinstance(data.eval, float) else 0.0
         meta: dict[str, Any] = {}
-        with GraphWriter(folder / "train", vocabulary=len(self.tokenizer), meta=meta) as train:
+        vocabulary, unowned = len(self.tokenizer), self.finders is not None
+        with GraphWriter(folder / "train", vocabulary, meta, unowned) as train:
             if share:
-                with GraphWriter(folder / "eval", vocabulary=len(self.tokenizer), meta=meta) as held_out:
+                with GraphWriter(folder / "eval", vocabulary, meta) as held_out:
                     self._fill(data.train, train, held_out, share)
             else:
                 self._fill(data.train, train, None, 0.0)
         if isinstance(data.eval, str):
-            with GraphWriter(folder / "eval", vocabulary=len(self.tokenizer), meta=meta) as held_out:
+            with GraphWriter(folder / "eval", vocabulary, meta) as held_out:
                 self._fill(data.eval, held_out, None, 0.0, "eval")
         self._check_classes()
         facts = dict(UnitGraph.open(folder / "train").statistics())
+        if self.finders is not None:
+            facts["secrets"] = _of_secrets(UnitGraph.open(folder / "train"))
+            facts["secrets"]["counts"] = counts_of(self.finders)
         facts["eval"] = UnitGraph.open(folder / "eval").statistics() if (folder / "eval").is_dir() else None
         facts["counts"] = dict(self.counts)
         if data.duplicates:
@@ -164,9 +209,10 @@ class _Preparation:
         self, source: str, train: GraphWriter, held_out: GraphWriter | None, share: float, what: str = "train"
     ) -> None:
         found = self._limited(source, self.counts)
-        written = {"train": 0, "eval": 0}
+        written, mentioned, last = {"train": 0, "eval": 0}, None, 0
         for batch in _batches(found, _BATCH):
-            for document, rows in zip(batch, self._rows([d.text for d in batch]), strict=True):
+            mentioned = self._mentions(batch) if what == "train" else None
+            for number, (document, rows) in enumerate(zip(batch, self._rows(batch), strict=True)):
                 side = self._side(document.units, share)
                 if side is None:
                     self.counts["documents dropped: owners on both sides of the split"] += 1
@@ -176,10 +222,17 @@ class _Preparation:
                     label = self._label(document, held_out=side == "eval" or what == "eval")
                 writer = train if side == "train" or held_out is None else held_out
                 for row in rows:
-                    writer.add(row, document.units, label)
+                    units: Sequence[str] = document.units
+                    if mentioned is not None and writer is train:
+                        units = row.secrets(mentioned[number])
+                    writer.add(row.tokens, units, label)
                 written[side] += len(rows)
+            last = batch[-1].number
             if self.progress is not None:
                 self.progress(len(batch))
+        if mentioned is not None:
+            assert self.finders is not None
+            check_rows(self.finders, last + 1)
         if not written["train"]:
             purpose = "train on" if what == "train" else "evaluate on"
             raise InputError(f"{source}: no text was left to {purpose} ({self.counts.sentence()})")
@@ -189,26 +242,11 @@ class _Preparation:
             )
 
     def _limited(self, source: str, counts: Counts) -> Iterator[Document]:
-        return islice(self._documents(source, counts), self.config.data.max_documents)
-
-    def _documents(self, source: str, counts: Counts) -> Iterator[Document]:
-        data = self.config.data
-        found = records(source, format=data.format, split=data.split)
-        if data.clean == "enron":
-            found = clean_enron(found, counts)
-        for document in documents(found, data.text, data.unit, data.label, counts):
-            body = document.text
-            if data.strip_quotes:
-                body = strip_quotes(body)
-                counts["characters of quotes stripped"] += len(document.text) - len(body)
-                if not body.strip():
-                    counts["documents dropped: only quotes"] += 1
-                    continue
-            yield replace(document, text=body)
+        return islice(_documents(self.config, source, counts), self.config.data.max_documents)
 
     def _duplicates(self) -> dict[str, Any]:
         """A second pass over the training text: what stands in several units. Figures, never text."""
-        found = find_duplicates(self._limited(self.config.data.train, Counts()))
+        found = find_duplicates(training_documents(self.config))
         names = (
             "rows",
             "units",
@@ -220,22 +258,53 @@ class _Preparation:
         )
         return {name: getattr(found, name) for name in names} | {"sentences": found.sentences()}
 
-    def _rows(self, texts: list[str]) -> list[list[np.ndarray]]:
+    def _mentions(self, batch: list[Document]) -> list[list[Mention]] | None:
+        """Where each document mentions secrets; None where units are not secrets."""
+        return None if self.finders is None else find_all(self.finders, batch)
+
+    def _rows(self, batch: list[Document]) -> list[list["_Row"]]:
         """Each document's rows of at most max_length tokens."""
-        length = self.config.data.max_length
+        texts, length = [document.text for document in batch], self.config.data.max_length
+        places = self.finders is not None and self.tokenizer.is_fast
         if self.config.task != "causal-lm":
-            encoded = self.tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-            return [[np.asarray(ids)] for ids in encoded]
-        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            found = self.tokenizer(texts, truncation=True, max_length=length, return_offsets_mapping=places)
+            offsets = found["offset_mapping"] if places else [None] * len(batch)
+            return [
+                self._cut(text, np.asarray(ids), own, length, len(text) if own is None else _end(own))
+                for text, ids, own in zip(texts, found["input_ids"], offsets, strict=True)
+            ]
+        found = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=places)
+        offsets = found["offset_mapping"] if places else [None] * len(batch)
         start, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         before = [start if start is not None else end] if (start, end) != (None, None) else []
         after = [end] if end is not None else []
-        return [self._cut(np.asarray(before + ids + after, dtype=np.int64), length) for ids in encoded]
+        rows = []
+        for text, ids, own in zip(texts, found["input_ids"], offsets, strict=True):
+            whole = np.asarray(before + ids + after, dtype=np.int64)
+            if own is not None:
+                own = [(0, 0)] * len(before) + own + [(0, 0)] * len(after)
+            cut = self._cut(text, whole, own, length, len(text))
+            rows.append([row for row in cut if len(row.tokens) > 1])  # a row of one token predicts nothing
+        return rows
 
-    def _cut(self, ids: np.ndarray, length: int) -> list[np.ndarray]:
-        rows = [ids[i : i + length] for i in range(0, len(ids), length)]
-        # A row of one token predicts nothing.
-        return [row for row in rows if len(row) > 1]
+    def _cut(
+        self, text: str, ids: np.ndarray, offsets: list[tuple[int, int]] | None, length: int, end: int
+    ) -> list["_Row"]:
+        """Rows of at most `length` tokens; `end` is where the characters end that the tokens stand for."""
+        firsts = range(0, len(ids), length)
+        if offsets is None:
+            return [_Row(ids[i : i + length], 0, len(text)) for i in firsts]
+        starts, stops = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+        starts = np.where(stops > starts, starts, end)  # a token without characters tells of none
+        # Characters that the tokenizer dropped between two tokens count on both sides of a cut.
+        reached = np.concatenate([[0], np.maximum.accumulate(stops)])
+        ahead = np.concatenate([np.minimum.accumulate(starts[::-1])[::-1], [end]])
+        rows = []
+        for first in firsts:
+            last = min(first + length, len(ids))
+            begin = min(int(reached[first]), int(ahead[first]))
+            rows.append(_Row(ids[first:last], begin, max(int(ahead[last]), int(reached[last]))))
+        return rows
 
     def _label(self, document: Document, held_out: bool) -> int:
         if document.label is None:
@@ -267,9 +336,38 @@ class _Preparation:
         return None if any(held) else "train"
 
 
+@dataclass(frozen=True)
+class _Row:
+    """Tokens, and the characters of the document, [start, end), that they stand for."""
+
+    tokens: np.ndarray
+    start: int
+    end: int
+
+    def secrets(self, mentions: list[Mention]) -> list[str]:
+        """The secrets of which the row holds a character, each once."""
+        return list(dict.fromkeys(m.secret for m in mentions if m.start < self.end and m.end > self.start))
+
+
+def _end(offsets: list[tuple[int, int]]) -> int:
+    return max((stop for _, stop in offsets), default=0)
+
+
 def _held_out(unit: str, share: float) -> bool:
     digest = hashlib.blake2b(unit.encode(), digest_size=8, person=b"confide-eval").digest()
     return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
+    """How many secrets of each class were found, in how many rows; no secret."""
+    classes: dict[str, dict[str, int]] = {}
+    for name, rows in zip(graph.unit_names(), graph.shape().rows_per_unit.tolist(), strict=True):
+        found = classes.setdefault(class_of(name), {"secrets": 0, "mentions": 0, "most": 0})
+        found["secrets"] += 1
+        found["mentions"] += rows
+        found["most"] = max(found["most"], rows)
+    holding = len(np.unique(graph.unit_rows))
+    return {"rows_with": holding, "rows_without": graph.n_rows - holding, "classes": classes}
 
 
 def _batches(items: Iterable[Document], size: int) -> Iterator[list[Document]]:

@@ -5,7 +5,9 @@
 covers it, so a claim built on it is an estimate.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +53,15 @@ class Sampling:
             drawn = np.sort(drawn[order[: self.cap]])
         return drawn
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the greatest probability of a thing."""
+        return self.rate, self.rate
+
+    def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
+        """What the ledger says of it."""
+        return asdict(self)
+
     def _shuffled(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
         """The next batch of an endless row of random orders of all n."""
         size = max(1, round(self.rate * n))
@@ -61,3 +72,37 @@ class Sampling:
             parts.append(part)
             first, size = first + len(part), size - len(part)
         return np.unique(np.concatenate(parts))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRates:
+    """Poisson sampling of n things, each with a probability of its own.
+
+    Attributes:
+        rates: float64[n], in (0, 1].
+    """
+
+    rates: np.ndarray
+    kind: str = "poisson"
+
+    def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
+        """As `Sampling.draw`."""
+        if n != len(self.rates):
+            raise ValueError(f"{n} things and {len(self.rates)} probabilities")
+        return np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rates)
+
+    @property
+    def rate(self) -> float:
+        """The mean probability."""
+        return float(self.rates.mean())
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the greatest probability of a thing."""
+        return float(self.rates.min()), float(self.rates.max())
+
+    def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
+        """What the ledger says of it; the rates are named by a keyed hash."""
+        low, high = self.range
+        digest = fingerprint(np.ascontiguousarray(self.rates, "<f8").tobytes())
+        return {"kind": self.kind, "least": low, "greatest": high, "rates": digest}

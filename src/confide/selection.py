@@ -15,7 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from confide.errors import InputError
-from confide.units import Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import UnitGraph
 
 RULES = ("random", "longest", "shortest", "highest-ppl", "lowest-ppl")
 

@@ -36,8 +36,8 @@ class Data(Section):
     eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
         0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
     )
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub"] = Field(
-        "auto", description="told by what `train` is, or stated here"
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code"] = (
+        Field("auto", description="told by what `train` is, or stated here")
     )
     split: str = Field("train", description="which split of a hub data set")
     text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
@@ -81,7 +81,7 @@ class Privacy(Section):
         "zero-out", description="what neighbours are; the other two cost more or need literal constants"
     )
     rows_per_unit: Count | Literal["median"] = Field(
-        4, description="k of uls, G of els and group; `median` of the rows per unit"
+        4, description="k of uls, G of els, group and owners; `median` of the rows per unit"
     )
     selection: Selection | None = Field(
         None, description="which rows of a unit; default: random-chunk for uls on a causal LM, else random"
@@ -92,12 +92,107 @@ class Privacy(Section):
     sampling: Literal["poisson", "truncated", "shuffle"] = Field(
         "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
     )
+    accountant: Literal["blow-up", "kl"] = Field(
+        "blow-up",
+        description="secret: how noise follows from priors and posteriors; kl is paper 002's, and looser",
+    )
+    bounding: Literal["greedy", "program"] = Field(
+        "greedy",
+        description="owners: rows kept until each owner has rows_per_unit, or weighed by a linear program",
+    )
     noise: Literal["secure", "fast"] = Field(
         "secure", description="AES-CTR, on a GPU ChaCha20; or the framework's generator"
     )
     published_key: str | None = Field(
         None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"
     )
+
+
+class Detector(Section):
+    level: Literal["low-entity", "high-entity"] | None = Field(
+        None,
+        description="entities of a spaCy pipeline: persons, organisations, dates, places; or all 18 kinds",
+    )
+    pipeline: str = Field("en_core_web_sm", description="the spaCy pipeline, by name or folder")
+    patterns: list[str] | Literal["all"] | None = Field(
+        None,
+        description="recognisers of structured data: EMAIL_ADDRESS, CREDIT_CARD, IBAN_CODE ..., or `all`",
+    )
+
+
+class Repository(Section):
+    paths: list[str] = Field(
+        default_factory=list, description="globs as in .gitignore: the files that match one are its rows"
+    )
+    owners: list[str] | Literal["all"] = Field(
+        default_factory=list, description="owners in CODEOWNERS: their files"
+    )
+    authors: list[str] | Literal["all"] = Field(
+        default_factory=list, description="mail addresses in git's history: the files they have changed"
+    )
+    packages: list[str] = Field(default_factory=list, description="Python packages: their modules")
+    imports: bool = Field(
+        True, description="whoever imports a file of a secret, directly or not, carries it as well"
+    )
+    root: str | None = Field(None, description="the work tree; default: data.train")
+
+
+class Program(Section):
+    target: Literal["gaussian", "kl", "sqrt-kl"] | None = Field(
+        None,
+        description="how much of the rows a secret may have, by its prior and posterior; default: gaussian for "
+        "accountant blow-up, sqrt-kl for kl",
+    )
+    c: Annotated[float, Field(gt=0, le=1)] | Literal["least-noise"] = Field(
+        1.0,
+        description="the bound on every secret's rows, relative to the one that drops no row; least-noise: the c of "
+        "a sweep with the least noise per gradient that keeps enough rows (`keep`)",
+    )
+    keep: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="c: least-noise: the least share of effective rows, (sum w)^2 / sum w^2"
+    )
+    solver: Literal["auto", "highs", "pdlp"] = Field(
+        "auto", description="highs for small programs, pdlp for large ones"
+    )
+
+
+Prior = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Secrets(Section):
+    words: str | None = Field(
+        None, description="file with one word or phrase a line, or a CSV with a column `word`"
+    )
+    patterns: dict[str, str] = Field(
+        default_factory=dict, description="name: regular expression; each distinct match is a secret"
+    )
+    detector: Detector = Field(
+        default_factory=Detector, description="each distinct entity that is found is a secret"
+    )
+    column: str | list[str] | None = Field(
+        None, description="fields that name the secrets of a whole document"
+    )
+    rows: str | None = Field(
+        None, description="file of document numbers, `NUMBER` or `NUMBER,SECRET` a line, counted from 0"
+    )
+    repository: Repository = Field(
+        default_factory=Repository, description="parts of a code base; needs data.format code"
+    )
+    prior: Prior | list[Prior] | None = Field(
+        None,
+        description="success of the best blind guess at a secret; a list states several, all enforced",
+    )
+    posterior: Prior | list[Prior] | None = Field(
+        None, description="what the best attack on the model may reach at most, for each prior"
+    )
+    values: str | None = Field(
+        None, description="CSV (id,prior,posterior) for single secrets, or for a class of them"
+    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="the share of mentions that is found, as you claim it: only 1.0 makes the guarantee a theorem",
+    )
+    program: Program = Field(default_factory=Program, description="the linear program that weighs rows")
 
 
 class Train(Section):
@@ -154,6 +249,10 @@ class Config(Section):
     adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
     data: Data = Field(description="where the text comes from")
     privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
+    secrets: Secrets = Field(
+        default_factory=Secrets,
+        description="mechanism secret: where secrets are found, and how far each is protected",
+    )
     train: Train = Field(default_factory=Train, description="the optimisation")
     run: str = Field("runs/run", description="the run folder")
 

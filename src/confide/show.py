@@ -1,5 +1,6 @@
 """Results as a person reads them, on standard output."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,30 @@ def preparation(facts: dict[str, Any]) -> None:
             print(f"  {sentence}")
 
 
+def secrets(facts: dict[str, Any], examples: Iterable[tuple[str, str]]) -> None:
+    """How many secrets of each class were found, and examples, masked."""
+    rows = [
+        [name, *(number(found[key]) for key in ("secrets", "mentions", "most"))]
+        for name, found in sorted(facts["classes"].items())
+    ]
+    table(["class", "secrets", "pairs of secret and row", "most rows of one"], rows)
+    print(f"\n{number(facts['rows_with'])} rows hold a secret, {number(facts['rows_without'])} hold none\n")
+    for name, count in facts["counts"].items():
+        print(f"{number(count):>12}  {name}")
+    for name, context in examples:
+        print(f"{name}: {context}")
+
+
+def solution(found: dict[str, Any]) -> None:
+    """What a linear program comes to."""
+    for name in ("secrets", "rows", "incidences", "rows_kept", "weights", "effective_rows"):
+        print(f"{number(found[name]):>12}  {name.replace('_', ' ')}")
+    print(f"{number(found['largest_probability']):>12}  largest probability of a row in a step")
+    print(f"{number(found['epochs']):>12}  uses of a row of weight 1 over all steps")
+    for name, noise in found["noise_multiplier"].items():
+        print(f"{number(noise):>12}  noise multiplier by {name}")
+
+
 _COLUMNS = {
     "": "change",
     "mechanism": "mechanism",
@@ -77,11 +102,16 @@ def plan(found: dict[str, Any]) -> None:
         print("mechanism none: no privacy is claimed")
     else:
         print(f"epsilon {number(chosen['epsilon'])} at delta {chosen['delta']:.3g}\n")
-    rows = [[number(chosen[key]) for key in _COLUMNS.values()]]
-    rows += [
-        [number(r[key]) for key in _COLUMNS.values()] for r in found["neighbours"] if "impossible" not in r
-    ]
-    table(list(_COLUMNS), rows)
+    if "larger_priors" in found:
+        _secret_plan(found)
+    else:
+        rows = [[number(chosen[key]) for key in _COLUMNS.values()]]
+        rows += [
+            [number(r[key]) for key in _COLUMNS.values()]
+            for r in found["neighbours"]
+            if "impossible" not in r
+        ]
+        table(list(_COLUMNS), rows)
     for row in found["neighbours"]:
         if "impossible" in row:
             print(f"{row['change']}: not possible: {row['impossible']}")
@@ -90,6 +120,33 @@ def plan(found: dict[str, Any]) -> None:
         f"tokens {number(chosen['tokens'])}, about {chosen['operations']:.2g} floating-point operations (estimate)"
     )
     print(f"memory at the peak of a step about {found['memory_bytes'] / 2**30:.2f} GiB (estimate)")
+
+
+def _secret_plan(found: dict[str, Any]) -> None:
+    """The sweep over c of a program that protects secrets, and what larger priors would cost."""
+    rows = [
+        [
+            row["change"],
+            number(row["rows_kept"]),
+            f"{row['share_kept']:.1%}",
+            number(row["effective_rows"]),
+            number(row["effective_rows_per_step"]),
+            number(row["epochs"]),
+            *(number(row["noise"][name]) for name in ("blow-up", "kl")),
+            number(row["noise_per_gradient"]),
+        ]
+        for row in found["neighbours"]
+        if "impossible" not in row
+    ]
+    header = ["program", "rows kept", "share", "effective rows", "effective a step", "epochs"]
+    table([*header, "noise by blow-up", "by kl", "noise per gradient"], rows)
+    print(f"\nthis config: noise multiplier {number(found['chosen']['noise_multiplier'])}")
+    print("  the same posteriors, or ten times the prior where that is more, for larger priors as well:")
+    for row in found["larger_priors"]:
+        print(f"  {number(row['noise_multiplier'])} with priors up to {row['prior']:g}")
+    reached = found["guarantee"]["reconstruction"]
+    print("a guess that succeeds by itself with chance p succeeds with the model with at most r:")
+    print("  " + "; ".join(f"p = {p:g}: r = {r:.3g}" for p, r in reached))
 
 
 def outcome_facts(outcome: "Outcome") -> dict[str, Any]:

@@ -23,7 +23,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +32,7 @@ import numpy as np
 
 from confide.disk import sync
 from confide.errors import InputError
+from confide.shape import Shape
 
 FORMAT, VERSION = "confide unit graph", 1
 META = "meta.json"
@@ -48,28 +48,6 @@ ARRAYS = (
     "labels",
 )
 BLOCK = 1 << 20  # rows sorted, or bytes read, at a time: bounds the memory of building and of the digest
-
-
-@dataclass(frozen=True, eq=False)
-class Shape:
-    """All of a graph that planning and accounting may see: no token, no name, no length.
-
-    rows_per_unit: int64[N], read-only.
-    """
-
-    rows_per_unit: np.ndarray
-    rows: int
-    tokens: int
-    single_owner: bool
-
-    @property
-    def units(self) -> int:
-        return len(self.rows_per_unit)
-
-    @property
-    def incidences(self) -> int:
-        """Pairs of a row and one of its units; equal to `rows` if every row has one owner."""
-        return int(self.rows_per_unit.sum())
 
 
 class UnitGraph:
@@ -140,7 +118,7 @@ class UnitGraph:
         return self.unit_rows[self.unit_offsets[unit] : self.unit_offsets[unit + 1]]
 
     def owners_of(self, row: int) -> np.ndarray:
-        """Units of a row: int64, a read-only view, never empty."""
+        """Units of a row: int64, a read-only view; empty only in a graph that was written with `unowned`."""
         self._within(row, self.n_rows, "row")
         if self._owner_offsets is None:
             return self._owners[row : row + 1]
@@ -150,6 +128,10 @@ class UnitGraph:
         self._within(unit, self.n_units, "unit")
         name = self._names[self._name_offsets[unit] : self._name_offsets[unit + 1]]
         return name.tobytes().decode("utf-8", "surrogatepass")
+
+    def unit_names(self) -> list[str]:
+        """The names of all units."""
+        return [self.unit_name(unit) for unit in range(self.n_units)]
 
     def fetch(self, rows: np.ndarray) -> list[np.ndarray]:
         """The tokens of each row, in the order asked for.
@@ -167,7 +149,16 @@ class UnitGraph:
     def shape(self) -> Shape:
         rows_per_unit = np.diff(self.unit_offsets)
         rows_per_unit.setflags(write=False)
-        return Shape(rows_per_unit, self.n_rows, self.n_tokens, self.single_owner)
+        return Shape(
+            rows_per_unit,
+            self.n_rows,
+            self.n_tokens,
+            self.single_owner,
+            offsets=self.unit_offsets,
+            rows_of_units=self.unit_rows,
+            names=self.unit_names,
+            folder=self.folder,
+        )
 
     def statistics(self) -> dict[str, Any]:
         """Counts, and min, median, mean and max of rows per unit and of tokens per row. Not private."""
@@ -209,11 +200,16 @@ class GraphWriter:
 
     vocabulary: number of token ids; up to 65,536 are stored as uint16, more as uint32.
     meta: anything JSON, kept beside the graph.
+    unowned: whether a row may be without a unit, as one that holds no secret.
     Raises InputError if `folder` is there already and not empty, or cannot be written.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], vocabulary: int, meta: Mapping[str, Any] | None = None
+        self,
+        folder: str | os.PathLike[str],
+        vocabulary: int,
+        meta: Mapping[str, Any] | None = None,
+        unowned: bool = False,
     ) -> None:
         if not 0 < vocabulary <= 1 << 32:
             raise ValueError(f"a vocabulary of {vocabulary} tokens cannot be stored")
@@ -225,6 +221,7 @@ class GraphWriter:
         self._types |= {"tokens": "<u2" if vocabulary <= 1 << 16 else "<u4", "names": "|u1"}
         self._numbers = _Numbers()
         self._tokens = self._incidences = 0
+        self._unowned, self._one_each = unowned, True
         self._labelled: bool | None = None
         self._files: dict[str, BinaryIO] = {}
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
@@ -299,12 +296,15 @@ class GraphWriter:
         self.rows += len(sizes)
         self._tokens += len(tokens)
         self._incidences += len(owners)
+        self._one_each = self._one_each and bool((owner_counts == 1).all())
 
     def close(self) -> UnitGraph:
         """Finish, rename into place and open. Raises InputError if no row was added or the disk is full."""
         with self._undone():
             if not self.rows:
                 raise InputError(f"the unit graph {self.folder} would be empty: no row was found")
+            if not self._incidences:
+                raise InputError(f"the unit graph {self.folder} would have no unit: none of its rows has one")
             for file in self._files.values():
                 file.close()
             self._drop_unused()
@@ -337,14 +337,14 @@ class GraphWriter:
         rows: list[list[str]] = []
         for row, owner in enumerate(units, start=self.rows):
             names = [owner] if isinstance(owner, str) else list(dict.fromkeys(owner or ()))
-            if not names or not all(isinstance(name, str) and name for name in names):
+            if not (names or self._unowned) or not all(isinstance(name, str) and name for name in names):
                 raise InputError(f"row {row} has no unit: name who it belongs to, or leave the row out")
             rows.append(names)
         numbers = np.array([self._numbers[name] for names in rows for name in names], dtype=np.int64)
         return numbers, np.array([len(names) for names in rows], dtype=np.int64)
 
     def _drop_unused(self) -> None:
-        if self._incidences == self.rows:
+        if self._one_each:
             self._path("owner_offsets").unlink()
         if not self._labelled:
             self._path("labels").unlink()
@@ -369,8 +369,9 @@ class GraphWriter:
             for first in range(0, len(owners), BLOCK):
                 file.write(bytes(8 * min(BLOCK, len(owners) - first)))
         unit_rows = np.memmap(self._path("unit_rows"), dtype="<i8", mode="r+")
-        several = len(owners) != self.rows
-        row_starts = np.memmap(self._path("owner_offsets"), dtype="<i8", mode="r") if several else None
+        row_starts = None
+        if not self._one_each:
+            row_starts = np.memmap(self._path("owner_offsets"), dtype="<i8", mode="r")
         free = offsets[:-1].copy()  # the next free place of each unit
         for first in range(0, self.rows, BLOCK):
             last = min(first + BLOCK, self.rows)
@@ -379,6 +380,8 @@ class GraphWriter:
                 rows = np.repeat(rows, np.diff(row_starts[first : last + 1]))
                 part = owners[row_starts[first] : row_starts[last]]
             order = np.argsort(part, kind="stable")
+            if not len(order):
+                continue
             sorted_owners = np.asarray(part)[order]
             starts = np.flatnonzero(np.diff(sorted_owners, prepend=-1))
             lengths = np.diff(starts, append=len(order))

@@ -10,7 +10,8 @@ from confide.errors import InputError
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import settle
 from confide.noise import RunKey
-from confide.units import GraphWriter, Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import GraphWriter, UnitGraph
 from tests import small
 
 KEY = RunKey.from_text("test")

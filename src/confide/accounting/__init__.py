@@ -2,6 +2,7 @@
 
 from confide.accounting.calibration import least_noise, least_noise_for_kl, least_noise_for_reconstruction
 from confide.accounting.curves import Curve, Direction, compose
+from confide.accounting.population import Accountant, Population, Targets, achieved, least_noise_for_secrets
 from confide.accounting.processes import (
     GroupOf,
     MixtureOfGaussians,
@@ -11,15 +12,20 @@ from confide.accounting.processes import (
 )
 
 __all__ = [
+    "Accountant",
     "Curve",
     "Direction",
     "GroupOf",
     "MixtureOfGaussians",
+    "Population",
     "Process",
+    "Targets",
     "TruncatedPoisson",
+    "achieved",
     "compose",
     "delta_default",
     "least_noise",
     "least_noise_for_kl",
     "least_noise_for_reconstruction",
+    "least_noise_for_secrets",
 ]

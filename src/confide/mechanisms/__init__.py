@@ -20,6 +20,8 @@ _REGISTRY = {
     "dp-sgd": "confide.mechanisms.dp_sgd:DPSGD",
     "group": "confide.mechanisms.group:GroupPrivacy",
     "els": "confide.mechanisms.els:ExampleLevelSampling",
+    "owners": "confide.mechanisms.owners:Owners",
+    "secret": "confide.mechanisms.secret:SecretProtection",
     "uls": "confide.mechanisms.uls:UserLevelSampling",
 }
 NAMES = tuple(_REGISTRY)
@@ -55,3 +57,18 @@ def faults(config: "Config") -> Iterator[tuple[str, str]]:
         yield "privacy.mechanism", f"{config.privacy.mechanism!r} is not one of {', '.join(NAMES)}{hint}"
         return
     yield from mechanism.faults(config)
+    yield from _foreign(config)
+
+
+def _foreign(config: "Config") -> Iterator[tuple[str, str]]:
+    """Settings of another mechanism, which would be read by nobody."""
+    from confide.settings import Secrets
+
+    name = config.privacy.mechanism
+    for key, own, stated in (
+        ("secrets", "secret", config.secrets != Secrets()),
+        ("privacy.accountant", "secret", config.privacy.accountant != "blow-up"),
+        ("privacy.bounding", "owners", config.privacy.bounding != "greedy"),
+    ):
+        if stated and name != own:
+            yield key, f"is for mechanism {own}, and this is {name}: remove it, or choose {own}"

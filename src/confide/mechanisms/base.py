@@ -12,18 +12,22 @@ Sampler, clip, noise and accountant come from the same value, so they cannot dis
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from confide.accounting import GroupOf, Process, delta_default
+from confide.accounting import GroupOf, Process, delta_default, least_noise
 from confide.errors import InputError
 from confide.noise import RunKey
-from confide.sampling import Draw, Sampling
-from confide.units import Shape, UnitGraph
+from confide.sampling import Draw, OwnRates, Sampling
+from confide.shape import Shape
+from confide.units import UnitGraph
 
 if TYPE_CHECKING:
     from confide.settings import Config
+
+_least_noise = lru_cache(maxsize=256)(least_noise)  # a plan's neighbours often share a process
 
 Score = Callable[[], np.ndarray]  # perplexity of every row under the base model, made only when asked for
 
@@ -71,7 +75,7 @@ class Terms:
 
     rows: int
     units: int
-    sampling: Sampling
+    sampling: Sampling | OwnRates
     expected_batch: float
     divisor: float
     process: Process
@@ -101,6 +105,7 @@ class Mechanism(ABC):
     notion: ClassVar[str]
     draws: ClassVar[str]  # what a step draws: "rows" or "units"
     grouped: ClassVar[bool] = True  # whether the unit is one that the data must name
+    protects_secrets: ClassVar[bool] = False  # whether units are the secrets that rows hold
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -128,16 +133,40 @@ class Mechanism(ABC):
             InputError: this mechanism cannot run on such data; names the key to change.
         """
 
+    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+        """The least noise multiplier that meets the target, certified."""
+        assert epsilon is not None
+        return _least_noise(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
+
     @property
     def sampling_assumed(self) -> str:
         """What the accounting takes draws to be; where it is not `sampling`, the guarantee is an estimate."""
         return "poisson" if self.sampling == "shuffle" else self.sampling
 
+    # claim -----------------------------------------------------------------------------------------
+    def doubts(self) -> tuple[str, ...]:
+        """Reasons of this mechanism why its figures are an estimate."""
+        return ()
+
+    def exclusions(self) -> tuple[str, ...]:
+        """What this mechanism leaves uncovered beside what every run does."""
+        return ()
+
+    def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
+        """(prior, allowed posterior) pairs that were asked for; of secrets alone."""
+        return ()
+
+    def closest(
+        self, shape: Shape, noise_multiplier: float, steps: int
+    ) -> tuple[tuple[str, float, float, float], ...]:
+        """(id, prior, posterior asked, posterior reached at most) of the worst protected; of secrets alone."""
+        return ()
+
     # from the config -------------------------------------------------------------------------------
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
         """Each field comes from the key of the same name, wherever it stands."""
-        known: dict[str, Any] = {"row_length": config.data.max_length}
+        known: dict[str, Any] = {"row_length": config.data.max_length, "secrets": config.secrets}
         known |= config.train.model_dump() | config.privacy.model_dump()
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in known.items() if name in names})
@@ -146,10 +175,7 @@ class Mechanism(ABC):
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """(key, sentence) for each impossible combination of settings."""
         privacy, train = config.privacy, config.train
-        if privacy.epsilon is None and privacy.noise_multiplier is None:
-            yield "privacy.epsilon", "say how much privacy: epsilon, or a noise_multiplier"
-        if privacy.epsilon is not None and privacy.noise_multiplier is not None:
-            yield "privacy.epsilon", "epsilon and noise_multiplier are both given; one follows from the other"
+        yield from cls.target_faults(config)
         if cls.grouped and config.data.unit is None:
             yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
         if privacy.sampling == "truncated" and train.max_batch is None:
@@ -160,6 +186,15 @@ class Mechanism(ABC):
             yield "train.max_batch", f"{train.max_batch} is below the expected batch {train.batch:g}"
         if privacy.adjacency == "add-or-remove":
             yield from _literal_faults(config)
+
+    @classmethod
+    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        """(key, sentence) where the config does not say, in one way, how much is to be protected."""
+        privacy = config.privacy
+        if privacy.epsilon is None and privacy.noise_multiplier is None:
+            yield "privacy.epsilon", "say how much privacy: epsilon, or a noise_multiplier"
+        if privacy.epsilon is not None and privacy.noise_multiplier is not None:
+            yield "privacy.epsilon", "epsilon and noise_multiplier are both given; one follows from the other"
 
     # shared arithmetic -----------------------------------------------------------------------------
     def _rate(self, population: int, what: str) -> float:
@@ -184,7 +219,7 @@ class Mechanism(ABC):
         """The expected batch; under add-or-remove the literal divisor, since rate * N would tell N."""
         return divisor if self.adjacency == "add-or-remove" else rate * population
 
-    def _facts(self, draws: str, rate: float, divisor: float, steps: int, *more: str) -> tuple[str, ...]:
+    def _facts(self, sampled: str, divisor: float, steps: int, *more: str) -> tuple[str, ...]:
         """What is public under the claim. Add-or-remove hides whether a unit is there, so no graph is public."""
         graph = (
             "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
@@ -192,7 +227,7 @@ class Mechanism(ABC):
         )
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
-            f"sampling probability {rate:.6g} of each of the {draws}",
+            sampled,
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",

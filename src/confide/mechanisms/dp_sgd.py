@@ -11,7 +11,8 @@ from confide.mechanisms.group import example_level
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
 from confide.sampling import Sampling
-from confide.units import Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import UnitGraph
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -55,7 +56,7 @@ class DPSGD(Mechanism):
             rows_per_step=rate * shape.rows,
             rows_per_unit=1,
             contribution="1 row",
-            facts=self._facts("rows", rate, divisor, steps),
+            facts=self._facts(f"sampling probability {rate:.6g} of each of the rows", divisor, steps),
         )
 
     @classmethod

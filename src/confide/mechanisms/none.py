@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from confide.accounting import MixtureOfGaussians
 from confide.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms
 from confide.noise import RunKey
-from confide.units import Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import UnitGraph
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -46,6 +47,9 @@ class NonPrivate(Mechanism):
         terms = self.inner.terms(shape, steps)
         # Every unit, every step, no noise: a process whose epsilon is infinite at any noise given here.
         return replace(terms, process=MixtureOfGaussians.bernoulli(1.0, max(1, steps or self.steps)))
+
+    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+        return 0.0
 
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":

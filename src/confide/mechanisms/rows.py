@@ -10,9 +10,10 @@ from confide.accounting import Process
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.noise import RunKey
-from confide.sampling import Draw, Sampling
+from confide.sampling import Draw, OwnRates, Sampling
 from confide.selection import median_cap, select
-from confide.units import Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import UnitGraph
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -24,7 +25,7 @@ class RowSampler:
 
     graph: UnitGraph
     rows: np.ndarray  # int64[M]: row numbers in use
-    sampling: Sampling
+    sampling: Sampling | OwnRates
     key: RunKey
     phase: str
 
@@ -93,7 +94,12 @@ class CappedRows(Mechanism):
             rows_per_step=rate * rows,
             rows_per_unit=most,
             contribution=f"at most {most} rows in all, chosen once ({rule}); each may enter any step",
-            facts=self._facts("rows in use", rate, divisor, steps, f"rows per unit capped at {cap}"),
+            facts=self._facts(
+                f"sampling probability {rate:.6g} of each of the rows in use",
+                divisor,
+                steps,
+                f"rows per unit capped at {cap}",
+            ),
         )
 
     def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:

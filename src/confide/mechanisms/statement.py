@@ -6,14 +6,13 @@ The only place where noise is calibrated and a guarantee is written: plan, train
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from confide.accounting import Curve, least_noise
+from confide.accounting import Curve
 from confide.claims import NOT_COVERED, PRIORS, Guarantee
 from confide.mechanisms.base import Mechanism, Terms
-from confide.units import Shape
+from confide.shape import Shape
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -53,12 +52,9 @@ def settle(
     """
     terms = mechanism.terms(shape)
     delta = terms.delta if delta is None else delta
-    if epsilon is not None:
-        noise_multiplier = _least_noise(terms.process, epsilon, delta)  # type: ignore[arg-type]
-    return Setting(mechanism, shape, terms, noise_multiplier or 0.0, delta)
-
-
-_least_noise = lru_cache(maxsize=256)(least_noise)  # a plan's neighbours often share a process
+    if noise_multiplier is None:
+        noise_multiplier = mechanism.least_noise(terms, shape, epsilon, delta)
+    return Setting(mechanism, shape, terms, noise_multiplier, delta)
 
 
 _ROWS_CUT = {
@@ -89,7 +85,7 @@ def state_guarantee(
     curve = terms.process.curve(setting.noise_multiplier)
     epsilon = curve.epsilon(setting.delta)
     protected = mechanism.notion != "none" and math.isfinite(epsilon)
-    estimates = []
+    estimates = list(mechanism.doubts())
     if published:
         estimates.append("the run key is published: no guarantee against who knows it")
     if config.privacy.noise == "fast":  # torch seeds it with 32 bits: so many noises can be tried one by one
@@ -120,13 +116,14 @@ def state_guarantee(
         sampling=mechanism.sampling_assumed,
         sampling_used=mechanism.sampling,
         expected_batch=terms.expected_batch,
-        sampling_probability=(terms.sampling.rate, terms.sampling.rate),
+        sampling_probability=terms.sampling.range,
         accountant=f"dp_accounting PLD: {terms.process.describe()}",
         accountant_version=version("dp-accounting"),
         discretisation=curve.interval,
         protected_output="every checkpoint and the final model of this run, released alone",
         not_covered=(
             *NOT_COVERED,
+            *mechanism.exclusions(),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
         trust="who runs the training sees all text; who receives release/ sees the model alone and is assumed to "
@@ -135,4 +132,6 @@ def state_guarantee(
         provenance=provenance,
         evidence=("no audit was made yet",),
         estimates=tuple(estimates),
+        secret_targets=mechanism.asked(setting.shape),
+        closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )

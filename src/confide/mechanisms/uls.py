@@ -10,9 +10,10 @@ from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.noise import RunKey, Stream
-from confide.sampling import Draw, Sampling
+from confide.sampling import Draw, OwnRates, Sampling
 from confide.selection import median_cap, random_chunks, random_rows, select
-from confide.units import Shape, UnitGraph
+from confide.shape import Shape
+from confide.units import UnitGraph
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -23,7 +24,7 @@ class UnitSampler:
     """Units are drawn; of each drawn unit up to k rows or chunks, whose mean gradient is clipped."""
 
     graph: UnitGraph
-    sampling: Sampling
+    sampling: Sampling | OwnRates
     key: RunKey
     phase: str
     k: int
@@ -123,7 +124,12 @@ class UserLevelSampling(Mechanism):
             rows_per_step=float(rate * shape.units * drawn),
             rows_per_unit=None,
             contribution=f"all its rows; a step that draws it uses at most {k} ({self.rule})",
-            facts=self._facts("units", rate, divisor, steps, f"at most {k} rows or chunks of a drawn unit"),
+            facts=self._facts(
+                f"sampling probability {rate:.6g} of each of the units",
+                divisor,
+                steps,
+                f"at most {k} rows or chunks of a drawn unit",
+            ),
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from confide.errors import InputError
 _REGISTRY = {
     "user-level": "confide.studies.user_level",
     "enron-cleaning": "confide.studies.enron_cleaning",
+    "secret-protection": "confide.studies.secret_protection",
 }
 NAMES = tuple(_REGISTRY)
 

@@ -21,12 +21,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with its owners. The text is left out of `repr`, so that no log or traceback shows it."""
+    """One text with its owners. The text is left out of `repr`, so that no log or traceback shows it.
+
+    fields: those of its record; number: of the record in its source, counted from 0.
+    """
 
     text: str = field(repr=False)
     units: tuple[str, ...]
     label: str | int | None
     where: str
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    number: int = 0
 
 
 class Counts(Counter[str]):
@@ -96,7 +101,7 @@ def _documents(
         tag = None if label is None else label_of(record.fields, label, where)
         kept += 1
         counts["documents"] += 1
-        yield Document(content, owners, tag, where)
+        yield Document(content, owners, tag, where, record.fields, read - 1)
     if not read:
         raise InputError("no record is left to read: every one was removed before it became a document.")
     if not kept:

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from confide.errors import InputError
+from confide.text.code import code_records, is_code
 from confide.text.documents import Counts, Document, Record, documents
 from confide.text.fields import Template, nearest
 from confide.text.files import is_tar, small_files, text_records, walk
@@ -19,7 +20,7 @@ from confide.text.hub import hub_records, is_saved, looks_like_name
 from confide.text.mail import looks_like_mail, looks_like_mbox, mbox_records, message_records
 from confide.text.tables import DAMAGE, delimited, json_array, jsonl, open_bytes, parquet
 
-FORMATS = ("jsonl", "json", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub")
+FORMATS = ("jsonl", "json", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code")
 
 _BY_EXTENSION = {
     ".jsonl": "jsonl",
@@ -59,18 +60,26 @@ def read(
     template = Template(text)
     names = [unit] if isinstance(unit, str) else list(unit or [])
     wanted = {*template.names, *names, *([label] if label else [])}
-    return documents(records(source, format, split, fields=wanted), text, unit, label, counts)
+    found = records(source, format, split, fields=wanted, counts=counts)
+    return documents(found, text, unit, label, counts)
 
 
 def records(
-    source: str | Path, format: str = "auto", split: str = "train", *, fields: Collection[str] | None = None
+    source: str | Path,
+    format: str = "auto",
+    split: str = "train",
+    *,
+    fields: Collection[str] | None = None,
+    counts: Counts | None = None,
 ) -> Iterator[Record]:
     """The records of a source, one at a time.
 
-    `source` is a file, a glob, a folder, a tree of messages, a tar archive of small files, or a Hugging Face
-    data set (a folder or `org/name`; only there `split` matters). `format` is one of FORMATS; `auto` tells it by
-    extension, then by content. jsonl, json, csv, tsv, text and mbox may be compressed with gzip, xz or bzip2.
-    `fields` are the only ones needed: a hint that saves work on Parquet and on data sets.
+    `source` is a file, a glob, a folder, a tree of messages, a tar archive of small files, a code base, or a
+    Hugging Face data set (a folder or `org/name`; only there `split` matters). `format` is one of FORMATS;
+    `auto` tells it by extension, then by content; a git work tree that tracks programs is `code`. jsonl, json,
+    csv, tsv, text and mbox may be compressed with gzip, xz or bzip2.
+    `fields` are the only ones needed: a hint that saves work on Parquet and on data sets. `counts` takes what
+    the reader of code passes over.
 
     A text file is one record; a folder must hold files of one format (README and licence files beside data
     are passed over) and of one split.
@@ -91,7 +100,7 @@ def records(
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror or error}).") from None
     if is_folder:
-        return _folder(path, format, split, fields)
+        return _folder(path, format, split, fields, counts)
     if exists:
         return _files([path], path, format, fields)
     if glob.has_magic(name):
@@ -167,6 +176,8 @@ def _files(
     paths: Sequence[Path], source: Path, format: str, fields: Collection[str] | None
 ) -> Iterator[Record]:
     """Files of one format, which is the stated one or that of all of them."""
+    if format == "code":
+        raise InputError(f"{source}: data.format code reads a folder of source files; give the folder.")
     archives = [path for path in paths if is_tar(path)]
     if archives:
         if len(archives) < len(paths):
@@ -214,9 +225,13 @@ def _archive(path: Path, format: str) -> Iterator[Record]:
     raise InputError(f"{path}: a tar archive may hold messages or text files, not {format}; unpack it.")
 
 
-def _folder(folder: Path, format: str, split: str, fields: Collection[str] | None) -> Iterator[Record]:
+def _folder(
+    folder: Path, format: str, split: str, fields: Collection[str] | None, counts: Counts | None
+) -> Iterator[Record]:
     if format in ("auto", "parquet") and is_saved(folder):
         return hub_records(str(folder), split, fields)
+    if format == "code" or (format == "auto" and is_code(folder)):
+        return code_records(folder, counts)
     if format == "auto":
         format = _folder_format(folder)
     if format == "parquet":

@@ -1,0 +1,242 @@
+"""The form in which words are compared: lower case, composed accents, one kind of apostrophe and hyphen.
+
+`fold` replaces characters one by one, so positions stay. Composition (Unicode normalisation form C) moves
+them; `Composed` keeps the way back. `split` finds the words of a text, many documents at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ALL = 0x110000
+_LONE = "surrogatepass"  # a text that holds half a surrogate pair is searched all the same
+# What lower-casing alone leaves apart. `İ` would become two characters; `ς` is how `σ` ends a word.
+_SAME = {"İ": "i", "Σ": "σ", "ς": "σ", "‘": "'", "’": "'", "‐": "-", "‑": "-"}
+_DOTTED = "i\u0307"  # what lower-casing makes of `İ` where it may be longer
+# Scripts written without spaces between words, or (Hangul) with particles attached: each character counts
+# as a word, so that a name is found between its neighbours.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u312f\u3130-\u318f"
+    "\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
+    "\uff66-\uffdc\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
+)
+PIECE = 1 << 17  # characters handled at a time: what numpy holds of them stays in the processor's caches
+_PAD = 8
+_LOW_BYTES = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
+_MIX = [np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """One entry a code point. `fold`: what it is compared as; of folded ones, `code`: 0 between words, else a
+    byte for hashing; `alone`: a word by itself; `unstable`: composition may change it or move it."""
+
+    fold: NDArray[np.uint32]
+    code: NDArray[np.uint8]
+    alone: NDArray[np.bool_]
+    unstable: NDArray[np.bool_]
+
+
+@functools.cache
+def _tables() -> _Tables:
+    points = np.arange(_ALL, dtype="<u4")
+    every = points.tobytes().decode("utf-32-le", _LONE)
+    fold = np.frombuffer(every.replace("İ", "i").lower().encode("utf-32-le", _LONE), "<u4").copy()
+    for character, same in _SAME.items():
+        fold[ord(character)] = ord(same)
+    word = np.strings.isalnum(points.view("<U1")) | (points == ord("_"))
+    code = np.where(points < 128, points, 128 + (points * np.uint32(0x9E3779B1) >> np.uint32(20)) % 127)
+    alone = np.zeros(_ALL, bool)
+    alone[[ord(found.group()) for found in _UNSPACED.finditer(every)]] = True
+    return _Tables(fold, np.where(word, code, 0).astype(np.uint8), alone & word, _unstable(every, fold))
+
+
+def _unstable(every: str, fold: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Marks, second halves of compositions, and what composition replaces by another character."""
+    unstable = np.fromiter((unicodedata.combining(character) != 0 for character in every), bool, _ALL)
+    decomposed = unicodedata.normalize("NFD", "\n".join(every)).split("\n")
+    for whole in decomposed:
+        if len(whole) > 1:
+            unstable[[ord(part) for part in whole[1:]]] = True
+    folded = fold.tobytes().decode("utf-32-le", _LONE)
+    composed = unicodedata.normalize("NFC", "\n".join(folded)).split("\n")
+    if len(composed) == _ALL + 1:  # the line feed itself, cut in two
+        del composed[0x0A]
+    unstable |= np.fromiter((a != b for a, b in zip(composed, folded, strict=True)), bool, _ALL)
+    unstable[:128] = False
+    return unstable
+
+
+_ASCII_CODES = bytes(
+    ord(chr(point).lower()) if chr(point).isalnum() or chr(point) == "_" else 0 for point in range(128)
+).ljust(256, b"\0")
+
+
+def fold(text: str) -> str:
+    """The text as it is compared, of the same length: lower case, plain apostrophes and hyphens."""
+    return text.lower() if text.isascii() else _fold(text)[0]
+
+
+def _fold(text: str) -> tuple[str, NDArray[np.uint32], NDArray[np.int64]]:
+    """The folded text, its code points, and the places where the text is not ASCII: few, in most languages,
+    so that the tables are read for these alone."""
+    points = np.frombuffer(text.encode("utf-32-le", _LONE), "<u4")
+    places = np.flatnonzero(points > 127)
+    folded = np.frombuffer(_low_bytes(points).lower(), np.uint8).astype("<u4")
+    folded[places] = _tables().fold[points[places]]
+    return folded.tobytes().decode("utf-32-le", _LONE), folded, places
+
+
+def _low_bytes(points: NDArray[np.uint32]) -> bytes:
+    return points.astype(np.uint8).tobytes()
+
+
+def canonical(phrase: str) -> str:
+    """What a phrase is compared as: folded, composed, each run of white space one space, none at the ends."""
+    spaced = " ".join(phrase.split())
+    return spaced.lower() if spaced.isascii() else Composed(spaced).text
+
+
+def joins(left: str, right: str) -> bool:
+    """Whether two neighbouring characters (folded) stand in the same word."""
+    return _joins(left) and _joins(right)
+
+
+def _joins(character: str) -> bool:
+    if character.isascii():
+        return character.isalnum() or character == "_"
+    return bool(_tables().code[ord(character)]) and not _tables().alone[ord(character)]
+
+
+def starts_apart(phrase: str) -> bool:
+    """Whether a canonical phrase begins with a character that no text can draw into the one before."""
+    return phrase.isascii() or not _tables().unstable[ord(phrase[0])]
+
+
+class Composed:
+    """The canonical form of one text (white space as it is), and where its characters stood.
+
+    Composition acts within clusters: a character that nothing before it can absorb, and what follows it that
+    may be absorbed or reordered. Each is composed by itself; a span that touches a cluster maps to all of it.
+    """
+
+    def __init__(self, text: str) -> None:
+        folded = fold(text)
+        points = np.frombuffer(folded.encode("utf-32-le", _LONE), "<u4")
+        unstable = np.concatenate([[False], _tables().unstable[points], [False]])
+        edges = np.flatnonzero(unstable[1:] != unstable[:-1]).tolist()
+        pieces: list[str] = []
+        at = length = 0
+        self._begins: list[int] = []  # of changed clusters, in the composed text
+        self._clusters: list[tuple[int, int, int]] = []  # end in the composed text; begin and end in the text
+        for first, end in zip(edges[::2], edges[1::2], strict=True):
+            begin = max(first - 1, 0)
+            cluster = unicodedata.normalize("NFC", folded[begin:end]).replace(_DOTTED, "i")
+            if cluster == folded[begin:end]:
+                continue
+            pieces += folded[at:begin], cluster
+            length += begin - at
+            self._begins.append(length)
+            length += len(cluster)
+            self._clusters.append((length, begin, end))
+            at = end
+        self.text = "".join([*pieces, folded[at:]])
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The characters of the original text that the characters [start, end) of the composed one came from."""
+        return self._where(start)[0], self._where(end - 1)[1]
+
+    def _where(self, place: int) -> tuple[int, int]:
+        number = bisect_right(self._begins, place) - 1
+        if number < 0:
+            return place, place + 1
+        composed_end, begin, end = self._clusters[number]
+        if place < composed_end:
+            return begin, end
+        return end + place - composed_end, end + place - composed_end + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """The words of a text: characters [start, end) of `folded`, ascending, and a 64-bit key of each.
+
+    Equal words have equal keys; others may share one. `unstable`: places in the text whose document must be
+    composed before its words can be compared.
+    """
+
+    folded: str
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    unstable: NDArray[np.int64]
+
+
+def split(text: str) -> Tokens:
+    """The words of a text: longest runs of letters, digits and `_`, or one character of an unspaced script."""
+    if len(text) <= 2 * PIECE:
+        return _split(text)
+    cuts = [0]
+    while len(text) - cuts[-1] > 2 * PIECE and (cut := text.find(" ", cuts[-1] + PIECE)) > 0:
+        cuts.append(cut)
+    pieces = [(cut, _split(text[cut:end])) for cut, end in pairwise([*cuts, len(text)])]
+    return Tokens(
+        "".join(piece.folded for _, piece in pieces),
+        np.concatenate([cut + piece.starts for cut, piece in pieces]),
+        np.concatenate([cut + piece.ends for cut, piece in pieces]),
+        np.concatenate([piece.keys for _, piece in pieces]),
+        np.concatenate([cut + piece.unstable for cut, piece in pieces]),
+    )
+
+
+def _split(text: str) -> Tokens:
+    unstable = np.empty(0, np.int64)
+    alone = np.empty(0, np.int64)  # places
+    codes = np.zeros(len(text) + 2 * _PAD, np.uint8)
+    if text.isascii():
+        folded = text.lower()
+        codes[_PAD:-_PAD] = np.frombuffer(text.encode().translate(_ASCII_CODES), np.uint8)
+    else:
+        folded, points, places = _fold(text)
+        codes[_PAD:-_PAD] = np.frombuffer(_low_bytes(points).translate(_ASCII_CODES), np.uint8)
+        others = points[places]
+        tables = _tables()
+        codes[_PAD + places] = tables.code[others]
+        unstable = places[tables.unstable[others]]
+        alone = places[tables.alone[others]]
+    word = codes != 0
+    edge = word[1:] != word[:-1]
+    if len(alone):
+        apart = np.zeros(len(codes), bool)
+        apart[_PAD + alone] = True
+        edge |= word[1:] & word[:-1] & (apart[1:] | apart[:-1])
+    edges = np.flatnonzero(edge) + 1
+    starts, ends = edges[word[edges]], edges[word[edges - 1]]
+    return Tokens(folded, starts - _PAD, ends - _PAD, _keys(codes, starts, ends), unstable)
+
+
+def _keys(codes: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A hash of each word's first eight bytes, last eight bytes and length."""
+    eights = np.ndarray((len(codes) - 7,), "<u8", codes.data, 0, (1,))  # the eight bytes from each place on
+    lengths = ends - starts
+    short = np.minimum(lengths, 8)
+    first = eights[starts] & _LOW_BYTES[short]
+    last = eights[ends - 8] & ~_LOW_BYTES[8 - short]
+    keys = (first * _MIX[0]) ^ (last * _MIX[1]) ^ (lengths.astype(np.uint64) * _MIX[2])
+    keys ^= keys >> np.uint64(29)
+    return keys * _MIX[0]
+
+
+def pair_keys(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A key of each two neighbouring words: one fewer than `keys`."""
+    return (keys[:-1] * _MIX[1]) ^ (keys[1:] * _MIX[2])

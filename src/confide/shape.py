@@ -1,0 +1,39 @@
+"""What of a unit graph planning and accounting may see."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Counts, and which rows belong to which unit: no token and no length. Public under a zero-out claim.
+
+    Attributes:
+        rows_per_unit: int64[N], read-only.
+        rows: M, rows without a unit included.
+        offsets, rows_of_units: int64[N + 1] and int64[incidences]; the rows of unit u are
+            `rows_of_units[offsets[u]:offsets[u + 1]]`. None where only counts are known.
+        names: the units' names, in their order.
+        folder: where the graph lies, and what is derived from it may be kept; None for one that lies nowhere.
+    """
+
+    rows_per_unit: np.ndarray
+    rows: int
+    tokens: int
+    single_owner: bool
+    offsets: np.ndarray | None = field(default=None, repr=False)
+    rows_of_units: np.ndarray | None = field(default=None, repr=False)
+    names: Callable[[], list[str]] = field(default=list, repr=False)
+    folder: Path | None = None
+
+    @property
+    def units(self) -> int:
+        return len(self.rows_per_unit)
+
+    @property
+    def incidences(self) -> int:
+        """Pairs of a row and one of its units; equal to `rows` if every row has one owner."""
+        return int(self.rows_per_unit.sum())

@@ -1,0 +1,31 @@
+"""The little that pictures share: colours and words of an SVG."""
+
+import html
+
+INK, FAINT, BLUE, RED, GOLD, GREEN = "#1f2933", "#d5dbe1", "#3b6ea8", "#b4451f", "#b58900", "#4b7f52"
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    size: int = 12,
+    anchor: str = "start",
+    weight: int = 400,
+    colour: str = INK,
+) -> str:
+    """One line of text at (x, y)."""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
+        f'fill="{colour}">{html.escape(words)}</text>'
+    )
+
+
+def opening(width: float, height: float, title: str) -> list[str]:
+    """The start of a stand-alone picture on white."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="100%" role="img" '
+        f'style="max-width:{width:g}px" font-family="system-ui, Helvetica, Arial, sans-serif" fill="{INK}">',
+        f"<title>{html.escape(title)}</title>",
+        f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
+    ]
