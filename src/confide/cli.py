@@ -170,15 +170,24 @@ def plan(config: Path_, overrides: Overrides = None, as_json: Json = False) -> N
     """What a config costs and guarantees, before any gradient."""
     from confide import models, planning, show
     from confide.console import Console
+    from confide.disk import write_text
     from confide.finetuning import prepared_data
 
-    run = _run(config, overrides)
+    run, console = _run(config, overrides), Console()
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
-        prepared = prepared_data(run, tokenizer, Console())
-    model = models.load_model(run.config, prepared.classes, len(tokenizer))
-    found = planning.plan(run.config, prepared.train.shape(), planning.Size.of(model))
-    _print(found) if as_json else show.plan(found)
+        prepared = prepared_data(run, tokenizer, console)
+        model = models.load_model(run.config, prepared.classes, len(tokenizer))
+        with console.track("settings compared") as track:
+            found = planning.plan(run.config, prepared.train.shape(), planning.Size.of(model), track)
+        if "larger_priors" in found:
+            write_text(run.root / "program.svg", planning.program_svg(found))
+    if as_json:
+        _print(found)
+        return
+    show.plan(found)
+    if "larger_priors" in found:
+        print(f"picture of the sweep: {run.root / 'program.svg'}")
 
 
 @app.command()

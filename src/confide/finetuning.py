@@ -79,6 +79,9 @@ class Job:
         model = models.load_model(config, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
+        apart = mechanism.told_apart(prepared.train.shape())
+        if apart:
+            bound.append(apart)
         if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
             bound.append(base)
         task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device)

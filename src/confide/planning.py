@@ -1,15 +1,16 @@
 """What a config costs, before a single gradient: noise, guarantee, compute, memory, beside its neighbours."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import numpy as np
 from torch import nn
 
 from confide import mechanisms, models
-from confide.accounting import Targets, least_noise_for_secrets
+from confide.accounting import Accountant, Targets, least_noise_for_secrets
+from confide.chart import Panel, panels_svg
 from confide.claims import PRIORS
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
@@ -22,6 +23,8 @@ from confide.shape import Shape
 
 if TYPE_CHECKING:
     from confide.settings import Config
+
+Item = TypeVar("Item")
 
 USER_LEVEL = ("uls", "els", "group")
 GROWTH = 10
@@ -50,12 +53,15 @@ class Size:
         )
 
 
-def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
+def plan(
+    config: "Config", shape: Shape, size: Size, progress: Callable[[int], object] = lambda done: None
+) -> dict[str, Any]:
     """The config's own setting and its neighbours at the same target.
 
     Args:
         shape: rows per unit; nothing else of the data is looked at.
         size: of the model.
+        progress: called as each neighbour is done.
 
     Returns:
         `chosen` and `neighbours`, each with noise_multiplier, epsilon (for neighbours the target that they meet),
@@ -76,14 +82,14 @@ def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
     if isinstance(mechanism, SecretProtection):
         return {
             "chosen": first,
-            "neighbours": [_of_choice(c, chosen, first) for c in mechanism.sweep(shape)],
+            "neighbours": [_of_choice(c, chosen, first) for c in _watched(mechanism.sweep(shape), progress)],
             "larger_priors": _larger_priors(mechanism, shape),
             "memory_bytes": memory(config, size),
             "guarantee": guarantee.to_json(),
         }
     if guarantee.notion != "none":
         target = privacy.epsilon or guarantee.epsilon
-        for change, other in neighbours(mechanism, shape, config):
+        for change, other in _watched(neighbours(mechanism, shape, config), progress):
             try:
                 if other is None:
                     raise InputError("it is 1 already")
@@ -98,6 +104,12 @@ def plan(config: "Config", shape: Shape, size: Size) -> dict[str, Any]:
         "memory_bytes": memory(config, size),
         "guarantee": guarantee.to_json(),
     }
+
+
+def _watched(items: Iterable[Item], progress: Callable[[int], object]) -> Iterator[Item]:
+    for item in items:
+        yield item
+        progress(1)
 
 
 def _of_choice(choice: Choice, chosen: Setting, first: dict[str, Any]) -> dict[str, Any]:
@@ -251,3 +263,23 @@ def memory(config: "Config", size: Size) -> int:
         token += 4 * 4 * size.vocabulary  # logits, their gradients, and what the loss makes of them
     tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
     return int(weights + token * tokens)
+
+
+def program_svg(found: dict[str, Any]) -> str:
+    """The sweep of a plan for secrets, as a picture (002, Figure 1 a and c): rows kept and noise, by c."""
+    rows = sorted((row for row in found["neighbours"] if "impossible" not in row), key=lambda row: row["c"])
+    x = "c, relative to the value that drops no row"
+    kept = {
+        "with any weight": [(row["c"], row["share_kept"]) for row in rows],
+        "effective": [
+            (row["c"], row["effective_rows"] / row["rows_kept"] * row["share_kept"]) for row in rows
+        ],
+    }
+    noise = {name: [(row["c"], row["noise"][name]) for row in rows] for name in get_args(Accountant)}
+    return panels_svg(
+        "What tightening the program costs and saves",
+        [
+            Panel("rows", x, "share of rows", kept, log_x=True),
+            Panel("noise multiplier", x, "noise multiplier", noise, log_x=True, log_y=True),
+        ],
+    )

@@ -147,6 +147,11 @@ class UnitGraph:
         return [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def shape(self) -> Shape:
+        """The same object each time: what is derived from it is derived once."""
+        return self._shape
+
+    @cached_property
+    def _shape(self) -> Shape:
         rows_per_unit = np.diff(self.unit_offsets)
         rows_per_unit.setflags(write=False)
         return Shape(

@@ -138,6 +138,13 @@ class Mechanism(ABC):
         assert epsilon is not None
         return _least_noise(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
 
+    def told_apart(self, shape: Shape) -> bytes:
+        """What, beside config and data, decides draws and noise: the run key is bound to it as well.
+
+        Were the same noise scaled by two multipliers, the difference of two runs would be free of it.
+        """
+        return b""
+
     @property
     def sampling_assumed(self) -> str:
         """What the accounting takes draws to be; where it is not `sampling`, the guarantee is an estimate."""

@@ -51,6 +51,9 @@ class NonPrivate(Mechanism):
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return 0.0
 
+    def told_apart(self, shape: Shape) -> bytes:
+        return self.inner.told_apart(shape)
+
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
         from confide.mechanisms import find

@@ -118,6 +118,13 @@ class SecretProtection(WeightedRows):
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return least_noise_for_secrets(self.population(shape), self.targets(shape), self.accountant)
 
+    def told_apart(self, shape: Shape) -> bytes:
+        targets = self.targets(shape)
+        return super().told_apart(shape) + b"".join(
+            np.ascontiguousarray(values, "<f8").tobytes()
+            for values in (targets.unit, targets.prior, targets.posterior)
+        )
+
     # claim -----------------------------------------------------------------------------------------
     def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
         """The distinct (prior, posterior) pairs; of many, the least and greatest posterior of each prior."""

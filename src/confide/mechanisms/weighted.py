@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -58,12 +59,17 @@ class WeightedRows(Mechanism):
             )
         return np.minimum(weights * (self.batch / total), 1.0)
 
+    def told_apart(self, shape: Shape) -> bytes:
+        return self.rates(shape).tobytes()
+
     def population(self, shape: Shape, steps: int | None = None) -> Population:
         """Every unit with the rates of its rows."""
         return _population(self, shape, self.steps if steps is None else steps)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
-        rates = self.rates(graph.shape())
+        rates = self.population(
+            graph.shape()
+        ).rho  # those that were accounted for, whatever became of a file since
         rows = np.flatnonzero(rates)
         return RowSampler(graph, rows, OwnRates(rates[rows]), key, phase)
 
@@ -127,10 +133,34 @@ def solved(shape: Shape, limits: np.ndarray, solver: Literal["auto", "highs", "p
     name = hashlib.sha256(np.ascontiguousarray(limits, "<f8").tobytes() + solver.encode()).hexdigest()[:32]
     path = None if shape.folder is None else shape.folder / f"weights-{name}.npy"
     if path is not None and path.exists():
-        kept: np.ndarray = np.load(path, allow_pickle=False)
-        return kept
+        return _kept(path, shape, limits)
     weights = solve(shape.offsets, shape.rows_of_units, shape.rows, limits, solver).weights
     if path is not None:
         with whole_file(path) as building, open(building, "wb") as stream:
             np.save(stream, weights)
     return weights
+
+
+def _kept(path: Path, shape: Shape, limits: np.ndarray) -> np.ndarray:
+    """Weights as they were kept; whatever they are is accounted for, but what they are not is refused."""
+    try:
+        weights = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        weights = None
+    if not (
+        isinstance(weights, np.ndarray)
+        and weights.dtype == np.float64
+        and weights.shape == (shape.rows,)
+        and bool(((weights >= 0) & (weights <= 1)).all())
+        and bool((_loads(weights, shape) <= limits * (1 + 1e-9)).all())
+    ):
+        raise InputError(f"{path} is damaged: remove it, and the program is solved again")
+    return weights
+
+
+def _loads(weights: np.ndarray, shape: Shape) -> np.ndarray:
+    """float64[N]: the weights of each unit's rows together."""
+    assert shape.offsets is not None
+    assert shape.rows_of_units is not None
+    unit = np.repeat(np.arange(shape.units), np.diff(shape.offsets))
+    return np.bincount(unit, weights=weights[shape.rows_of_units], minlength=shape.units)

@@ -83,7 +83,7 @@ def config(data: Path, folder: Path, c: float, accountant: str) -> Config:
                 "published_key": f"study secret-protection {c:g} {accountant}",
             },
             "train": {
-                "steps": 60,
+                "steps": 40,
                 "batch": 128.0,
                 "learning_rate": 2e-3,
                 "schedule": "linear",
