@@ -50,9 +50,11 @@ def _drawn(panel: Panel) -> list[str]:
     parts = [text(LEFT, 22, panel.title, size=13, weight=600)]
     for tick in up.ticks():
         parts.append(f'<path d="M{LEFT} {up.place(tick):.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
-        parts.append(text(LEFT - 6, up.place(tick) + 4, f"{tick:.4g}", size=11, anchor="end"))
+        parts.append(text(LEFT - 6, up.place(tick) + 4, up.label(tick), size=11, anchor="end"))
     for tick in across.ticks():
-        parts.append(text(across.place(tick), HEIGHT - BOTTOM + 16, f"{tick:.4g}", size=11, anchor="middle"))
+        parts.append(
+            text(across.place(tick), HEIGHT - BOTTOM + 16, across.label(tick), size=11, anchor="middle")
+        )
     parts.append(f'<path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{INK}"/>')
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, panel.x, anchor="middle"))
     parts.append(
@@ -95,6 +97,10 @@ class _Axis:
     def place(self, value: float) -> float:
         scaled = math.log2(value) if self.log else value
         return self.first + (self.last - self.first) * (scaled - self.low) / (self.high - self.low)
+
+    def label(self, tick: float) -> str:
+        """A tick in words; powers of two below 1 as fractions."""
+        return f"1/{round(1 / tick):,}" if self.log and tick < 1 else f"{tick:.4g}"
 
     def ticks(self) -> list[float]:
         """At most seven round values within the axis."""
