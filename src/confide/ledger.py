@@ -54,9 +54,11 @@ class Ledger:
         wanted = json.loads(json.dumps(entry))
         if number < len(self.entries):
             if self.entries[number] != wanted:
+                old = self.entries[number]
+                differing = [key for key in dict.fromkeys([*old, *wanted]) if old.get(key) != wanted.get(key)]
                 raise InputError(
-                    f"{self.path} line {number + 1} records another step than this run would take: "
-                    "the run folder and the config do not belong together"
+                    f"{self.path} line {number + 1} records another step than this run would take (differs in "
+                    f"{', '.join(differing)}): the run folder does not belong to this config and its files"
                 )
             return
         if number > len(self.entries):

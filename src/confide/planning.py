@@ -14,6 +14,7 @@ from confide.chart import Panel, panels_svg
 from confide.claims import PRIORS
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
+from confide.mechanisms.owners import Owners
 from confide.mechanisms.rows import CappedRows
 from confide.mechanisms.secret import Choice, SecretProtection
 from confide.mechanisms.statement import Setting, settle, state_guarantee
@@ -122,6 +123,8 @@ def _of_choice(choice: Choice, chosen: Setting, first: dict[str, Any]) -> dict[s
     noise = choice.noise[mechanism.accountant]
     return first | {
         "change": change,
+        "epsilon": None,
+        "sampling_probability": mechanism.batch / spread.kept,
         "c": choice.c,
         "rows_kept": spread.kept,
         "share_kept": spread.kept / chosen.shape.rows,
@@ -184,7 +187,7 @@ def neighbours(
 def _cap(mechanism: Mechanism, shape: Shape) -> int:
     """Rows per unit as a number, where the config may say `median`."""
     mechanism = getattr(mechanism, "like", None) or mechanism
-    if isinstance(mechanism, CappedRows):
+    if isinstance(mechanism, CappedRows | Owners):
         return mechanism.cap(shape)
     return mechanism.k(shape) if isinstance(mechanism, UserLevelSampling) else 1
 

@@ -104,7 +104,10 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
     found = {}
     sources = [config.data.train, config.data.eval]
     if protects_secrets(config):
-        sources += [config.secrets.words, config.secrets.rows]
+        secrets = config.secrets
+        sources += [secrets.words, secrets.rows, secrets.repository.root]
+        if secrets.detector.level is not None:
+            sources.append(secrets.detector.pipeline)
     for source in sources:
         if isinstance(source, str):
             path = Path(source).expanduser()
@@ -209,7 +212,7 @@ class _Preparation:
         self, source: str, train: GraphWriter, held_out: GraphWriter | None, share: float, what: str = "train"
     ) -> None:
         found = self._limited(source, self.counts)
-        written, mentioned, last = {"train": 0, "eval": 0}, None, 0
+        written, any_found = {"train": 0, "eval": 0}, False
         for batch in _batches(found, _BATCH):
             mentioned = self._mentions(batch) if what == "train" else None
             for number, (document, rows) in enumerate(zip(batch, self._rows(batch), strict=True)):
@@ -227,12 +230,16 @@ class _Preparation:
                         units = row.secrets(mentioned[number])
                     writer.add(row.tokens, units, label)
                 written[side] += len(rows)
-            last = batch[-1].number
+            any_found = any_found or bool(mentioned and any(mentioned))
             if self.progress is not None:
                 self.progress(len(batch))
-        if mentioned is not None:
-            assert self.finders is not None
-            check_rows(self.finders, last + 1)
+        if self.finders is not None and what == "train":
+            check_rows(self.finders, self.counts["records"])
+            if not any_found and written["train"]:
+                raise InputError(
+                    f"secrets: none was found in {source}: check what `secrets` lists, and that data.text "
+                    f"({self.config.data.text!r}) is the text that holds them"
+                )
         if not written["train"]:
             purpose = "train on" if what == "train" else "evaluate on"
             raise InputError(f"{source}: no text was left to {purpose} ({self.counts.sentence()})")
@@ -345,8 +352,11 @@ class _Row:
     end: int
 
     def secrets(self, mentions: list[Mention]) -> list[str]:
-        """The secrets of which the row holds a character, each once."""
-        return list(dict.fromkeys(m.secret for m in mentions if m.start < self.end and m.end > self.start))
+        """The secrets of which the row holds a character, or a neighbour of one, each once.
+
+        How a row begins or ends may depend on the character beyond: `##7` within a word is `7` at its start.
+        """
+        return list(dict.fromkeys(m.secret for m in mentions if m.start <= self.end and m.end >= self.start))
 
 
 def _end(offsets: list[tuple[int, int]]) -> int:

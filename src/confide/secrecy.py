@@ -10,12 +10,11 @@ import numpy as np
 
 from confide.accounting import Accountant, achieved, least_noise_for_secrets
 from confide.disk import whole_file
-from confide.mechanisms.secret import SecretProtection
+from confide.mechanisms.secret import SecretProtection, published
 from confide.preparation import training_documents
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.program import Spread
 from confide.secrets.sources import searchers
-from confide.secrets.values import class_of
 from confide.shape import Shape
 
 if TYPE_CHECKING:
@@ -43,13 +42,12 @@ def examples(config: "Config", most: int = 5) -> Iterator[tuple[str, str]]:
 
 def _masked(document: "Document", mention: Mention, mentions: list[Mention]) -> str:
     text = document.text
-    if (mention.start, mention.end) == (0, len(text)):
-        return f"(all of {document.where})"
+    if any((other.start, other.end) == (0, len(text)) for other in mentions):
+        return f"({'all' if (mention.start, mention.end) == (0, len(text)) else 'part'} of {document.where})"
     first, last = max(0, mention.start - _AROUND), min(len(text), mention.end + _AROUND)
     hidden = np.zeros(last - first, dtype=bool)
     for other in mentions:
-        if (other.start, other.end) != (0, len(text)):
-            hidden[max(0, other.start - first) : max(0, other.end - first)] = True
+        hidden[max(0, other.start - first) : max(0, other.end - first)] = True
     shown, masked = [], False
     for place, character in enumerate(text[first:last]):
         if not hidden[place]:
@@ -88,7 +86,9 @@ def write_table(mechanism: SecretProtection, shape: Shape, noise_multiplier: flo
     )
     with whole_file(path) as building, open(building, "w", encoding="utf-8", newline="") as stream:
         lines = csv.writer(stream)
-        lines.writerow(["id", "class", "rows", "expected_uses", "prior", "posterior", "reached_at_most"])
+        lines.writerow(
+            ["id", "published_as", "rows", "expected_uses", "prior", "posterior", "reached_at_most"]
+        )
         for unit, p, r, most in zip(
             targets.unit.tolist(),
             targets.prior.tolist(),
@@ -97,5 +97,6 @@ def write_table(mechanism: SecretProtection, shape: Shape, noise_multiplier: flo
             strict=True,
         ):
             uses = expected[unit] * population.steps
-            row = [names[unit], class_of(names[unit]), int(shape.rows_per_unit[unit]), f"{uses:.6g}"]
+            shown = published(names[unit], unit, mechanism.secrets)
+            row = [names[unit], shown, int(shape.rows_per_unit[unit]), f"{uses:.6g}"]
             lines.writerow([*row, f"{p:.6g}", f"{r:.6g}", f"{most:.6g}"])

@@ -11,7 +11,7 @@ from confide.accounting import (
     least_noise_for_kl,
     least_noise_for_reconstruction,
 )
-from confide.accounting.calibration import round_up
+from confide.accounting.calibration import LEAST, round_up
 from confide.errors import InputError
 
 bernoulli, binomial = MixtureOfGaussians.bernoulli, MixtureOfGaussians.binomial
@@ -119,3 +119,10 @@ def test_impossible_secrets_are_refused():
 @pytest.mark.parametrize("s", [0.12345678, 1.0, 9.99999, 123456.7, 7e-4, 3.14159])
 def test_rounding_goes_up_by_little(s):
     assert s <= round_up(s) <= s * 1.00011
+
+
+def test_a_target_that_hardly_any_noise_meets_is_met_by_the_least_there_is():
+    process = bernoulli(5e-6, 2)
+    assert least_noise_for_kl(process, 13.7) == LEAST
+    assert process.kl(LEAST) <= 13.7
+    MixtureOfGaussians.bernoulli(1e-30, 1).curve(1.0)  # of losses that are all 0 no grid can be told

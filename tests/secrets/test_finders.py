@@ -48,6 +48,61 @@ def test_patterns_number_distinct_matches_by_first_appearance():
     ]
 
 
+def test_spellings_that_differ_in_case_or_space_are_one_secret():
+    """As two, each would be protected for its own rows alone."""
+    finder = Patterns({"mail": r"\w+@[xX]\.com", "account": r"ACC\s+\d+"})
+    found = finder.find(documents("bob@x.com ACC 12", "Bob@X.com ACC\n12", "eve@x.com ACC 13"))
+    assert [[m.secret for m in own] for own in found] == [
+        ["mail:1", "account:1"],
+        ["mail:1", "account:1"],
+        ["mail:2", "account:2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other", "same"),
+    [
+        ("IBAN_CODE", "DE89 3704 0044", "de8937040044", True),
+        ("PHONE_NUMBER", "555-0100", "(555) 0100", True),
+        ("PERSON", "Ann Lee", "ANN  lee", True),
+        ("PERSON", "Ann Lee", "Annlee", False),
+    ],
+)
+def test_separators_tell_no_two_numbers_apart(kind, one, other, same):
+    class Whole:
+        def find(self, texts):
+            return [[Span(0, len(text), kind)] for text in texts]
+
+    (first,), (second,) = Detected(Whole()).find(documents(one, other))
+    assert (first.secret == second.secret) is same
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "pattern", "message"),
+    [
+        (
+            "rows.txt",
+            "1,account:1\n",
+            "account",
+            r"secrets\.rows: an id begins with 'account', as secrets\.patterns",
+        ),
+        ("rows.txt", "1,words:1\n", "other", r"secrets\.rows: an id begins with 'words', as secrets\.words"),
+        (
+            "words.csv",
+            "word,id\nfalcon,account:9\n",
+            "account",
+            r"secrets\.words: an id begins with 'account'",
+        ),
+    ],
+)
+def test_no_two_sources_name_one_secret(tmp_path, name, content, pattern, message):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "list.txt").write_text("falcon\n")
+    keys = {"words": str(tmp_path / "list.txt")} | {name.split(".")[0]: str(tmp_path / name)}
+    with pytest.raises(InputError, match=message):
+        finders(Secrets.model_validate(keys | {"patterns": {pattern: "x"}}))
+
+
 @pytest.mark.parametrize("expression", ["a*", "(?=b)|c", "", r"\b"])
 def test_a_pattern_that_matches_nothing_is_refused(expression):
     with pytest.raises(InputError, match=r"secrets\.patterns\.key: matches the empty string"):

@@ -46,6 +46,21 @@ def test_an_id_comes_before_its_class_and_that_before_the_config(tmp_path):
     ]
 
 
+def test_a_class_reaches_its_secrets_whatever_colons_their_names_hold(tmp_path):
+    ids = ["who:plain", "who:proj:0:x", "who:proj:1:x"]
+    values = "id,prior,posterior\nwho,1e-6,1e-3\nwho:proj:1,1e-5,1e-2\n"
+    assert pairs(section(tmp_path, values, prior=1e-6, posterior=0.5), ids) == [
+        (0, 1e-6, 1e-3),
+        (1, 1e-6, 1e-3),
+        (2, 1e-5, 1e-2),
+    ]
+
+
+def test_semicolons_are_named(tmp_path):
+    with pytest.raises(InputError, match="semicolons between its columns: use commas"):
+        pairs(section(tmp_path, "id;prior;posterior\nwords;1e-6;1e-3\n"))
+
+
 def test_the_list_of_words_may_state_values(tmp_path):
     words = "word,id,prior,posterior\nfalcon,a:1,1e-4,0.1\nkestrel,a:1,1e-4,0.1\nhawk,,,\nkite,a:2,1e-3,0.2\n"
     secrets = section(tmp_path, "id,prior,posterior\na:2,1e-5,0.5\n", words, prior=1e-6, posterior=0.01)
@@ -64,8 +79,8 @@ def test_a_listed_word_that_stands_in_no_text_may_have_values(tmp_path):
     [
         ({"prior": 0.1}, r"secrets\.posterior: is missing"),
         ({"posterior": 0.1}, r"secrets\.prior: is missing"),
-        ({"prior": [0.1, 0.2], "posterior": 0.3}, r"secrets\.posterior: 1 values for 2"),
-        ({"prior": [], "posterior": []}, "0 values for 0"),
+        ({"prior": [0.1, 0.2], "posterior": 0.3}, r"secrets\.posterior: has 1 values"),
+        ({"prior": [], "posterior": []}, "has 0 values"),
         ({"prior": 0.2, "posterior": 0.2}, r"secrets\.prior: prior 0\.2 and posterior 0\.2 do not satisfy"),
         ({}, r"4 of 4 secrets have no prior and posterior \(words:1, words:7, account:1, rows\)"),
         ({"values": "id,prior,posterior\nwords,0.1,0.2\n"}, r"2 of 4 secrets .*\(account:1, rows\)"),

@@ -57,7 +57,9 @@ def least_noise_for_kl(process: MixtureOfGaussians, kl: float) -> float:
     def excess(s: float) -> float:
         return _log_ratio(process.kl(s), kl)
 
-    good, bad = _narrow(excess, *_bracket(excess, 1.0, "no noise meets the target KL divergence"), 1e-5)
+    good, bad = _bracket(excess, 1.0, "no noise meets the target KL divergence")
+    if good > LEAST:
+        good, bad = _narrow(excess, good, bad, 1e-5)
     return _certified(excess, good, bad)
 
 

@@ -290,7 +290,7 @@ class Grid:
         interval = self.asked
         if self.typical < (8 if self.asked <= FINE else 2) * interval:
             interval = max(1e-7, _grid_below(self.typical / 8))
-        interval = max(interval, _grid_above(width / most))
+        interval = max(interval, _grid_above(width / most) if width > 0 else 0.0)
         while interval <= 100:
             distribution = one_step(interval)
             points = max(

@@ -155,6 +155,14 @@ class Mechanism(ABC):
         """Reasons of this mechanism why its figures are an estimate."""
         return ()
 
+    def facts(self) -> tuple[str, ...]:
+        """What is public under this mechanism's claim beside what `terms` lists."""
+        return ()
+
+    def calibration(self) -> str:
+        """How the noise follows from what was asked, in a sentence; empty where it follows from epsilon."""
+        return ""
+
     def exclusions(self) -> tuple[str, ...]:
         """What this mechanism leaves uncovered beside what every run does."""
         return ()

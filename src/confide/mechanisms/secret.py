@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from confide.accounting import Accountant, Targets, achieved, least_noise_for_secrets
+from confide.detectors import kinds
 from confide.errors import InputError
 from confide.mechanisms.base import Terms
 from confide.mechanisms.weighted import WeightedRows, solved
@@ -116,7 +117,7 @@ class SecretProtection(WeightedRows):
 
     # account ---------------------------------------------------------------------------------------
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
-        return least_noise_for_secrets(self.population(shape), self.targets(shape), self.accountant)
+        return _certified(self, shape)
 
     def told_apart(self, shape: Shape) -> bytes:
         targets = self.targets(shape)
@@ -132,12 +133,14 @@ class SecretProtection(WeightedRows):
         pairs = sorted(
             {(p, r) for p, r in zip(targets.prior.tolist(), targets.posterior.tolist(), strict=True)}
         )
-        if len(pairs) <= 2 * LISTED:
-            return tuple(pairs)
         ends: dict[float, list[float]] = {}
         for p, r in pairs:
             ends.setdefault(p, []).append(r)
-        return tuple((p, r) for p, rs in ends.items() for r in dict.fromkeys((min(rs), max(rs))))
+        if len(pairs) > 2 * LISTED:
+            pairs = [(p, r) for p, rs in ends.items() for r in dict.fromkeys((min(rs), max(rs)))]
+        if len(pairs) > 2 * LISTED:
+            pairs = [*pairs[:LISTED], *pairs[-LISTED:]]
+        return tuple(pairs)
 
     def closest(
         self, shape: Shape, noise_multiplier: float, steps: int
@@ -145,16 +148,36 @@ class SecretProtection(WeightedRows):
         """(id, prior, posterior asked, posterior reached at most) of those nearest to what was asked."""
         targets, names = self.targets(shape), shape.names()
         reached = achieved(self.population(shape, steps), targets, noise_multiplier)
+        if noise_multiplier >= _certified(self, shape) and steps <= self.steps:
+            reached = np.minimum(
+                reached, targets.posterior
+            )  # `achieved` may stop before it finds what was certified
         order = np.argsort(-_odds(reached) + _odds(targets.posterior), kind="stable")[:LISTED]
         return tuple(
             (
-                names[targets.unit[i]],
+                self._published(names[targets.unit[i]], int(targets.unit[i])),
                 float(targets.prior[i]),
                 float(targets.posterior[i]),
                 float(reached[i]),
             )
             for i in order
         )
+
+    def _published(self, name: str, unit: int) -> str:
+        """An id that may be read by all: where ids are the owner's words, a number, as in the run's secrets.csv."""
+        return published(name, unit, self.secrets)
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            "the prior and the allowed posterior of every secret",
+            "how many tokens each mention has: a prior is the chance of a guesser who knows it",
+            "which mentions are of one secret",
+        )
+
+    def calibration(self) -> str:
+        if self.accountant == "kl":
+            return "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret (002, Lemma 3.2)."
+        return "The noise is the least with which the blow-up function at p is at most r for every secret."
 
     def doubts(self) -> tuple[str, ...]:
         if self.secrets.recall == 1.0:
@@ -218,6 +241,26 @@ def _sources(secrets: Secrets) -> bool:
     )
 
 
+def published(name: str, unit: int, secrets: Secrets) -> str:
+    """The id of a secret as a claim shows it: one that confide gave or the config states, else a number.
+
+    Numbers of lines, matches and entities, paths and packages stand as they are. Values of a column, names in a list
+    of rows or a table of words, owners and authors are words of the data.
+    """
+    kind, _, rest = name.partition(":")
+    numbered = {"words", *secrets.patterns, *kinds(secrets.detector)}
+    stated = {f"paths:{path}" for path in secrets.repository.paths}
+    stated |= {f"packages:{package}" for package in secrets.repository.packages}
+    if name == "rows" or name in stated or (kind in numbered and rest.isascii() and rest.isdigit()):
+        return name
+    known = {*_columns(secrets), "owners", "authors"}
+    return f"{kind if kind in known else 'secret'} no. {unit + 1}"
+
+
+def _columns(secrets: Secrets) -> list[str]:
+    return [secrets.column] if isinstance(secrets.column, str) else secrets.column or []
+
+
 def _odds(p: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return np.log(p) - np.log1p(-p)
@@ -231,6 +274,14 @@ def _with_c(mechanism: SecretProtection, c: float) -> SecretProtection:
 @lru_cache(maxsize=8)
 def _targets(mechanism: SecretProtection, shape: Shape) -> Targets:
     return Targets(*resolve(mechanism.secrets, shape.names()))
+
+
+@lru_cache(maxsize=8)
+def _certified(mechanism: SecretProtection, shape: Shape) -> float:
+    """The least noise for all steps."""
+    return least_noise_for_secrets(
+        mechanism.population(shape), mechanism.targets(shape), mechanism.accountant
+    )
 
 
 @lru_cache(maxsize=8)

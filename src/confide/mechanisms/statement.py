@@ -103,7 +103,11 @@ def state_guarantee(
         contribution=terms.contribution,
         rows_cut=_ROWS_CUT[config.task].format(config.data.max_length),
         adjacency=mechanism.adjacency if protected else "not applicable",  # type: ignore[arg-type]
-        public_facts=(*terms.facts, *_CLASSES) if config.task == "classification" else terms.facts,
+        public_facts=(
+            *terms.facts,
+            *mechanism.facts(),
+            *(_CLASSES if config.task == "classification" else ()),
+        ),
         epsilon=epsilon if protected else math.inf,
         delta=setting.delta,
         curve=tuple(curve.points()) if protected else (),
@@ -117,7 +121,9 @@ def state_guarantee(
         sampling_used=mechanism.sampling,
         expected_batch=terms.expected_batch,
         sampling_probability=terms.sampling.range,
-        accountant=f"dp_accounting PLD: {terms.process.describe()}",
+        accountant=" ".join(
+            filter(None, [f"dp_accounting PLD: {terms.process.describe()}", mechanism.calibration()])
+        ),
         accountant_version=version("dp-accounting"),
         discretisation=curve.interval,
         protected_output="every checkpoint and the final model of this run, released alone",

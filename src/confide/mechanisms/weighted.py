@@ -89,7 +89,7 @@ class WeightedRows(Mechanism):
             delta=self._delta(len(rates), shape.units),
             rows_per_step=self.batch,
             rows_per_unit=int(population.counts.max(initial=0)),
-            contribution=f"at most {population.loads.max(initial=0):.4g} rows expected a step, each drawn with its "
+            contribution=f"at most {population.means.max(initial=0):.4g} rows expected a step, each drawn with its "
             f"own probability ({low:.4g} to {high:.4g}), which follows from the unit graph",
             facts=self._facts(
                 f"sampling probability of each row in use, from {low:.6g} to {high:.6g}", divisor, steps

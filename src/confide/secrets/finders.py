@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from confide.detectors import Detector, detector, kinds
+from confide.detectors import RECOGNISERS, Detector, detector, kinds
 from confide.errors import InputError
+from confide.secrets.folding import canonical
 from confide.settings import Secrets
 from confide.text.documents import Document
 from confide.text.fields import lookup
@@ -38,18 +39,26 @@ class Finder(Protocol):
 
 
 class _Numbers:
-    """Numbers distinct texts of each class by first appearance, over all calls."""
+    """Numbers distinct texts of each class by first appearance, over all calls.
+
+    Case, accents' form and white space tell no two apart, nor, where `joined`, do separators: two spellings of one
+    secret that were two units would each be protected for its own rows alone.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, dict[str, str]] = {}
 
-    def name(self, kind: str, text: str) -> str:
+    def name(self, kind: str, text: str, joined: bool = False) -> str:
+        text = canonical(text)
+        if joined:
+            text = "".join(character for character in text if character.isalnum()) or text
         known = self._numbers.setdefault(kind, {})
         return known.setdefault(text, f"{kind}:{len(known) + 1}")
 
 
 class Patterns:
     """Regular expressions by name: each distinct match, without white space around it, is a secret `name:N`.
+    Matches that differ in case or white space alone are one.
 
     Matches of one expression do not overlap (`re.finditer`); those of different ones may.
     Raises InputError for a bad expression, and for one that matches the empty string.
@@ -90,7 +99,8 @@ def _matches_nothing(name: str) -> InputError:
 
 
 class Detected:
-    """Each distinct text of a kind that a detector finds is a secret, `PERSON:3`; white space is not compared.
+    """Each distinct text of a kind that a detector finds is a secret, `PERSON:3`; case and white space are not
+    compared, nor, in numbers and addresses, what separates their parts.
 
     Two spellings of a name are two secrets, and what the detector misses is not there: the recall that the
     config claims is that of the detector.
@@ -105,7 +115,7 @@ class Detected:
         return [
             _by_place(
                 Mention(
-                    self._numbers.name(span.kind, " ".join(text[span.start : span.end].split())),
+                    self._numbers.name(span.kind, text[span.start : span.end], span.kind in RECOGNISERS),
                     span.start,
                     span.end,
                 )
@@ -164,7 +174,7 @@ class RowList:
     def __init__(self, path: str | Path) -> None:
         from confide.secrets.words import read_text  # words.py builds on Mention
 
-        self._path = Path(path)
+        self._path = Path(path).expanduser()
         self._secrets: dict[int, dict[str, None]] = {}
         self._lines: dict[int, int] = {}
         lines = [line.strip() for line in read_text(self._path, "secrets.rows").split("\n")]
@@ -184,6 +194,11 @@ class RowList:
             [Mention(secret, 0, len(document.text)) for secret in self._secrets.get(document.number, ())]
             for document in documents
         ]
+
+    @property
+    def names(self) -> set[str]:
+        """The secrets that lines name, `rows` among them where one names none."""
+        return {secret for secrets in self._secrets.values() for secret in secrets}
 
     def check(self, count: int) -> None:
         """Raises InputError if a number beyond the `count` documents that were read is listed."""
@@ -206,7 +221,9 @@ def finders(secrets: Secrets) -> list[Finder]:
     _check_classes(secrets, columns or [])
     made: list[Finder] = []
     if secrets.words is not None:
-        made.append(Words(secrets.words))
+        words = Words(secrets.words)
+        _check_ids(words.ids, "secrets.words", "words", secrets, columns or [])
+        made.append(words)
     if secrets.patterns:
         made.append(Patterns(secrets.patterns))
     if secrets.detector.level is not None or secrets.detector.patterns:
@@ -214,14 +231,40 @@ def finders(secrets: Secrets) -> list[Finder]:
     if columns:
         made.append(Column(columns))
     if secrets.rows is not None:
-        made.append(RowList(secrets.rows))
+        rows = RowList(secrets.rows)
+        _check_ids(rows.names, "secrets.rows", "rows", secrets, columns or [])
+        made.append(rows)
     return made
+
+
+def _check_ids(ids: Iterable[str], key: str, own: str, secrets: Secrets, columns: Sequence[str]) -> None:
+    """A file that names a secret as another source does would make one of the two."""
+    others = _taken(secrets) | dict.fromkeys(secrets.patterns, "secrets.patterns")
+    others |= dict.fromkeys(columns, "secrets.column")
+    for name in ids:
+        for kind in (name, *classes_of(name)):
+            if kind != own and kind in others:
+                raise InputError(
+                    f"{key}: an id begins with {kind!r}, as {others[kind]} names its secrets: choose another"
+                )
 
 
 def _check_classes(secrets: Secrets, columns: Sequence[str]) -> None:
     """`account:3` must mean one secret, whoever found it."""
+    taken = _taken(secrets)
+    for key, names in (("secrets.patterns", list(secrets.patterns)), ("secrets.column", columns)):
+        for name in names:
+            if not name.strip():
+                raise InputError(f"{key}: a name is blank")
+            if name in taken:
+                raise InputError(f"{key}: the name {name!r} is taken, {taken[name]} names its secrets so")
+            taken[name] = key
+
+
+def _taken(secrets: Secrets) -> dict[str, str]:
+    """Classes that lists, detectors and the repository name, and the key of each."""
     repository = secrets.repository
-    taken = {
+    return {
         name: key
         for key, names in (
             ("secrets.words", ["words"] if secrets.words is not None else []),
@@ -234,13 +277,12 @@ def _check_classes(secrets: Secrets, columns: Sequence[str]) -> None:
         )
         for name in names
     }
-    for key, names in (("secrets.patterns", list(secrets.patterns)), ("secrets.column", columns)):
-        for name in names:
-            if not name.strip():
-                raise InputError(f"{key}: a name is blank")
-            if name in taken:
-                raise InputError(f"{key}: the name {name!r} is taken, {taken[name]} names its secrets so")
-            taken[name] = key
+
+
+def classes_of(secret: str) -> list[str]:
+    """What stands before a colon of an identifier, the longest first: its class, and wider ones."""
+    parts = secret.split(":")
+    return [":".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
 
 
 def find_all(finders: Sequence[Finder], documents: Sequence[Document]) -> list[list[Mention]]:

@@ -1,7 +1,8 @@
 """The form in which words are compared: lower case, composed accents, one kind of apostrophe and hyphen.
 
 `fold` replaces characters one by one, so positions stay. Composition (Unicode normalisation form C) moves
-them; `Composed` keeps the way back. `split` finds the words of a text, many documents at a time.
+them; `Composed` keeps the way back. `split` finds the words of a text, many documents at a time. `Plain` is a
+text without what nobody sees and many tokenizers drop, and with plain letters for their compatible forms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _ALL = 0x110000
 _LONE = "surrogatepass"  # a text that holds half a surrogate pair is searched all the same
 # What lower-casing alone leaves apart. `İ` would become two characters; `ς` is how `σ` ends a word.
-_SAME = {"İ": "i", "Σ": "σ", "ς": "σ", "‘": "'", "’": "'", "‐": "-", "‑": "-"}
+_SAME = {"İ": "i", "Σ": "σ", "ς": "σ", "‘": "'", "’": "'", "ʼ": "'", "‐": "-", "‑": "-"}
 _DOTTED = "i\u0307"  # what lower-casing makes of `İ` where it may be longer
 # Scripts written without spaces between words, or (Hangul) with particles attached: each character counts
 # as a word, so that a name is found between its neighbours.
@@ -31,6 +32,7 @@ _UNSPACED = re.compile(
     "\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\uff66-\uffdc\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
+_CONTROLS = bytes(point for point in (*range(1, 32), 127) if not chr(point).isspace())
 PIECE = 1 << 17  # characters handled at a time: what numpy holds of them stays in the processor's caches
 _PAD = 8
 _LOW_BYTES = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
@@ -40,12 +42,14 @@ _MIX = [np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
     """One entry a code point. `fold`: what it is compared as; of folded ones, `code`: 0 between words, else a
-    byte for hashing; `alone`: a word by itself; `unstable`: composition may change it or move it."""
+    byte for hashing; `alone`: a word by itself; `unstable`: composition may change it or move it. Of a character as
+    it stands, `hidden`: a plain text would be without it, or have another in its place."""
 
     fold: NDArray[np.uint32]
     code: NDArray[np.uint8]
     alone: NDArray[np.bool_]
     unstable: NDArray[np.bool_]
+    hidden: NDArray[np.bool_]
 
 
 @functools.cache
@@ -59,7 +63,24 @@ def _tables() -> _Tables:
     code = np.where(points < 128, points, 128 + (points * np.uint32(0x9E3779B1) >> np.uint32(20)) % 127)
     alone = np.zeros(_ALL, bool)
     alone[[ord(found.group()) for found in _UNSPACED.finditer(every)]] = True
-    return _Tables(fold, np.where(word, code, 0).astype(np.uint8), alone & word, _unstable(every, fold))
+    hidden = np.zeros(_ALL, bool)
+    hidden[[place for place, character in enumerate(every) if _plain(character) != character]] = True
+    hidden[0] = False  # stands between documents
+    return _Tables(
+        fold, np.where(word, code, 0).astype(np.uint8), alone & word, _unstable(every, fold), hidden
+    )
+
+
+def _plain(character: str) -> str:
+    """Nothing for a character that formats or controls; plain letters for a ligature, a full-width or a small one."""
+    if unicodedata.category(character) in ("Cc", "Cf"):
+        return character if character.isspace() else ""
+    if (
+        not character.isalnum()
+    ):  # of a trade mark would become letters, which a word before it would not end at
+        return character
+    compatible = unicodedata.normalize("NFKC", character)
+    return character if compatible == unicodedata.normalize("NFC", character) else compatible
 
 
 def _unstable(every: str, fold: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -104,7 +125,7 @@ def _low_bytes(points: NDArray[np.uint32]) -> bytes:
 
 def canonical(phrase: str) -> str:
     """What a phrase is compared as: folded, composed, each run of white space one space, none at the ends."""
-    spaced = " ".join(phrase.split())
+    spaced = " ".join(Plain(phrase).text.split())
     return spaced.lower() if spaced.isascii() else Composed(spaced).text
 
 
@@ -167,12 +188,25 @@ class Composed:
         return end + place - composed_end, end + place - composed_end + 1
 
 
+class Plain:
+    """A text without hidden characters, and where its characters stood."""
+
+    def __init__(self, text: str) -> None:
+        pieces = [_plain(character) for character in text]
+        self.text = "".join(pieces)
+        self._origins = [place for place, piece in enumerate(pieces) for _ in piece]
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The characters of the original text that the characters [start, end) of the plain one came from."""
+        return self._origins[start], self._origins[end - 1] + 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """The words of a text: characters [start, end) of `folded`, ascending, and a 64-bit key of each.
 
     Equal words have equal keys; others may share one. `unstable`: places in the text whose document must be
-    composed before its words can be compared.
+    composed before its words can be compared; `hidden`: places of characters that `Plain` is without.
     """
 
     folded: str
@@ -180,6 +214,7 @@ class Tokens:
     ends: NDArray[np.int64]
     keys: NDArray[np.uint64]
     unstable: NDArray[np.int64]
+    hidden: NDArray[np.int64]
 
 
 def split(text: str) -> Tokens:
@@ -196,6 +231,7 @@ def split(text: str) -> Tokens:
         np.concatenate([cut + piece.ends for cut, piece in pieces]),
         np.concatenate([piece.keys for _, piece in pieces]),
         np.concatenate([cut + piece.unstable for cut, piece in pieces]),
+        np.concatenate([cut + piece.hidden for cut, piece in pieces]),
     )
 
 
@@ -204,12 +240,17 @@ def _split(text: str) -> Tokens:
     alone = np.empty(0, np.int64)  # places
     codes = np.zeros(len(text) + 2 * _PAD, np.uint8)
     if text.isascii():
-        folded = text.lower()
-        codes[_PAD:-_PAD] = np.frombuffer(text.encode().translate(_ASCII_CODES), np.uint8)
+        folded, low = text.lower(), text.encode()
+        codes[_PAD:-_PAD] = np.frombuffer(low.translate(_ASCII_CODES), np.uint8)
+        hidden = _controls(low)
     else:
         folded, points, places = _fold(text)
-        codes[_PAD:-_PAD] = np.frombuffer(_low_bytes(points).translate(_ASCII_CODES), np.uint8)
+        low = _low_bytes(points)
+        codes[_PAD:-_PAD] = np.frombuffer(low.translate(_ASCII_CODES), np.uint8)
         others = points[places]
+        controls = _controls(low)  # of others the low byte may look like one
+        stood = np.frombuffer(text.encode("utf-32-le", _LONE), "<u4")[places]
+        hidden = np.concatenate([controls[points[controls] < 128], places[_tables().hidden[stood]]])
         tables = _tables()
         codes[_PAD + places] = tables.code[others]
         unstable = places[tables.unstable[others]]
@@ -222,7 +263,14 @@ def _split(text: str) -> Tokens:
         edge |= word[1:] & word[:-1] & (apart[1:] | apart[:-1])
     edges = np.flatnonzero(edge) + 1
     starts, ends = edges[word[edges]], edges[word[edges - 1]]
-    return Tokens(folded, starts - _PAD, ends - _PAD, _keys(codes, starts, ends), unstable)
+    return Tokens(folded, starts - _PAD, ends - _PAD, _keys(codes, starts, ends), unstable, hidden)
+
+
+def _controls(low: bytes) -> NDArray[np.int64]:
+    """Places of control characters that are neither white space nor NUL."""
+    if len(low.translate(None, _CONTROLS)) == len(low):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.isin(np.frombuffer(low, np.uint8), np.frombuffer(_CONTROLS, np.uint8)))
 
 
 def _keys(codes: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from confide.errors import InputError
-from confide.secrets.words import read_table, read_text, read_words
+from confide.secrets.finders import classes_of
+from confide.secrets.words import is_table, read_table, read_text, read_words
 from confide.settings import Secrets
 
 if TYPE_CHECKING:
@@ -30,19 +31,19 @@ def resolve(
     """Pairs for all secrets: `unit` int64[K] (a place in `ids`, ascending), `prior` and `posterior` float64[K].
 
     A secret's pairs are those that `secrets.values`, or a CSV of `secrets.words`, states for its id; else for
-    its class (what stands before the last colon); else the config's `prior` and `posterior`.
+    its class (what stands before a colon, the longest first); else the config's `prior` and `posterior`.
 
     Raises InputError, naming file and line, for a pair without 0 < prior < posterior < 1, for an id in
     `secrets.values` that is neither a secret nor a class, and for secrets without values.
     """
     default = _default(secrets)
     listed, stated = _of_words(secrets)
-    stated |= _of_values(secrets, {*ids, *map(class_of, ids), *listed})
+    stated |= _of_values(secrets, {*ids, *listed, *(name for secret in ids for name in classes_of(secret))})
     unit: list[int] = []
     pairs: Pairs = []
     without = []
     for number, secret in enumerate(ids):
-        own = stated.get(secret) or stated.get(class_of(secret)) or default
+        own = next((stated[name] for name in (secret, *classes_of(secret)) if name in stated), default)
         if not own:
             without.append(secret)
         unit += [number] * len(own)
@@ -72,7 +73,7 @@ def _default(secrets: Secrets) -> Pairs:
     posteriors = secrets.posterior if isinstance(secrets.posterior, list) else [secrets.posterior]
     if len(priors) != len(posteriors) or not priors:
         raise InputError(
-            f"secrets.posterior: {len(posteriors)} values for {len(priors)} of secrets.prior; one for each"
+            f"secrets.posterior: has {len(posteriors)} values and secrets.prior {len(priors)}: each prior needs one"
         )
     return [
         _pair(prior, posterior, "secrets.prior") for prior, posterior in zip(priors, posteriors, strict=True)
@@ -81,12 +82,12 @@ def _default(secrets: Secrets) -> Pairs:
 
 def _of_words(secrets: Secrets) -> tuple[set[str], dict[str, Pairs]]:
     """The ids of the list of words with their class, and the values that a CSV states for them."""
-    if secrets.words is None:
+    if secrets.words is None or not is_table(secrets.words):
         return set(), {}
     listed: set[str] = set()
     stated: dict[str, Pairs] = {}
     for entry in read_words(secrets.words):
-        listed |= {entry.id, class_of(entry.id)}
+        listed |= {entry.id, *classes_of(entry.id)}
         prior, posterior = entry.columns.get("prior", ""), entry.columns.get("posterior", "")
         if prior or posterior:
             where = f"secrets.words: {secrets.words} line {entry.line}"
@@ -100,7 +101,7 @@ def _of_words(secrets: Secrets) -> tuple[set[str], dict[str, Pairs]]:
 def _of_values(secrets: Secrets, known: set[str]) -> dict[str, Pairs]:
     if secrets.values is None:
         return {}
-    path = Path(secrets.values)
+    path = Path(secrets.values).expanduser()
     text = read_text(path, "secrets.values")
     stated: dict[str, Pairs] = {}
     for line, row in read_table(path, text, "secrets.values", ["id", "prior", "posterior"]):

@@ -3,9 +3,10 @@
 What a theorem rests on is that no place is missed. Words are matched whole, whatever the case; letters,
 digits and `_` make words, so quotes, hyphens and a possessive 's end one, and where a phrase begins or ends
 with something else (`C++`) nothing is asked of its neighbour there. Any run of white space in the text
-stands for a space in a phrase. Composed and decomposed accents, curly and straight apostrophes match. In
-scripts written without spaces each character is a word. Other spellings, inflections and words that are
-broken by a hyphen at a line's end are other words: list them.
+stands for a space in a phrase. Composed and decomposed accents, curly and straight apostrophes match; so do
+full-width letters and ligatures, and characters that nobody sees (soft hyphens, zero-width spaces) part no
+word. In scripts written without spaces each character is a word. Other spellings and inflections are other
+words, and so are `apollo_launch`, `Jose` for `José`, and what a hyphen breaks at a line's end: list them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ import numpy as np
 
 from confide.errors import InputError
 from confide.secrets.finders import Mention
-from confide.secrets.folding import PIECE, Composed, Tokens, canonical, joins, pair_keys, split, starts_apart
+from confide.secrets.folding import (
+    PIECE,
+    Composed,
+    Plain,
+    Tokens,
+    canonical,
+    joins,
+    pair_keys,
+    split,
+    starts_apart,
+)
 from confide.text.documents import Document
 
 if TYPE_CHECKING:
@@ -53,22 +64,29 @@ def read_words(path: str | Path) -> list[Entry]:
 
     Raises InputError, naming the line and never the word, for what cannot be read or matched.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     text = read_text(path, "secrets.words")
-    lines = _table(path, text) if path.suffix.lower() == ".csv" else _lines(text)
+    if not is_table(path) and text.lstrip().lower().startswith(("word,", "id,")):
+        raise InputError(f"secrets.words: {path} looks like a table: give it a name that ends in .csv")
+    lines = _table(path, text) if is_table(path) else _lines(text)
     entries = []
     for entry in lines:
         word = canonical(entry.word)
-        if not word or "\0" in word or not starts_apart(word):
+        if not word or "\0" in entry.word or not starts_apart(word):
             raise InputError(f"secrets.words: {path} line {entry.line} holds no word that can be matched")
-        if canonical(entry.id) == word:
+        if entry.id != f"words:{entry.line}" and word in canonical(entry.id):
             raise InputError(
-                f"secrets.words: {path} line {entry.line} has the word itself for its id; ids are published"
+                f"secrets.words: {path} line {entry.line} has the word itself in its id, and ids are published"
             )
         entries.append(entry)
     if not entries:
         raise InputError(f"secrets.words: {path} lists no word")
     return entries
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a list of words is a CSV, by its name."""
+    return Path(path).suffix.lower() == ".csv"
 
 
 def read_text(path: Path, key: str) -> str:
@@ -113,6 +131,8 @@ def read_table(
 
 
 def _check_header(header: list[str], required: Sequence[str], path: Path, key: str) -> None:
+    if len(header) == 1 and ";" in header[0]:
+        raise InputError(f"{key}: {path} has semicolons between its columns: use commas")
     for name in required:
         if name not in header:  # without a header the first line may hold a secret: it is not shown
             raise InputError(f"{key}: {path} has no column {name!r} in its header (the first line)")
@@ -253,10 +273,18 @@ class Words:
 
     def _find_in(self, texts: list[str]) -> list[list[Mention]]:
         tokens = split("\0".join(texts))  # NUL is part of no phrase
+        plain = {number: Plain(texts[number]) for number in _documents_at(tokens.hidden, texts)}
+        found = self._find_as_they_stand(texts, tokens)
+        for number, text in plain.items():  # a hidden character may stand inside a word, or between two
+            (more,) = self._find_as_they_stand([text.text], split(text.text))
+            spans = {Mention(each.secret, *text.span(each.start, each.end)) for each in more}
+            found[number] = sorted({*found[number], *spans}, key=_place)
+        return found
+
+    def _find_as_they_stand(self, texts: list[str], tokens: Tokens) -> list[list[Mention]]:
         composed: dict[int, Composed] = {}
         if len(tokens.unstable):
-            begins = _begins(texts)
-            for number in np.unique(np.searchsorted(begins, tokens.unstable, "right") - 1).tolist():
+            for number in _documents_at(tokens.unstable, texts):
                 composed[number] = Composed(texts[number])
                 texts[number] = composed[number].text
             tokens = split("\0".join(texts))
@@ -302,6 +330,18 @@ class Words:
                 spans += _spans([phrase], text, place)
                 place = text.find(phrase.parts[0], place + 1)
         return spans
+
+
+def _documents_at(places: NDArray[np.int64], texts: list[str]) -> list[int]:
+    """Which of the texts, joined by NUL, hold these places."""
+    if not len(places):
+        return []
+    numbers: list[int] = np.unique(np.searchsorted(_begins(texts), places, "right") - 1).tolist()
+    return numbers
+
+
+def _place(mention: Mention) -> tuple[int, int, str]:
+    return mention.start, mention.end, mention.secret
 
 
 @contextmanager
