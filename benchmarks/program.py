@@ -72,7 +72,8 @@ def noise(
         found[f"seconds_{name}"] = round(time.perf_counter() - start, 1)
     less = 0.995 * found["noise_blow-up"]
     reached = achieved(population, targets, found["noise_blow-up"])
-    closest = np.argsort(np.log(posterior / reached), kind="stable")[: args.candidates]
+    strain = (np.log(reached / posterior), population.evenness * population.means**2 / posterior)
+    closest = np.unique(np.concatenate([np.argsort(-values)[: args.candidates] for values in strain]))
     found["within_half_percent"] = any(
         float(process.curve(less).reconstruction(PRIOR)) > posterior[unit]
         for unit in closest

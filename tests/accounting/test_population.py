@@ -14,7 +14,7 @@ from confide.accounting import (
     least_noise_for_reconstruction,
     least_noise_for_secrets,
 )
-from confide.accounting import population as module
+from confide.accounting import stairs as module
 from confide.errors import InputError
 
 B = 2048 / 1.5e6

@@ -2,7 +2,7 @@
 
 from confide.accounting.calibration import least_noise, least_noise_for_kl, least_noise_for_reconstruction
 from confide.accounting.curves import Curve, Direction, compose
-from confide.accounting.population import Accountant, Population, Targets, achieved, least_noise_for_secrets
+from confide.accounting.population import Population, Targets
 from confide.accounting.processes import (
     GroupOf,
     MixtureOfGaussians,
@@ -10,6 +10,7 @@ from confide.accounting.processes import (
     TruncatedPoisson,
     delta_default,
 )
+from confide.accounting.stairs import Accountant, achieved, least_noise_for_secrets
 
 __all__ = [
     "Accountant",
