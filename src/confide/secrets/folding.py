@@ -125,6 +125,8 @@ def _low_bytes(points: NDArray[np.uint32]) -> bytes:
 
 def canonical(phrase: str) -> str:
     """What a phrase is compared as: folded, composed, each run of white space one space, none at the ends."""
+    if phrase.isascii() and phrase.isprintable():
+        return " ".join(phrase.lower().split())
     spaced = " ".join(Plain(phrase).text.split())
     return spaced.lower() if spaced.isascii() else Composed(spaced).text
 
@@ -192,13 +194,21 @@ class Plain:
     """A text without hidden characters, and where its characters stood."""
 
     def __init__(self, text: str) -> None:
-        pieces = [_plain(character) for character in text]
-        self.text = "".join(pieces)
-        self._origins = [place for place, piece in enumerate(pieces) for _ in piece]
+        points = np.frombuffer(text.encode("utf-32-le", _LONE), "<u4")
+        pieces: list[str] = []
+        origins: list[NDArray[np.int64]] = []
+        at = 0
+        for place in np.flatnonzero(_tables().hidden[points]).tolist():
+            plain = _plain(text[place])
+            pieces += text[at:place], plain
+            origins += np.arange(at, place), np.full(len(plain), place)
+            at = place + 1
+        self.text = "".join([*pieces, text[at:]])
+        self._origins = np.concatenate([*origins, np.arange(at, len(text))])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text that the characters [start, end) of the plain one came from."""
-        return self._origins[start], self._origins[end - 1] + 1
+        return int(self._origins[start]), int(self._origins[end - 1]) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
