@@ -160,8 +160,8 @@ FAULTS = [
         "15",
         "resume starts the sampler anew",
         "finetuning.py",
-        "self.done, state = found",
-        "_, state = found",
+        "self.done = found[0] if found is not None else 0",
+        "self.done = 0",
         "tests/test_resume.py",
     ),
     Fault(
@@ -283,6 +283,47 @@ FAULTS = [
         "        if before_update is not None:\n            before_update()\n",
         "",
         "tests/test_training.py::test_the_ledger_hears_before_the_weights_move",
+    ),
+    Fault(
+        "secret",
+        "rows are drawn at other rates than were accounted for",
+        "mechanisms/weighted.py",
+        "OwnRates(rates[rows])",
+        "OwnRates(np.minimum(1.0, 2 * rates[rows]))",
+        "tests/mechanisms/test_secret.py",
+    ),
+    Fault(
+        "secret",
+        "a row that only begins or ends with a secret does not list it",
+        "preparation.py",
+        "m.start <= self.end and m.end >= self.start",
+        "m.start < self.end and m.end > self.start",
+        "tests/test_tagged_rows.py",
+    ),
+    Fault(
+        "secret",
+        "two spellings of one secret are two",
+        "secrets/finders.py",
+        "        text = canonical(text)\n",
+        "",
+        "tests/secrets/test_finders.py",
+    ),
+    Fault(
+        "secret",
+        "runs with other priors draw the same noise",
+        "finetuning.py",
+        "        if apart:\n",
+        "        if False:\n",
+        "tests/test_secrecy.py tests/mechanisms/test_secret.py",
+    ),
+    Fault(
+        "secret",
+        "an owner above the bound",
+        "secrets/program.py",
+        "def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int) -> np.ndarray:",
+        "def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int) -> np.ndarray:\n"
+        "    cap += 1",
+        "tests/mechanisms/test_owners.py",
     ),
 ]
 
