@@ -13,6 +13,7 @@ from confide.errors import InputError
 from confide.mechanisms.base import Terms
 from confide.mechanisms.weighted import WeightedRows, solved
 from confide.secrets.program import Spread, largest_c, need
+from confide.secrets.repository import names_secrets
 from confide.secrets.values import resolve
 from confide.settings import Secrets
 from confide.shape import Shape
@@ -52,7 +53,7 @@ class SecretProtection(WeightedRows):
 
     Formal guarantee: (p, r)-secret protection for each secret, by zero-out: whoever guesses a secret with
     probability at most p from all that is public (base model, which rows hold it, formats, lists) guesses it with
-    probability at most r after seeing every released model. It is the blow-up function of N(X, s^2) against
+    probability at most r after seeing every checkpoint of the run. It is the blow-up function of N(X, s^2) against
     N(0, s^2), T-fold, at p (002 section 3.3; `mechanisms` section 4), or KL <= KL(Bern(r) || Bern(p)) (002 Lemma
     3.2). A theorem only if the rows that are listed are all that tell of a secret: `secrets.recall: 1.0` claims it.
     """
@@ -130,9 +131,7 @@ class SecretProtection(WeightedRows):
     def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
         """The distinct (prior, posterior) pairs; of many, the least and greatest posterior of each prior."""
         targets = self.targets(shape)
-        pairs = sorted(
-            {(p, r) for p, r in zip(targets.prior.tolist(), targets.posterior.tolist(), strict=True)}
-        )
+        pairs = sorted(set(zip(targets.prior.tolist(), targets.posterior.tolist(), strict=True)))
         ends: dict[float, list[float]] = {}
         for p, r in pairs:
             ends.setdefault(p, []).append(r)
@@ -149,23 +148,18 @@ class SecretProtection(WeightedRows):
         targets, names = self.targets(shape), shape.names()
         reached = achieved(self.population(shape, steps), targets, noise_multiplier)
         if noise_multiplier >= _certified(self, shape) and steps <= self.steps:
-            reached = np.minimum(
-                reached, targets.posterior
-            )  # `achieved` may stop before it finds what was certified
+            # `achieved` may stop before it finds what was certified
+            reached = np.minimum(reached, targets.posterior)
         order = np.argsort(-_odds(reached) + _odds(targets.posterior), kind="stable")[:LISTED]
         return tuple(
             (
-                self._published(names[targets.unit[i]], int(targets.unit[i])),
+                published(names[targets.unit[i]], int(targets.unit[i]), self.secrets),
                 float(targets.prior[i]),
                 float(targets.posterior[i]),
                 float(reached[i]),
             )
             for i in order
         )
-
-    def _published(self, name: str, unit: int) -> str:
-        """An id that may be read by all: where ids are the owner's words, a number, as in the run's secrets.csv."""
-        return published(name, unit, self.secrets)
 
     def facts(self) -> tuple[str, ...]:
         return (
@@ -226,7 +220,7 @@ class SecretProtection(WeightedRows):
 
 
 def _sources(secrets: Secrets) -> bool:
-    detector, repository = secrets.detector, secrets.repository
+    detector = secrets.detector
     return bool(
         secrets.words
         or secrets.patterns
@@ -234,10 +228,7 @@ def _sources(secrets: Secrets) -> bool:
         or detector.patterns
         or secrets.column
         or secrets.rows
-        or repository.paths
-        or repository.owners
-        or repository.authors
-        or repository.packages
+        or names_secrets(secrets.repository)
     )
 
 

@@ -60,16 +60,15 @@ class WeightedRows(Mechanism):
         return np.minimum(weights * (self.batch / total), 1.0)
 
     def told_apart(self, shape: Shape) -> bytes:
-        return self.rates(shape).tobytes()
+        return self.population(shape).rho.tobytes()
 
     def population(self, shape: Shape, steps: int | None = None) -> Population:
         """Every unit with the rates of its rows."""
         return _population(self, shape, self.steps if steps is None else steps)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
-        rates = self.population(
-            graph.shape()
-        ).rho  # those that were accounted for, whatever became of a file since
+        # those that were accounted for, whatever became of a file since
+        rates = self.population(graph.shape()).rho
         rows = np.flatnonzero(rates)
         return RowSampler(graph, rows, OwnRates(rates[rows]), key, phase)
 
