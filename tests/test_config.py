@@ -64,7 +64,8 @@ BROKEN = [
     (
         "privacy.mechanism",
         "usl",
-        "privacy.mechanism: 'usl' is not one of none, dp-sgd, group, els, owners, secret, uls, did you mean uls?",
+        "privacy.mechanism: 'usl' is not one of none, dp-sgd, group, els, owners, redacted, secret, selective, "
+        "uls, crt, did you mean uls?",
     ),
     ("privacy.mechanism", "none", "privacy.epsilon: mechanism none adds no noise"),
     ("privacy.mechanism", 3, "privacy.mechanism: 3 is not valid, must be one of none"),

@@ -42,7 +42,7 @@ def cheap(monkeypatch):
         calls.append(process)
         return 5.0 / epsilon
 
-    monkeypatch.setattr(base, "_least_noise", noise)
+    monkeypatch.setattr(base, "calibrated", noise)
     return calls
 
 
@@ -52,7 +52,7 @@ def changes_of(found):
 
 def test_the_chosen_row_is_the_setting_that_training_uses_and_all_meet_the_target():
     """With the real accountant; each process is calibrated once, and a second plan costs no calibration."""
-    base._least_noise.cache_clear()
+    base.calibrated.cache_clear()
     settings = config()
     found = planning.plan(settings, SHAPE, SIZE)
     mechanism = mechanisms.build(settings)
@@ -71,10 +71,10 @@ def test_the_chosen_row_is_the_setting_that_training_uses_and_all_meet_the_targe
         assert row["noise_per_gradient"] == row["noise_multiplier"] / terms.divisor
         assert row["epsilon"] == 4.0
     # 9 settings, but other rows per unit leave the process of user sampling as it is.
-    assert base._least_noise.cache_info().misses == 7
+    assert base.calibrated.cache_info().misses == 7
     json.dumps(found, allow_nan=False)
     planning.plan(settings, SHAPE, SIZE)
-    assert base._least_noise.cache_info().misses == 7
+    assert base.calibrated.cache_info().misses == 7
 
 
 @pytest.mark.parametrize("mechanism", ["uls", "els", "group"])

@@ -289,3 +289,38 @@ def test_bf16_is_close_to_float32_and_not_the_same(load, kind, task_kind):
     assert b.dtype == torch.float32
     assert not torch.equal(a, b)
     assert torch.allclose(a, b, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_mask_is_read_but_never_predicted(load, kind):
+    """The loss of a row is that of its other tokens, and does not depend on what the model says of masks."""
+    model, task = load(kind, "causal-lm")
+    rows = rows_of((9, 6, 3))
+    for row, places in zip(rows, ([0, 3, 4, 8], [], [1, 2]), strict=True):
+        row[places] = task.mask
+    batch = collate(task, rows)
+    with torch.no_grad():
+        loss, counted, _ = task.token_losses(model, batch)
+        got = task.row_loss(model, batch)
+        logits = model(batch["input_ids"]).logits
+    assert counted.sum(1).tolist() == [5, 5, 0]
+    assert got[2] == 0
+    for i in (0, 1):
+        losses = [
+            -logits[i, t].log_softmax(-1)[rows[i][t + 1]].item()
+            for t in range(len(rows[i]) - 1)
+            if rows[i][t + 1] != task.mask
+        ]
+        assert got[i].item() == pytest.approx(sum(losses) / len(losses), abs=2e-5)
+    assert not loss[:, :-1][(batch["input_ids"][:, 1:] == task.mask)].any()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_no_mask_is_hidden_and_so_none_is_predicted(load, kind):
+    _, task = load(kind, "masked-lm")
+    rows = rows_of((30,) * 40)
+    for row in rows:
+        row[::2] = task.mask
+    labels = collate(task, rows)["labels"]
+    assert (labels != IGNORE).sum() > 20
+    assert not (labels == task.mask).any()

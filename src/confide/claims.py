@@ -57,6 +57,7 @@ class Guarantee:
     secret_targets: the (p, r) pairs that were asked for, for secret protection alone: all of them, or of many the
     least and greatest r of each p; closest_secrets: (id, prior, posterior asked, posterior reached at most) of those
     that come nearest to what was asked, by id and never by content.
+    epsilon_range: (least, greatest) epsilon where it rests on something that was estimated; epsilon is the greatest.
     noise_multiplier: noise std over clip norm; clip_norm: None if nothing is clipped; steps.
     sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
     step; sampling_probability: the smallest and the largest of a row or unit.
@@ -99,6 +100,7 @@ class Guarantee:
     estimates: tuple[str, ...] = ()
     secret_targets: Pairs = ()
     closest_secrets: tuple[tuple[str, float, float, float], ...] = ()
+    epsilon_range: tuple[float, ...] = ()
     words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -211,14 +213,25 @@ class Guarantee:
                 for name, p, r, most in self.closest_secrets
             )
             lines.append(("secrets nearest to what was asked", "; ".join(listed)))
+        if self.epsilon_range:
+            low, high = self.epsilon_range
+            lines.append(("epsilon at both ends of what was estimated", f"{low:.6g} to {high:.6g}"))
         if self.estimates:
             lines.append(("why it is an estimate", "; ".join(self.estimates)))
         return lines
 
 
 _PAIRS = ("curve", "reconstruction", "secret_targets")
-_TUPLES = ("public_facts", "sampling_probability", "not_covered", "evidence", "estimates", "words")
-_MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "words"}
+_TUPLES = (
+    "public_facts",
+    "sampling_probability",
+    "epsilon_range",
+    "not_covered",
+    "evidence",
+    "estimates",
+    "words",
+)
+_MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "epsilon_range", "words"}
 _MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
 
 
@@ -272,6 +285,8 @@ def _check_numbers(g: Guarantee) -> None:
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
         "discretisation": 0 <= g.discretisation < math.inf,
         "secret_targets": bool(g.secret_targets) == (g.notion == "(p, r)-secret protection"),
+        "epsilon_range": not g.epsilon_range
+        or (len(g.epsilon_range) == 2 and g.epsilon_range[0] <= g.epsilon_range[1] and bool(g.estimates)),
         "closest_secrets": bool(g.closest_secrets) == bool(g.secret_targets)
         and all(0 < p <= most <= r < 1 for _, p, r, most in g.closest_secrets),
     }
@@ -343,8 +358,8 @@ def _in_words(g: Guarantee) -> list[str]:
 _WORLDS = {
     "zero-out": "a world in which the unit's text was used with one in which it counted for nothing",
     "add-or-remove": "a world in which the unit was in the data with one in which it was not",
-    "replace-one": "a world in which the unit had this text with one in which it had any other, cut into rows "
-    "of the same number and lengths",
+    "replace-one": "a world in which the unit had this text with one in which it had any other, cut into as "
+    "many rows",
 }
 
 

@@ -214,9 +214,7 @@ def train(
     if not ranks.first:
         return
     if not outcome.finished:
-        raise _Stopped(
-            f"stopped after step {outcome.steps} of {run.config.train.steps}; the same command resumes"
-        )
+        raise _Stopped(f"stopped after step {outcome.steps} of {outcome.of}; the same command resumes")
     if as_json:
         _print(show.outcome_facts(outcome))
     else:
@@ -245,7 +243,7 @@ def evaluate(
     with Ranks.joined() as ranks:
         job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
         if found is not None:
-            job.step().restore(found[1])
+            job.course().restore(found[1])
         result = job.evaluate()
     if not ranks.first:
         return
@@ -330,6 +328,107 @@ def _secret_run(path: Path, overrides: list[str] | None) -> "Run":
 
 @app.command()
 @_verb
+def redact(
+    config: Path_,
+    overrides: Overrides = None,
+    documents: Annotated[
+        int, typer.Option(help="documents that the page shows: the first, and as many drawn", min=0)
+    ] = 50,
+    against: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="field of annotated spans to compare findings with")
+    ] = None,
+    sample: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="write a share of the documents to be screened")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(help="with --sample: independent draws of that share; default: 1", min=1)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="with --sample: where to write")] = None,
+    marks: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="check a sample that a person has screened")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the detectors mask; or have a sample screened."""
+    if sample is None and (draws is not None or out is not None):
+        raise InputError(f"{'--out' if draws is None else '--draws'} is for --sample SHARE")
+    if marks is not None and (sample is not None or against is not None):
+        raise InputError(
+            f"--marks checks a file, and {'--sample' if against is None else '--against'} does not"
+        )
+    if sample is not None and against is not None:
+        raise InputError("--against is for the preview, and --sample writes a file: give one of them")
+    run = _run(config, overrides)
+    with run.locked():
+        if marks is not None:
+            _check_marks(run, marks, as_json)
+        elif sample is not None:
+            _write_sample(run, sample, draws or 1, out, as_json)
+        else:
+            _preview(run, documents, against, as_json)
+
+
+def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> None:
+    from confide import show
+    from confide.console import Console
+    from confide.disk import whole_file
+    from confide.preparation import training_documents
+    from confide.redaction.page import page
+    from confide.redaction.preview import survey, with_annotations
+    from confide.redaction.screening import private
+
+    console, path = Console(), run.root / "redaction.html"
+    with console.track("documents searched") as track:
+        text = training_documents(with_annotations(run.config, against))
+        found = survey(run.config, text, run.key(), track, documents, against, run.root / "spans.db")
+    with whole_file(path) as building, open(building, "w", encoding="utf-8", opener=private) as stream:
+        stream.write(page(found, run.config))
+    if as_json:
+        _print(found.facts)
+        return
+    show.redaction(found.facts, found.examples)
+    print(f"masked documents: {path} (private)")
+
+
+def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_json: bool) -> None:
+    from functools import partial
+
+    from confide.console import Console
+    from confide.preparation import training_documents
+    from confide.redaction.policy import Policy
+    from confide.redaction.screening import sample
+
+    if not 0 < share <= 1:
+        raise InputError(f"--sample {share:g}: a share of the documents is above 0 and at most 1, as in 0.01")
+    if out is None:
+        raise InputError("--sample needs --out FILE: where to write the documents that a person is to screen")
+    with (
+        Policy.of(run.config, run.root / "spans.db") as policy,
+        Console().track("documents written") as track,
+    ):
+        read = partial(training_documents, run.config)
+        found = sample(read, policy, run.key(), share, draws, out, track)
+    if as_json:
+        _print(found)
+        return
+    print(
+        f"wrote {found['documents']:,} of {found['of']:,} documents to {out}: its first line says what to do"
+    )
+
+
+def _check_marks(run: "Run", path: Path, as_json: bool) -> None:
+    from confide import show
+    from confide.redaction.policy import Policy
+    from confide.redaction.screening import Marks
+
+    marks = Marks.load(path)
+    with Policy.of(run.config, run.root / "spans.db") as policy:
+        marks.check(run.key(), policy.fingerprint)
+    _print(marks.facts()) if as_json else show.marks(marks.facts())
+
+
+@app.command()
+@_verb
 def quickstart(
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("confide-quickstart"),
     as_json: Json = False,
@@ -343,7 +442,7 @@ def quickstart(
 @app.command()
 @_verb
 def study(
-    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning, secret-protection")],
+    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning, secret-protection, selective")],
     data: Annotated[Path, typer.Argument(help="folder that holds the public data sets")],
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("runs/studies"),
     as_json: Json = False,

@@ -18,10 +18,11 @@ from confide import __version__, evaluation, mechanisms, models, preparation
 from confide.allocator import keep_freed_memory
 from confide.claims import Guarantee
 from confide.console import Console
+from confide.course import Course
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.ledger import Ledger
-from confide.mechanisms.base import Mechanism
+from confide.mechanisms.base import Mechanism, Stage
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.metrics import Metrics
@@ -35,8 +36,6 @@ from confide.sharding import part, shard
 from confide.tasks import Task
 from confide.training import Optimisation, Report, Step
 from confide.units import UnitGraph
-
-PHASE = "main"
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,8 @@ class Job:
         model = models.load_model(config, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
+        if prepared.public is not None:
+            bound.append(_digest(prepared.public))
         apart = mechanism.told_apart(prepared.train.shape())
         if apart:
             bound.append(apart)
@@ -104,10 +105,16 @@ class Job:
             ranks,
         )
 
-    def step(self, say: Callable[[str], None] = lambda text: None) -> Step:
-        """The step object of this run, at its first step."""
+    def course(self, say: Callable[[str], None] = lambda text: None) -> Course:
+        """The steps of this run, before its first."""
+        stages = self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
+        return Course(self.mechanism, stages, lambda stage: self._steps(stage, say))
+
+    def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
         config = self.run.config
         train = config.train
+        values = {name: getattr(train, name) for name in Optimisation.__dataclass_fields__}
+        values |= {"steps": stage.steps, "learning_rate": stage.learning_rate or train.learning_rate}
 
         def score() -> Any:
             return self.run.once(
@@ -118,14 +125,19 @@ class Job:
                 self.ranks,
             )
 
+        graph, terms = self.prepared.train, self.setting.terms
+        if stage.on_public:
+            assert self.prepared.public is not None
+            graph = self.prepared.public
+            terms = stage.mechanism.terms(graph.shape())
         return Step(
             self.model,
             self.task,
-            self.mechanism.sampler(self.prepared.train, self.key, PHASE, score),
-            self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
-            Optimisation(**{name: getattr(train, name) for name in Optimisation.__dataclass_fields__}),
+            stage.mechanism.sampler(graph, self.key, stage.name, score),
+            stage.mechanism.combine(terms, stage.noise_multiplier),
+            Optimisation(**values),
             self.key,
-            PHASE,
+            stage.name,
             config.privacy.noise,
             self.micro_tokens,
             self.ranks,
@@ -149,10 +161,14 @@ class Job:
             self.setting.terms,
             self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
         )
+        stages = self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
         return {
-            "phase": PHASE,
             "mechanism": self.mechanism.name,
-            "steps": self.run.config.train.steps,
+            "steps": self.mechanism.all_steps,
+            "stages": [
+                {"phase": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
+                for stage in stages
+            ],
             "sampling": terms.sampling.record(self.key.fingerprint),
             "divisor": terms.divisor,
             "clip_norm": combine.clip_norm,
@@ -230,13 +246,21 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """How a run ended.
+
+    Attributes:
+        steps, of: taken, and of how many.
+        base, final: held-out evaluation of the base and the trained model; after: of the model after a stage, by its
+            name, where another stage followed.
+    """
 
     steps: int
+    of: int
     finished: bool
     guarantee: Guarantee
     base: dict[str, float | int] | None
     final: dict[str, float | int] | None
+    after: dict[str, dict[str, float | int]]
 
 
 def fine_tune(
@@ -277,26 +301,27 @@ class _Loop:
             )
         self._record(0, header)
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
-        self.step = job.step(console.say)
+        self.course, self.steps = job.course(console.say), job.mechanism.all_steps
         if found is not None:
             if ledger is not None:
                 _refuse_gaps(ledger, self.done)
-            self.step.restore(found[1])
+            self.course.restore(found[1])
             if self.train.micro_tokens != "auto":
-                self.step.micro_tokens = self.train.micro_tokens
+                for step in self.course.each():
+                    step.micro_tokens = self.train.micro_tokens
         if self.metrics is not None:
             self.metrics.resume(self.done)
 
     def go(self, until: int | None) -> Outcome:
-        last = self.train.steps if until is None else min(until, self.train.steps)
-        if self.done == self.train.steps:
+        last = self.steps if until is None else min(until, self.steps)
+        if self.done == self.steps:
             self.console.say(f"all {self.done} steps are taken already: evaluating and releasing again")
         elif self.done:
             self.console.say(f"resuming after step {self.done}")
         elif not self.job.run.twin:  # a twin starts from the private run's base
             self._evaluate("base")
         with (
-            self.console.track("step", self.train.steps, self.done) as track,
+            self.console.track("step", self.steps, self.done) as track,
             _interruptible() as interrupted,
         ):
             while self.done < last and not self.ranks.any(interrupted()):
@@ -304,22 +329,21 @@ class _Loop:
                 track(1, _note(report))
                 if self.done % self.train.checkpoint_every == 0:
                     self._checkpoint()
-                if (
-                    self.train.eval_every
-                    and self.done % self.train.eval_every == 0
-                    and self.done < self.train.steps
-                ):
-                    self._evaluate("during")
+                if self.done < self.steps:
+                    self._look()
         self._checkpoint()
-        finished = self.done == self.train.steps
+        finished = self.done == self.steps
         if finished:
             self._evaluate("final")
             self._release()
         base = final = None
+        after = {}
         if self.metrics is not None:
             self.metrics.close()
             base, final = self.metrics.last("base"), self.metrics.last("final")
-        return Outcome(self.done, finished, self.job.guarantee(self.done), base, final)
+            found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
+            after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
+        return Outcome(self.done, self.steps, finished, self.job.guarantee(self.done), base, final, after)
 
     def _record(self, number: int, entry: dict[str, Any]) -> None:
         """Into the ledger, and on no rank further before it is on disk."""
@@ -329,17 +353,29 @@ class _Loop:
 
     def _take(self) -> Report:
         began, number = time.monotonic(), self.done
-        entry = {"phase": PHASE, "step": number, "noise_multiplier": self.step.combine.noise_multiplier}
-        report = self.step(number, before_update=lambda: self._record(number + 1, entry))
+        stage = self.course.stage(number)
+        entry = {"phase": stage.name, "step": number, "noise_multiplier": stage.noise_multiplier}
+        report = self.course(number, before_update=lambda: self._record(number + 1, entry))
         self.done += 1
         if self.metrics is not None:
-            self.metrics.step(asdict(report) | {"seconds": round(time.monotonic() - began, 3)})
+            self.metrics.step(
+                asdict(report) | {"step": number, "seconds": round(time.monotonic() - began, 3)}
+            )
         return report
 
     def _checkpoint(self) -> None:
-        state = self.step.state() if self.done else None
+        state = self.course.state() if self.done else None
         if state is not None:
             self.job.run.save_checkpoint(self.done, state)
+
+    def _look(self) -> None:
+        """Evaluate between two steps, if it is time or a stage has ended."""
+        place, own = self.job.mechanism.turn(self.done - 1)
+        stage = self.course.stages[place]
+        if own + 1 == stage.steps:
+            self._evaluate(f"after {stage.name}")
+        elif self.train.eval_every and self.done % self.train.eval_every == 0:
+            self._evaluate("during")
 
     def _evaluate(self, what: str) -> None:
         found = self.job.evaluate()
@@ -395,12 +431,14 @@ def _usage(job: Job, base: str) -> str:
     if job.run.config.adapter.kind != "lora":
         return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
     bundled, place = base == models.BUNDLED, json.dumps(base)
+    entries = job.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a Hugging Face model
     return (
         "from peft import PeftModel\n"
         f"from transformers import {auto}\n"
         + ("from confide.models import location\n" if bundled else "")
         + f"\nbase = {auto}.from_pretrained({f'location({place})' if bundled else place})\n"
-        'model = PeftModel.from_pretrained(base, "release")\n'
+        + (f"base.resize_token_embeddings({entries})\n" if models.added_tokens(job.model) else "")
+        + 'model = PeftModel.from_pretrained(base, "release")\n'
     )
 
 

@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.nn import functional
 
 from confide.errors import InputError
+from confide.settings import Policy
 from confide.sharding import is_sharded, whole
 
 if TYPE_CHECKING:
     from confide.settings import Adapter, Config
 
 BUNDLED = "bundled"
+MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
 AUTO = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -89,16 +92,15 @@ def _said_plainly(key: str, name: str) -> Iterator[None]:
 def load_tokenizer(config: "Config") -> Any:
     """The tokenizer of a config, with a padding token, checked to encode ordinary text.
 
+    It has the special tokens of the config; and a mask token, its own or `<mask>`, where sensitive text gives way to
+    one.
+
     Raises:
         InputError: none can be loaded, it has no token to pad with, or it encodes text to nothing.
     """
-    from transformers import AutoTokenizer
-
-    _quiet()
+    tokenizer = _plain_tokenizer(config)
     name = config.tokenizer or config.model
     key = "tokenizer" if config.tokenizer else "model"
-    with _said_plainly(key, name):
-        tokenizer = AutoTokenizer.from_pretrained(location(name), trust_remote_code=config.trust_remote_code)
     if tokenizer.pad_token_id is None:
         spare = tokenizer.eos_token or tokenizer.unk_token
         if spare is None:
@@ -106,6 +108,7 @@ def load_tokenizer(config: "Config") -> Any:
                 f"{key}: the tokenizer of {name!r} has no padding token, and no other to use instead"
             )
         tokenizer.pad_token = spare  # padded positions carry no loss and are never attended to
+    _add_tokens(tokenizer, config)
     if config.task == "masked-lm" and tokenizer.mask_token_id is None:
         raise InputError(f"{key}: task masked-lm needs a mask token, and the tokenizer of {name!r} has none")
     probe = tokenizer("The quick brown fox jumps over the lazy dog.", add_special_tokens=False)["input_ids"]
@@ -117,12 +120,42 @@ def load_tokenizer(config: "Config") -> Any:
     return tokenizer
 
 
+def _plain_tokenizer(config: "Config") -> Any:
+    """As it was saved."""
+    from transformers import AutoTokenizer
+
+    _quiet()
+    name = config.tokenizer or config.model
+    with _said_plainly("tokenizer" if config.tokenizer else "model", name):
+        return AutoTokenizer.from_pretrained(location(name), trust_remote_code=config.trust_remote_code)
+
+
+def _adds_tokens(config: "Config") -> bool:
+    return bool(config.special_tokens) or config.detector != Policy()
+
+
+def _add_tokens(tokenizer: Any, config: "Config") -> list[int]:
+    """Gives a tokenizer what the config adds to its vocabulary; returns the ids that were not there before."""
+    known = tokenizer.get_vocab()
+    wanted = list(config.special_tokens)
+    if any(not token.strip() for token in wanted):
+        raise InputError("special_tokens: one of them is blank")
+    if tokenizer.mask_token is None and (MASK in wanted or config.detector != Policy()):
+        tokenizer.add_special_tokens({"mask_token": MASK})
+        wanted.append(MASK)
+    more = [token for token in dict.fromkeys(wanted) if token not in tokenizer.all_special_tokens]
+    if more:
+        tokenizer.add_special_tokens({"extra_special_tokens": more}, replace_extra_special_tokens=False)
+    return sorted({tokenizer.convert_tokens_to_ids(token) for token in wanted if token not in known})
+
+
 def load_model(config: "Config", classes: int | None = None, vocabulary: int | None = None) -> nn.Module:
     """The model of a config, float32, without dropout, with its adapter; what trains requires grad.
 
     Args:
         classes: number of classes, for `task: classification`.
-        vocabulary: entries of the tokenizer; a model with fewer embeddings is refused.
+        vocabulary: entries of the tokenizer; a model with fewer embeddings is refused, but for tokens that the config
+            adds: these start as the mean of all others.
     """
     import transformers
 
@@ -153,11 +186,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         raise InputError(
             f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
         )
-    entries = model.get_input_embeddings().num_embeddings
-    if vocabulary is not None and vocabulary > entries:
-        raise InputError(
-            f"tokenizer: it has {vocabulary} entries, but {config.model!r} has {entries} embeddings"
-        )
+    _fit_vocabulary(model, config, vocabulary)
     longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
     if longest is not None and settings.model_type in _OWN_POSITIONS:
         longest -= (settings.pad_token_id or 0) + 1
@@ -201,6 +230,50 @@ def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
             f"model: {config.model!r} has no fitting weights for {len(lacking)} parameters that task "
             f"{config.task} needs, among them {min(lacking)}: it is a model of another kind"
         )
+
+
+def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> None:
+    """Embeddings for the tokens that a config adds; refuses a tokenizer that had too many without them."""
+    model.added_tokens = ()
+    real: list[int] = []
+    if _adds_tokens(config):
+        tokenizer = _plain_tokenizer(config)
+        real = sorted(set(tokenizer.get_vocab().values()))
+        model.added_tokens = tuple(_add_tokens(tokenizer, config))
+    entries, new = model.get_input_embeddings().num_embeddings, list(model.added_tokens)
+    before = len(real) if vocabulary is None else vocabulary - len(new)
+    before = max(before, *(last + 1 for last in real[-1:]), 0)
+    if before > entries:
+        raise InputError(f"tokenizer: it has {before} entries, but {config.model!r} has {entries} embeddings")
+    if not new:
+        return
+    unused = {name: model.get_parameter(name) for name in _unused(model)}
+    if new[-1] >= entries:  # the vocabularies of many models are padded, and have room
+        model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
+        for name, old in unused.items():  # which is left at its size, or made one with the bias that is used
+            holder, _, own = name.rpartition(".")
+            unused[name] = nn.Parameter(functional.pad(old.data, (0, new[-1] + 1 - len(old))))
+            setattr(model.get_submodule(holder), own, unused[name])
+    inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
+    found = [inputs.weight, getattr(output, "weight", None), getattr(output, "bias", None), *unused.values()]
+    for weights in {id(weights): weights for weights in found if weights is not None}.values():
+        _start_at_mean(weights, real, new)
+
+
+@torch.no_grad()
+def _start_at_mean(weights: torch.Tensor, real: list[int], new: list[int]) -> None:
+    """Entries of new tokens as the mean over the real ones, not over those that pad a vocabulary. In place."""
+    total = torch.zeros(weights.shape[1:], dtype=torch.float64)
+    for ids in torch.tensor(real).split(4096):
+        total += weights[ids].double().sum(0)
+    weights[torch.tensor(new)] = (total / len(real)).to(weights.dtype)
+
+
+def added_tokens(model: Any) -> tuple[int, ...]:
+    """The ids that `load_model` added to the vocabulary of the base."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    ids: tuple[int, ...] = getattr(inner, "added_tokens", ())
+    return ids
 
 
 def _in_head(model: Any, name: str) -> bool:
@@ -337,8 +410,8 @@ def save(
     if hasattr(model, "peft_config"):
         for settings in model.peft_config.values():
             settings.base_model_name_or_path = base
-        # Otherwise peft asks the hub for a model of the base's name, to see whether its vocabulary has grown.
-        options["save_embedding_layers"] = False
+        # By itself, peft would ask the hub for a model of the base's name, to see whether its vocabulary has grown.
+        options["save_embedding_layers"] = bool(added_tokens(model))
     else:
         model.config.name_or_path = base
     try:

@@ -44,13 +44,14 @@ class Size:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Size":
-        settings = cast(Any, model).config.get_text_config()
+        whole = cast(Any, model)
+        settings = whole.config.get_text_config()
         return cls(
             parameters=sum(p.numel() for p in model.parameters()),
             trainable=sum(p.numel() for p in models.trainable(model).values()),
             layers=settings.num_hidden_layers,
             width=settings.hidden_size,
-            vocabulary=settings.vocab_size,
+            vocabulary=whole.get_input_embeddings().num_embeddings,
         )
 
 
@@ -74,7 +75,9 @@ def plan(
     mechanism, privacy = mechanisms.build(config), config.privacy
     chosen = settle(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
     published = privacy.published_key is not None
-    guarantee = state_guarantee(chosen, mechanism.steps, published, config, {"state": "planned, not trained"})
+    guarantee = state_guarantee(
+        chosen, mechanism.all_steps, published, config, {"state": "planned, not trained"}
+    )
     tokens = shape.tokens / max(shape.rows, 1)
     # As in the guarantee: a string where nothing holds, since JSON has no infinity.
     epsilon = guarantee.to_json()["epsilon"] if mechanism.notion != "none" else None
@@ -227,7 +230,7 @@ def _row(
     first: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     terms, mechanism = setting.terms, setting.mechanism
-    tokens = terms.rows_per_step * mechanism.steps * tokens_per_row
+    tokens = mechanism.rows_computed(terms) * tokens_per_row
     return {
         "change": change,
         "mechanism": mechanism.name,

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,9 +21,11 @@ import numpy as np
 from confide import mechanisms
 from confide.disk import write_text
 from confide.errors import InputError
+from confide.redaction.rows import RedactedRow
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.sources import check_rows, counts_of, searchers
 from confide.secrets.values import class_of
+from confide.settings import Policy
 from confide.text import Counts, Document, documents, records
 from confide.text.duplicates import find_duplicates
 from confide.text.enron import clean_enron
@@ -30,9 +33,11 @@ from confide.text.quotes import strip_quotes
 from confide.units import GraphWriter, UnitGraph
 
 if TYPE_CHECKING:
+    from confide.mechanisms.base import Redaction
+    from confide.redaction.documents import RedactedDocuments
     from confide.settings import Config
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
 _BATCH = 512  # documents tokenised at a time
 
 
@@ -42,12 +47,16 @@ class Prepared:
 
     Attributes:
         train, held_out: unit graphs; held_out is None without evaluation data.
+        public: of a mechanism that redacts, the rows in which nothing is sensitive any more: beside the training
+            rows, their redacted forms; apart from them, the rows that had no finding. None where there is no second
+            graph.
         facts: counts of every step, statistics, duplicates: the `--json` of `confide prepare`.
     """
 
     train: UnitGraph
     held_out: UnitGraph | None
     facts: dict[str, Any]
+    public: UnitGraph | None = None
 
     @property
     def classes(self) -> int | None:
@@ -60,8 +69,16 @@ def source_of(config: "Config") -> str:
     """The part of a config that decides what the graphs hold."""
     parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
     parts["tokenizer"] = config.tokenizer or config.model
+    if config.special_tokens:
+        parts["special_tokens"] = config.special_tokens
+    if config.detector != Policy():
+        parts["detector"] = config.detector.model_dump(
+            mode="json", exclude={"recall"}
+        )  # which is but a claim
     if protects_secrets(config):
         parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
+    if redaction_of(config) != "none":
+        parts["redaction"] = [redaction_of(config), config.redacted.span_tokens, _marks(config)]
     return json.dumps(parts, sort_keys=True)
 
 
@@ -72,6 +89,17 @@ _SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
 def protects_secrets(config: "Config") -> bool:
     """Whether the units of the training rows are the secrets that they hold."""
     return mechanisms.find(config.privacy.mechanism).protects_secrets
+
+
+def redaction_of(config: "Config") -> "Redaction":
+    """What the mechanism has done with sensitive text."""
+    return mechanisms.find(config.privacy.mechanism).redaction
+
+
+def _marks(config: "Config") -> str | None:
+    """The sample that a person has screened, where the rows depend on it."""
+    screened = redaction_of(config) == "beside" and config.redacted.mode == "screened"
+    return config.redacted.marks if screened else None
 
 
 def load(config: "Config", folder: Path) -> Prepared | None:
@@ -88,7 +116,8 @@ def load(config: "Config", folder: Path) -> Prepared | None:
         return None
     try:
         held_out = UnitGraph.open(folder / "eval") if facts["eval"] is not None else None
-        return Prepared(UnitGraph.open(folder / "train"), held_out, facts)
+        public = UnitGraph.open(folder / "public") if redaction_of(config) in ("beside", "apart") else None
+        return Prepared(UnitGraph.open(folder / "train"), held_out, facts, public)
     except InputError as error:
         raise InputError(f"{error} (remove {folder} first)") from None
 
@@ -108,6 +137,10 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
         sources += [secrets.words, secrets.rows, secrets.repository.root]
         if secrets.detector.level is not None:
             sources.append(secrets.detector.pipeline)
+    if redaction_of(config) != "none":
+        sources += [config.detector.words, _marks(config)]
+        if config.detector.level is not None:
+            sources.append(config.detector.pipeline)
     for source in sources:
         if isinstance(source, str):
             path = Path(source).expanduser()
@@ -125,7 +158,9 @@ def _stamp(path: Path) -> list[int]:
 
 
 def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress | None = None) -> Prepared:
-    """Read the text of a config into `folder/train` and `folder/eval`. Memory stays bounded.
+    """Read the text of a config into `folder/train`, `folder/eval` and, where rows are redacted, `folder/public`.
+
+    Memory stays bounded. What was found sensitive is kept beside `folder`, in `spans.db`.
 
     Raises:
         InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind.
@@ -135,7 +170,7 @@ def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress |
     building.mkdir(parents=True)
     try:
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
-        facts = _Preparation(config, tokenizer, progress).write(building)
+        facts = _Preparation(config, tokenizer, progress).write(building, folder.with_name("spans.db"))
         record = {"source": source_of(config), "files": files, "facts": facts}
         write_text(building / "prepared.json", json.dumps(record, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,7 +194,8 @@ def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Docume
     found = records(source, format=data.format, split=data.split, counts=counts)
     if data.clean == "enron":
         found = clean_enron(found, counts)
-    for document in documents(found, data.text, data.unit, data.label, counts):
+    spans = config.detector.spans
+    for document in documents(found, data.text, data.unit, data.label, counts, data.speakers, spans):
         body = document.text
         if data.strip_quotes:
             body = strip_quotes(body)
@@ -180,27 +216,37 @@ class _Preparation:
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
         self.finders = searchers(config) if protects_secrets(config) else None
+        self.redaction: Redaction = redaction_of(config)
+        self.redacted: RedactedDocuments | None = None  # while the training text is read
+        self.any_found = False
 
-    def write(self, folder: Path) -> dict[str, Any]:
+    def write(self, folder: Path, cache: Path) -> dict[str, Any]:
+        """All graphs, into `folder`; returns the facts."""
         data = self.config.data
-        share = data.eval if isinstance(data.eval, float) else 0.0
-        meta: dict[str, Any] = {}
-        vocabulary, unowned = len(self.tokenizer), self.finders is not None
-        with GraphWriter(folder / "train", vocabulary, meta, unowned) as train:
-            if share:
-                with GraphWriter(folder / "eval", vocabulary, meta) as held_out:
-                    self._fill(data.train, train, held_out, share)
-            else:
-                self._fill(data.train, train, None, 0.0)
+        with ExitStack() as stack:
+            writers = {"train": self._writer(stack, folder / "train", self.finders is not None)}
+            if isinstance(data.eval, float):
+                writers["eval"] = self._writer(stack, folder / "eval")
+            if self.redaction != "none":
+                from confide.redaction.documents import RedactedDocuments
+
+                self.redacted = stack.enter_context(RedactedDocuments(self.config, self.tokenizer, cache))
+            if self.redaction in ("beside", "apart"):
+                writers["public"] = self._writer(stack, folder / "public")
+            self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
+            self._check_found(writers)
         if isinstance(data.eval, str):
-            with GraphWriter(folder / "eval", vocabulary, meta) as held_out:
-                self._fill(data.eval, held_out, None, 0.0, "eval")
+            with ExitStack() as stack:
+                self._fill(data.eval, {"eval": self._writer(stack, folder / "eval")}, 1.0)
         self._check_classes()
         facts = dict(UnitGraph.open(folder / "train").statistics())
         if self.finders is not None:
             facts["secrets"] = _of_secrets(UnitGraph.open(folder / "train"))
             facts["secrets"]["counts"] = counts_of(self.finders)
-        facts["eval"] = UnitGraph.open(folder / "eval").statistics() if (folder / "eval").is_dir() else None
+        if self.redacted is not None:
+            facts["redaction"] = self.redacted.facts()
+        for name in ("eval", "public"):
+            facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
         facts["counts"] = dict(self.counts)
         if data.duplicates:
             facts["duplicates"] = self._duplicates()
@@ -208,45 +254,98 @@ class _Preparation:
             facts["classes"] = list(self.classes)
         return facts
 
-    def _fill(
-        self, source: str, train: GraphWriter, held_out: GraphWriter | None, share: float, what: str = "train"
-    ) -> None:
-        found = self._limited(source, self.counts)
-        written, any_found = {"train": 0, "eval": 0}, False
-        for batch in _batches(found, _BATCH):
-            mentioned = self._mentions(batch) if what == "train" else None
-            for number, (document, rows) in enumerate(zip(batch, self._rows(batch), strict=True)):
-                side = self._side(document.units, share)
-                if side is None:
-                    self.counts["documents dropped: owners on both sides of the split"] += 1
-                    continue
-                label = None
-                if self.config.task == "classification":
-                    label = self._label(document, held_out=side == "eval" or what == "eval")
-                writer = train if side == "train" or held_out is None else held_out
-                for row in rows:
-                    units: Sequence[str] = document.units
-                    if mentioned is not None and writer is train:
-                        units = row.secrets(mentioned[number])
-                    writer.add(row.tokens, units, label)
-                written[side] += len(rows)
-            any_found = any_found or bool(mentioned and any(mentioned))
+    def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
+        return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned))
+
+    def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
+        """Every row of `source` into the graph of its side; `share` of the units are held out."""
+        trains = "train" in writers
+        for batch in _batches(self._limited(source, self.counts), _BATCH):
+            mentioned = self._mentions(batch) if trains else None
+            self.any_found = self.any_found or bool(mentioned and any(mentioned))
+            placed = list(self._placed(batch, share))
+            if self.redacted is not None and trains:
+                private = [(at, label) for at, side, label in placed if side == "train"]
+                self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
+                placed = [entry for entry in placed if entry[1] != "train"]
+            rows = self._rows([batch[at] for at, _, _ in placed])
+            for (at, side, label), own in zip(placed, rows, strict=True):
+                for row in own:
+                    units: Sequence[str] = batch[at].units
+                    if mentioned is not None and side == "train":
+                        units = row.secrets(mentioned[at])
+                    writers[side].add(row.tokens, units, label)
             if self.progress is not None:
-                self.progress(len(batch))
-        if self.finders is not None and what == "train":
+                self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
+        if self.finders is not None and trains:
             check_rows(self.finders, self.counts["records"])
-            if not any_found and written["train"]:
-                raise InputError(
-                    f"secrets: none was found in {source}: check what `secrets` lists, and that data.text "
-                    f"({self.config.data.text!r}) is the text that holds them"
-                )
-        if not written["train"]:
-            purpose = "train on" if what == "train" else "evaluate on"
+        if not any(writers[side].rows for side in writers if side != "eval" or not trains):
+            purpose = "train on" if trains else "evaluate on"
             raise InputError(f"{source}: no text was left to {purpose} ({self.counts.sentence()})")
-        if share and not written["eval"]:
+        if trains and share and not writers["eval"].rows:
             raise InputError(
                 f"data.eval: a share of {share:g} of the units left none to hold out; raise it, or name a file"
             )
+
+    def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
+        """Where in the batch each document is that is used, its side, and its class."""
+        for at, document in enumerate(batch):
+            side = self._side(document.units, share)
+            if side is None:
+                self.counts["documents dropped: owners on both sides of the split"] += 1
+            elif self.redaction == "apart" and side == "train" and not self._is_new(document):
+                self.counts["documents dropped: the same text as one before"] += 1
+            else:
+                classes = self.config.task == "classification"
+                yield at, side, self._label(document, held_out=side == "eval") if classes else None
+
+    def _is_new(self, document: Document) -> bool:
+        assert self.redacted is not None
+        return self.redacted.is_new(document)
+
+    def _redact(
+        self, batch: list[Document], labels: list[int | None], writers: dict[str, GraphWriter]
+    ) -> None:
+        """The rows of training documents into the graphs that the mechanism trains on."""
+        assert self.redacted is not None
+        for document, label, rows in zip(batch, labels, self.redacted.rows(batch), strict=True):
+            screened = self.redacted.is_screened(document)
+            for row in rows:
+                for name, tokens in self._forms(row, screened):
+                    writers[name].add(tokens, document.units, label)
+
+    def _forms(self, row: RedactedRow, screened: bool) -> Iterator[tuple[str, np.ndarray]]:
+        """Which graphs a row goes to, and in which form."""
+        if self.redaction == "instead":
+            yield "train", row.masked
+        elif self.redaction == "apart":
+            yield "train" if row.has_finding else "public", row.masked
+        else:
+            yield "train", row.tokens
+            if screened:
+                yield "public", row.masked
+
+    def _check_found(self, writers: dict[str, GraphWriter]) -> None:
+        """What would protect nothing, or leave a mechanism without rows, is a fault of the config."""
+        source, config = self.config.data.train, self.config
+        if self.finders is not None and not self.any_found:
+            raise InputError(
+                f"secrets: none was found in {source}: check what `secrets` lists, and that data.text "
+                f"({config.data.text!r}) is the text that holds them"
+            )
+        if self.redacted is None:
+            return
+        if not self.redacted.any_found:
+            raise InputError(
+                f"detector: nothing sensitive was found in {source}: check what `detector` looks for, and that "
+                f"data.text ({config.data.text!r}) is the text that holds it"
+            )
+        if "public" in writers and not writers["public"].rows:
+            if _marks(config) is not None:
+                raise InputError("redacted.marks: none of its documents has a row that is trained on")
+            raise InputError(f"detector: every row of {source} has a finding, so that none is left apart")
+        if not writers["train"].rows:
+            raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
 
     def _limited(self, source: str, counts: Counts) -> Iterator[Document]:
         return islice(_documents(self.config, source, counts), self.config.data.max_documents)
@@ -271,6 +370,8 @@ class _Preparation:
 
     def _rows(self, batch: list[Document]) -> list[list["_Row"]]:
         """Each document's rows of at most max_length tokens."""
+        if not batch:  # which tokenizers do not take
+            return []
         texts, length = [document.text for document in batch], self.config.data.max_length
         places = self.finders is not None and self.tokenizer.is_fast
         if self.config.task != "causal-lm":
@@ -335,8 +436,8 @@ class _Preparation:
             )
 
     def _side(self, units: tuple[str, ...], share: float) -> str | None:
-        if not share:
-            return "train"
+        if share in (0.0, 1.0):
+            return "eval" if share else "train"
         held = [_held_out(unit, share) for unit in units]
         if all(held):
             return "eval"

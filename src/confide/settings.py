@@ -41,6 +41,11 @@ class Data(Section):
     )
     split: str = Field("train", description="which split of a hub data set")
     text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
+    speakers: dict[str, str] = Field(
+        default_factory=dict,
+        description="of dialogues (data.text names a list of turns): the prompt that stands for each speaker; default: "
+        "the name and a colon",
+    )
     unit: str | list[str] | None = Field(
         None,
         description="field that names the privacy unit; a list makes several owners; null: each document",
@@ -77,8 +82,10 @@ class Privacy(Section):
         True,
         description="divide the noised sum by clip_norm, so that the learning rate does not depend on it",
     )
-    adjacency: Literal["zero-out", "add-or-remove", "replace-one"] = Field(
-        "zero-out", description="what neighbours are; the other two cost more or need literal constants"
+    adjacency: Literal["zero-out", "add-or-remove", "replace-one"] | None = Field(
+        None,
+        description="what neighbours are; default: zero-out, of selective replace-one; the other two cost more or need "
+        "literal constants",
     )
     rows_per_unit: Count | Literal["median"] = Field(
         4, description="k of uls, G of els, group and owners; `median` of the rows per unit"
@@ -109,14 +116,31 @@ class Privacy(Section):
 
 
 class Detector(Section):
-    level: Literal["low-entity", "high-entity"] | None = Field(
+    level: Literal["low-entity", "high-entity", "low-contextual", "high-contextual"] | None = Field(
         None,
-        description="entities of a spaCy pipeline: persons, organisations, dates, places; or all 18 kinds",
+        description="of a spaCy pipeline: persons, organisations, dates, places; all 18 kinds of entities; also "
+        "proper nouns, pronouns, subjects, objects; also verbs",
     )
     pipeline: str = Field("en_core_web_sm", description="the spaCy pipeline, by name or folder")
     patterns: list[str] | Literal["all"] | None = Field(
         None,
         description="recognisers of structured data: EMAIL_ADDRESS, CREDIT_CARD, IBAN_CODE ..., or `all`",
+    )
+
+
+class Policy(Detector):
+    words: str | None = Field(
+        None, description="file with one word or phrase a line, or a CSV with a column `word`"
+    )
+    expressions: dict[str, str] = Field(default_factory=dict, description="name: regular expression")
+    spans: str | None = Field(
+        None,
+        description="field that lists the sensitive spans of the text: [start, end] or [start, end, kind]",
+    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="the share of sensitive text that is found, as you claim it: only 1.0 makes the guarantee a "
+        "theorem",
     )
 
 
@@ -157,6 +181,7 @@ class Program(Section):
 
 
 Prior = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Secrets(Section):
@@ -193,6 +218,34 @@ class Secrets(Section):
         description="the share of mentions that is found, as you claim it: only 1.0 makes the guarantee a theorem",
     )
     program: Program = Field(default_factory=Program, description="the linear program that weighs rows")
+
+
+class Redacted(Section):
+    mode: Literal["direct", "screened", "light-noise"] = Field(
+        "direct",
+        description="selective: train on all redacted rows; on a sample that a person has screened (`marks`); or on "
+        "all with light noise for what the detector missed (`epsilon`, `missing_rate`)",
+    )
+    steps: Count = Field(500, description="steps on what is not sensitive, before or between the noised ones")
+    batch: Positive | None = Field(None, description="expected rows of such a step; default: train.batch")
+    learning_rate: Positive | None = Field(None, description="of such a step; default: train.learning_rate")
+    marks: str | None = Field(
+        None,
+        description="the sample that `confide redact --sample` wrote, with what a person marked as missed",
+    )
+    epsilon: Positive | None = Field(
+        None,
+        description="light-noise: what these steps may spend of privacy.epsilon, or beside a stated noise",
+    )
+    missing_rate: tuple[Share, Share] | None = Field(
+        None,
+        description="light-noise: 95% interval of the share of words that are sensitive and missed, as "
+        "`confide redact --marks` estimates it",
+        strict=False,
+    )
+    span_tokens: Count = Field(
+        3, description="tokens that a redacted span counts for where rows are cut, so that its text has room"
+    )
 
 
 class Train(Section):
@@ -242,6 +295,10 @@ class Config(Section):
         "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
     )
     tokenizer: str | None = Field(None, description="folder or hub name; default: the model's own")
+    special_tokens: list[str] = Field(
+        default_factory=list,
+        description="added to the vocabulary, with new embeddings: <mask>, or prompts as in `data.speakers`",
+    )
     task: Literal["causal-lm", "masked-lm", "classification"] = Field(
         "causal-lm", description="what is trained"
     )
@@ -252,6 +309,14 @@ class Config(Section):
     secrets: Secrets = Field(
         default_factory=Secrets,
         description="mechanism secret: where secrets are found, and how far each is protected",
+    )
+    detector: Policy = Field(
+        default_factory=Policy,
+        description="mechanisms selective, redacted and crt: what in a text is sensitive",
+    )
+    redacted: Redacted = Field(
+        default_factory=Redacted,
+        description="mechanisms selective and crt: the steps on what is not sensitive",
     )
     train: Train = Field(default_factory=Train, description="the optimisation")
     run: str = Field("runs/run", description="the run folder")

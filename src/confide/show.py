@@ -43,7 +43,7 @@ def preparation(facts: dict[str, Any]) -> None:
     print()
     header = ["", "units", "rows", "tokens", "rows a unit: min", "median", "mean", "max"]
     rows = []
-    for name, side in (("train", facts), ("held out", facts.get("eval"))):
+    for name, side in (("train", facts), ("public", facts.get("public")), ("held out", facts.get("eval"))):
         if side:
             per_unit = side["rows_per_unit"]
             cells = [
@@ -54,10 +54,30 @@ def preparation(facts: dict[str, Any]) -> None:
             ]
             rows.append([name, *map(number, cells)])
     table(header, rows)
+    if "redaction" in facts:
+        _redacted(facts["redaction"])
     if "duplicates" in facts:
         print("\nA unit's own words may survive in another's rows:")
         for sentence in facts["duplicates"]["sentences"]:
             print(f"  {sentence}")
+
+
+def _redacted(found: dict[str, Any]) -> None:
+    """What was masked before rows were cut, in all and by each kind of finding."""
+    kinds = sorted(found["kinds"].items(), key=lambda entry: -entry[1]["tokens"])
+    rows = [
+        [name, *(number(kind[key]) for key in ("spans", "tokens")), f"{kind['share']:.2%}"]
+        for name, kind in kinds
+    ]
+    spans = sum(kind["spans"] for _, kind in kinds)
+    print()
+    table(
+        ["masked", "spans", "tokens", "of all tokens"],
+        [*rows, ["all", number(spans), number(found["tokens_masked"]), f"{found['share']:.2%}"]],
+    )
+    print()
+    for name in ("rows_with_finding", "rows_cut_off", "tokens_cut_off", "duplicates_dropped"):
+        print(f"{number(found[name]):>12}  {name.replace('_', ' ')}")
 
 
 def secrets(facts: dict[str, Any], examples: Iterable[tuple[str, str]]) -> None:
@@ -82,6 +102,90 @@ def solution(found: dict[str, Any]) -> None:
     print(f"{number(found['epochs']):>12}  uses of a row of weight 1 over all steps")
     for name, noise in found["noise_multiplier"].items():
         print(f"{number(noise):>12}  noise multiplier by {name}")
+
+
+_EXAMPLES = 12  # of masked text: one of each of the kinds that mask most
+
+
+def redaction(facts: dict[str, Any], examples: dict[str, str]) -> None:
+    """How much each kind of finding masks, with an example of each; and how that compares with annotations."""
+    found = sorted(facts["kinds"].items(), key=lambda entry: -entry[1]["words"])
+    rows = [
+        [name, *(number(kind[key]) for key in ("spans", "documents")), *_shares(kind)]
+        for name, kind in found
+        if kind["spans"]
+    ]
+    masked = facts["masked"]
+    whole = ["all", number(facts["spans"]), number(masked["documents"]), *_shares(masked)]
+    table(["kind", "findings", "documents", "of words", "of characters"], [*rows, whole])
+    print(f"\n{number(facts['documents'])} documents, {number(facts['words'])} words")
+    absent = [name for name, kind in found if not kind["spans"]]
+    if absent:
+        print(f"found nowhere: {', '.join(absent)}")
+    if examples:
+        print()
+    for name in [name for name, _ in found if name in examples][:_EXAMPLES]:
+        print(f"{name}: {examples[name]}")
+    if "against" in facts:
+        _annotated(facts["against"])
+    print()
+
+
+def _shares(tally: dict[str, Any]) -> list[str]:
+    from confide.redaction.page import percent
+
+    return [percent(tally["share_of_words"]), percent(tally["share_of_characters"])]
+
+
+def _annotated(found: dict[str, Any]) -> None:
+    """Recall of annotated spans, by kind, and precision."""
+    from confide.redaction.page import percent
+
+    keys = ("recall_of_spans", "recall_of_whole_spans", "recall_of_characters")
+    rows = [
+        [name, number(kind["spans"]), *(percent(kind[key]) for key in keys)]
+        for name, kind in [*found["kinds"].items(), ("all", found)]
+    ]
+    print(f"\nagainst the spans of the field {found['field']!r}:")
+    table(["annotated as", "spans", "found in part", "found whole", "of characters"], rows)
+    print(
+        f"precision: {percent(found['precision_of_characters'])} of the characters found, and "
+        f"{percent(found['precision_of_places'])} of the places found overlap an annotation; what is sensitive "
+        "and was not annotated counts against it"
+    )
+
+
+def marks(facts: dict[str, Any]) -> None:
+    """What a screened sample comes to, and what to write into the config."""
+    import yaml
+
+    rows = [
+        [
+            str(place),
+            *(number(draw[key]) for key in ("documents", "words", "masked", "missed")),
+            f"{draw['missed'] / draw['words']:.3%}",
+        ]
+        for place, draw in enumerate(facts["draws"], 1)
+    ]
+    table(["draw", "documents", "words", "masked", "missed", "missing rate"], rows)
+    low, high = facts["interval"]
+    print(
+        f"\n{number(facts['documents'])} of {number(facts['of'])} documents screened, "
+        f"{number(facts['missed_strings'])} texts missed"
+    )
+    print(f"missing rate {facts['missing_rate']:.3%} of words, 95% interval {low:.3%} to {high:.3%}")
+    print(f"  by {facts['interval_by']}")
+    if facts["recall"] is None:
+        print("recall: nothing was masked and nothing missed in this sample, so it tells nothing of it")
+    else:
+        print(
+            f"recall about {facts['recall']:.2%}: masked words among the masked and the missed, which takes "
+            "all that is masked to be sensitive"
+        )
+    print("\nin the config, to train on what was screened, or on all documents with light noise:")
+    for settings in facts["config"]:
+        line = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=10**6)
+        print(f"  redacted: {line.strip()}")
 
 
 _COLUMNS = {
@@ -153,13 +257,16 @@ def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
     return {
         "steps": outcome.steps,
         "base": outcome.base,
+        "after": outcome.after,
         "final": outcome.final,
         "guarantee": outcome.guarantee.to_json(),
     }
 
 
 def outcome(outcome: "Outcome", run: "Run") -> None:
-    found = [(name, side) for name, side in (("base", outcome.base), ("trained", outcome.final)) if side]
+    between = [(f"after stage {name}", side) for name, side in outcome.after.items()]
+    sides = [("base", outcome.base), *between, ("trained", outcome.final)]
+    found = [(name, side) for name, side in sides if side]
     if found:
         keys = ["loss", "perplexity", "accuracy", "tokens"]
         table(["held out", *keys], [[name, *(number(side[k]) for k in keys)] for name, side in found])

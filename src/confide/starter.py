@@ -1,10 +1,12 @@
 """A first config for a file or folder, from a look at its first records. Names and counts only, no text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from confide.errors import InputError
 from confide.text import Record, records
+from confide.text.dialogues import is_dialogue
 
 LOOK = 200
 _UNITS = (
@@ -57,15 +59,22 @@ run: runs/{_name(source)}
 
 
 def _text(found: Sequence[Record], fields: Sequence[str]) -> str:
-    """The field that is most likely the text: by its name, else the longest."""
+    """The field that is most likely the text: by its name, else turns of a dialogue, else the longest."""
     for name in _TEXTS:
         if name in fields:
+            return name
+    for name in fields:
+        if all(_is_told_by_turns(record.fields.get(name)) for record in found):
             return name
 
     def length(name: str) -> int:
         return sum(len(value) for r in found if isinstance(value := r.fields.get(name), str))
 
     return max(fields, key=length)
+
+
+def _is_told_by_turns(value: Any) -> bool:
+    return is_dialogue(value) and any(isinstance(turn, Mapping) for turn in value)
 
 
 def _unit(found: Sequence[Record], fields: Sequence[str], text: str) -> str | None:

@@ -1,7 +1,8 @@
 """What a batch of rows looks like to a model, and what each row loses: one function per task.
 
 Every loss here is a function of one row and the weights alone. Rows are padded on the right; padded
-positions carry no loss. A row's loss is the mean over its own predicted tokens.
+positions carry no loss, and no model learns to predict a mask (paper 004, appendix A.2). A row's loss is the mean
+over its own predicted tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,7 +136,11 @@ class Task:
         if self.kind == "masked-lm":
             return batch["labels"]
         following = torch.full_like(batch["input_ids"], IGNORE)  # the targets move, not the far larger logits
-        following[:, :-1] = batch["input_ids"][:, 1:].masked_fill(~batch["real"][:, 1:], IGNORE)
+        ahead = batch["input_ids"][:, 1:]
+        nothing = ~batch["real"][:, 1:]
+        if self.mask is not None:  # a mask stands for text that is not there: there is nothing to learn of it
+            nothing = nothing | (ahead == self.mask)
+        following[:, :-1] = ahead.masked_fill(nothing, IGNORE)
         return following
 
     @staticmethod

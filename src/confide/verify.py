@@ -255,7 +255,8 @@ def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dic
 
 
 def _private(job: Job) -> bool:
-    return job.mechanism.notion != "none"
+    """Whether steps clip: ordinary ones, on text without anything sensitive, do not."""
+    return _combine(job).clip_norm is not None
 
 
 def _scale(job: Job) -> float:

@@ -156,9 +156,13 @@ def test_points_and_the_accountant_are_reported():
     assert Curve.unprotected().points() == []
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+@pytest.mark.parametrize("delta", [1.0, -1e-5, math.nan])
 def test_nonsense_is_refused(delta):
     with pytest.raises(InputError, match=r"privacy\.delta"):
         Curve.unprotected().epsilon(delta)
     with pytest.raises(InputError, match="prior"):
         Curve.unprotected().reconstruction(-0.5)
+
+
+def test_pure_privacy_is_what_gaussian_noise_never_gives():
+    assert math.isinf(MixtureOfGaussians.bernoulli(0.02, 100).curve(50.0).epsilon(0.0))

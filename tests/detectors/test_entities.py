@@ -79,3 +79,74 @@ def test_a_pipeline_that_does_not_know_a_kind_is_refused(tmp_path):
     language.to_disk(tmp_path)
     with pytest.raises(InputError, match="does not find DATE, LOC, which low-entity asks for"):
         Entities(str(tmp_path), "low-entity")
+
+
+DIVORCE = "My lawyer and Bob have left: she gave him the keys to their house; the judge whom they saw was told nothing."
+
+
+@pytest.fixture(scope="module")
+def contextual(pipeline):
+    return {level: Entities(pipeline, level) for level in ("low-contextual", "high-contextual")}
+
+
+def words(text, spans, *kinds):
+    return {text[span.start : span.end] for span in spans if span.kind in kinds}
+
+
+def test_contextual_levels_add_parts_of_speech_and_places_in_the_sentence(contextual):
+    (spans,) = contextual["low-contextual"].find([DIVORCE])
+    assert spans == sorted(spans)
+    assert "Bob" in words(DIVORCE, spans, "PROPER_NOUN")
+    assert {"My", "she", "him", "their", "whom", "they", "nothing"} <= words(DIVORCE, spans, "PRONOUN")
+    assert {"lawyer", "Bob", "she", "judge", "they"} <= words(DIVORCE, spans, "SUBJECT")  # Bob by `and`
+    assert {"him", "keys", "house", "whom"} <= words(DIVORCE, spans, "OBJECT")
+    everything = words(DIVORCE, spans, *LEVELS["high-contextual"])
+    assert not everything & {"and", ":", "the", ",", "to", "gave", "was", "told", "left"}
+    (more,) = contextual["high-contextual"].find([DIVORCE])
+    assert set(spans) < set(more)
+    assert {span.kind for span in set(more) - set(spans)} == {"VERB"}
+    assert {"have", "left", "gave", "saw", "was", "told"} <= words(DIVORCE, more, "VERB")
+
+
+def test_a_preposition_is_no_object_and_a_predicate_noun_is_neither(contextual):
+    text = "The book was given to John. The man is a doctor and may have left."
+    (spans,) = contextual["high-contextual"].find([text])
+    assert words(text, spans, "OBJECT") == {"John"}
+    assert words(text, spans, "SUBJECT") == {"book", "man"}
+    assert {"may", "have", "left", "is"} <= words(text, spans, "VERB")
+
+
+def test_places_count_from_the_text_in_any_piece_and_batch(contextual):
+    find = contextual["high-contextual"].find
+    texts = [DIVORCE, "", TEXT, "\n\n"]
+    assert find(texts) == [find([text])[0] for text in texts]
+    assert words(TEXT, find(texts)[2], "PROPER_NOUN") >= {"John", "Smith", "Paris", "Acme"}
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        ("tagger", "no component `tagger`, which low-contextual asks for"),
+        ("parser", "no component `parser`, which low-contextual asks for"),
+        ("ner", "no component `ner`"),
+    ],
+)
+def test_a_pipeline_without_a_component_is_refused(pipeline, tmp_path, removed, message):
+    import spacy
+
+    spacy.load(pipeline, exclude=[removed]).to_disk(tmp_path)
+    with pytest.raises(InputError, match=message):
+        Entities(str(tmp_path), "low-contextual", "key")
+    if removed != "ner":
+        Entities(str(tmp_path), "high-entity")
+
+
+def test_only_what_the_level_needs_runs(pipeline, low, contextual):
+    assert low._language.pipe_names == ["tok2vec", "ner"]
+    assert contextual["low-contextual"]._language.pipe_names == [
+        "tok2vec",
+        "tagger",
+        "parser",
+        "attribute_ruler",
+        "ner",
+    ]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from confide import mechanisms
-from confide.accounting import GroupOf, MixtureOfGaussians, TruncatedPoisson
+from confide.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
 from confide.config import check
 from confide.errors import InputError
 from confide.mechanisms.none import NonPrivate
@@ -158,9 +158,10 @@ def test_truncated_draws_have_their_own_accounting(graph):
         build("els", sampling="truncated", max_batch=6)
 
 
-def test_replace_one_is_two_zero_outs(graph):
+def test_replace_one_costs_what_replacing_does_and_a_guess_what_zeroing_out_does(graph):
     terms = build("uls", adjacency="replace-one").terms(graph.shape())
-    assert terms.process == GroupOf(MixtureOfGaussians.bernoulli(0.5, 50), 2)
+    assert terms.process == Replacement(0.5, 50)
+    assert terms.zeroed == MixtureOfGaussians.bernoulli(0.5, 50)
 
 
 def test_clip_and_noise_use_one_norm(graph):

@@ -248,3 +248,8 @@ def test_mentions_are_small_and_say_nothing_of_the_text():
     mention = Mention("words:1", 0, 6)
     assert repr(mention) == "Mention(secret='words:1', start=0, end=6)"
     assert not hasattr(mention, "__dict__")
+
+
+def test_a_contextual_level_makes_no_secrets():
+    with pytest.raises(InputError, match=r"secrets\.detector\.level: low-contextual marks nearly every word"):
+        finders(Secrets.model_validate({"detector": {"level": "low-contextual"}}))

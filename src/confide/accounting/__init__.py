@@ -2,6 +2,7 @@
 
 from confide.accounting.calibration import least_noise, least_noise_for_kl, least_noise_for_reconstruction
 from confide.accounting.curves import Curve, Direction, compose
+from confide.accounting.phases import After, Untouched
 from confide.accounting.population import Population, Targets
 from confide.accounting.processes import (
     GroupOf,
@@ -10,18 +11,22 @@ from confide.accounting.processes import (
     TruncatedPoisson,
     delta_default,
 )
+from confide.accounting.replacement import Replacement, replaced
 from confide.accounting.stairs import Accountant, achieved, least_noise_for_secrets
 
 __all__ = [
     "Accountant",
+    "After",
     "Curve",
     "Direction",
     "GroupOf",
     "MixtureOfGaussians",
     "Population",
     "Process",
+    "Replacement",
     "Targets",
     "TruncatedPoisson",
+    "Untouched",
     "achieved",
     "compose",
     "delta_default",
@@ -29,4 +34,5 @@ __all__ = [
     "least_noise_for_kl",
     "least_noise_for_reconstruction",
     "least_noise_for_secrets",
+    "replaced",
 ]

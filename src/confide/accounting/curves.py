@@ -159,6 +159,8 @@ class Curve:
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon >= 0 such that (epsilon, delta) holds in both directions; may be inf."""
+        if delta == 0:  # pure privacy, which Gaussian noise never gives
+            return 0.0 if self.delta(0.0) == 0 else math.inf
         if not 0 < delta < 1:
             raise InputError(f"privacy.delta must lie between 0 and 1, not {delta}")
         return max(self.removal.epsilon(delta), self.addition.epsilon(delta))
@@ -200,6 +202,8 @@ def compose(curves: Sequence[Curve]) -> Curve:
     """
     if not curves:
         raise ValueError("nothing to compose")
+    # Both worlds the same at delta(0) = 0: such a phase is as good as none.
+    curves = [curve for curve in curves if curve.delta(0.0) > 0] or list(curves[:1])
     if len(curves) == 1:
         return curves[0]
     known = [curve.composed for curve in curves if curve.composed is not None]

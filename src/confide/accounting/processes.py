@@ -123,7 +123,7 @@ class MixtureOfGaussians:
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
         """The curve at this noise; `Curve.interval` says on which grid (see `Grid`)."""
-        s = _check_noise(noise_multiplier)
+        s = checked(noise_multiplier)
         if s == 0:
             return Curve.unprotected()
         grid = Grid(interval, self.mean / s, self.steps, len(self.values))
@@ -154,7 +154,7 @@ class MixtureOfGaussians:
 
         Atoms of less than 1e-18 in total enter by convexity, KL((1-m) A + m B || Q) <= (1-m) KL(A) + m KL(B).
         """
-        s = _check_noise(noise_multiplier)
+        s = checked(noise_multiplier)
         if s == 0:
             return math.inf
         values, weights = np.asarray(self.values) / s, np.asarray(self.probabilities)
@@ -213,7 +213,7 @@ class TruncatedPoisson:
             raise InputError("privacy.sampling: truncated needs at least one row and a cap of at least 1")
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
-        s = _check_noise(noise_multiplier)
+        s = checked(noise_multiplier)
         if s == 0:
             return Curve.unprotected()
 
@@ -439,7 +439,7 @@ def _check_rows(rows: int) -> None:
         )
 
 
-def _check_noise(noise_multiplier: float) -> float:
+def checked(noise_multiplier: float) -> float:
     if not 0 <= noise_multiplier < math.inf:
         raise InputError(f"privacy.noise_multiplier must be a finite number >= 0, not {noise_multiplier}")
     return float(noise_multiplier)

@@ -21,8 +21,11 @@ _REGISTRY = {
     "group": "confide.mechanisms.group:GroupPrivacy",
     "els": "confide.mechanisms.els:ExampleLevelSampling",
     "owners": "confide.mechanisms.owners:Owners",
+    "redacted": "confide.mechanisms.redacted:RedactedOnly",
     "secret": "confide.mechanisms.secret:SecretProtection",
+    "selective": "confide.mechanisms.selective:Selective",
     "uls": "confide.mechanisms.uls:UserLevelSampling",
+    "crt": "confide.mechanisms.crt:ConfidentiallyRedacted",
 }
 NAMES = tuple(_REGISTRY)
 
@@ -62,13 +65,18 @@ def faults(config: "Config") -> Iterator[tuple[str, str]]:
 
 def _foreign(config: "Config") -> Iterator[tuple[str, str]]:
     """Settings of another mechanism, which would be read by nobody."""
-    from confide.settings import Secrets
+    from confide.settings import Policy, Redacted, Secrets
 
-    name = config.privacy.mechanism
-    for key, own, stated in (
-        ("secrets", "secret", config.secrets != Secrets()),
-        ("privacy.accountant", "secret", config.privacy.accountant != "blow-up"),
-        ("privacy.bounding", "owners", config.privacy.bounding != "greedy"),
+    name, privacy = config.privacy.mechanism, config.privacy
+    for key, owners, stated in (
+        ("secrets", ("secret",), config.secrets != Secrets()),
+        ("detector", ("selective", "redacted", "crt"), config.detector != Policy()),
+        ("redacted", ("selective", "crt"), config.redacted != Redacted()),
+        ("privacy.accountant", ("secret",), privacy.accountant != "blow-up"),
+        ("privacy.bounding", ("owners",), privacy.bounding != "greedy"),
     ):
-        if stated and name != own:
-            yield key, f"is for mechanism {own}, and this is {name}: remove it, or choose {own}"
+        if stated and name not in owners:
+            yield (
+                key,
+                f"is for mechanism {', '.join(owners)}, and this is {name}: remove it, or choose {owners[0]}",
+            )

@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from confide.accounting import GroupOf, Process, delta_default, least_noise
+from confide.accounting import Process, delta_default, least_noise, replaced
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.sampling import Draw, OwnRates, Sampling
@@ -27,8 +27,14 @@ from confide.units import UnitGraph
 if TYPE_CHECKING:
     from confide.settings import Config
 
-_least_noise = lru_cache(maxsize=256)(least_noise)  # a plan's neighbours often share a process
 
+@lru_cache(maxsize=256)  # a plan's neighbours often share a process
+def calibrated(process: Process, epsilon: float, delta: float) -> float:
+    """`accounting.least_noise`, once for each process."""
+    return least_noise(process, epsilon, delta)
+
+
+Redaction = Literal["none", "instead", "beside", "apart"]
 Score = Callable[[], np.ndarray]  # perplexity of every row under the base model, made only when asked for
 
 
@@ -66,6 +72,8 @@ class Terms:
         expected_batch: expected rows or units of a step.
         divisor: what the noised sum is divided by: a constant, never what was drawn.
         process: from noise to a guarantee.
+        zeroed: the process against the unit zeroed out, by which whoever guesses at its text is bound; where the
+            adjacency is zero-out, `process` itself.
         delta: the default delta of this data.
         rows_per_step: expected rows that a step computes.
         rows_per_unit: how many rows a unit may contribute; None where all may.
@@ -79,11 +87,33 @@ class Terms:
     expected_batch: float
     divisor: float
     process: Process
+    zeroed: Process
     delta: float
     rows_per_step: float
     rows_per_unit: int | None
     contribution: str
     facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps of one kind: which rows they draw from, how, and what is made of what they draw.
+
+    Attributes:
+        name: phase of the run key and of the ledger.
+        mechanism: draws and combines.
+        noise_multiplier: of its steps.
+        steps: how many.
+        on_public: draws from the rows in which nothing is sensitive any more, not from the training rows.
+        learning_rate: None: that of the config.
+    """
+
+    name: str
+    mechanism: "Mechanism"
+    noise_multiplier: float
+    steps: int
+    on_public: bool = False
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +136,11 @@ class Mechanism(ABC):
     draws: ClassVar[str]  # what a step draws: "rows" or "units"
     grouped: ClassVar[bool] = True  # whether the unit is one that the data must name
     protects_secrets: ClassVar[bool] = False  # whether units are the secrets that rows hold
+    # What is done with sensitive text: nothing ("none"), rows are redacted ("instead"), redacted rows lie "beside" the
+    # training rows, or rows in which nothing was sensitive lie "apart" from the redacted ones.
+    redaction: ClassVar[Redaction] = "none"
+    lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
+    compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -117,6 +152,19 @@ class Mechanism(ABC):
     @abstractmethod
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         """The sampler of this mechanism on a graph. `score` is called only by rules that need it."""
+
+    @property
+    def all_steps(self) -> int:
+        """The steps of the run, of all stages."""
+        return self.steps
+
+    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+        """The kinds of steps that a run takes; `turn` says when."""
+        return (Stage("main", self, noise_multiplier, self.steps),)
+
+    def turn(self, step: int) -> tuple[int, int]:
+        """(stage, the stage's own step) of a step of the run, both counted from 0."""
+        return 0, step
 
     # combine ---------------------------------------------------------------------------------------
     def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
@@ -136,7 +184,7 @@ class Mechanism(ABC):
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         """The least noise multiplier that meets the target, certified."""
         assert epsilon is not None
-        return _least_noise(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
+        return calibrated(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
 
     def told_apart(self, shape: Shape) -> bytes:
         """What, beside config and data, decides draws and noise: the run key is bound to it as well.
@@ -144,6 +192,16 @@ class Mechanism(ABC):
         Were the same noise scaled by two multipliers, the difference of two runs would be free of it.
         """
         return b""
+
+    def epsilon_range(
+        self, shape: Shape, noise_multiplier: float, delta: float, steps: int
+    ) -> tuple[float, ...]:
+        """(least, greatest) epsilon where it rests on something that is known in part; else nothing."""
+        return ()
+
+    def rows_computed(self, terms: Terms) -> float:
+        """Expected rows that all steps compute."""
+        return terms.rows_per_step * self.steps
 
     @property
     def sampling_assumed(self) -> str:
@@ -182,7 +240,9 @@ class Mechanism(ABC):
     def from_config(cls, config: "Config") -> "Mechanism":
         """Each field comes from the key of the same name, wherever it stands."""
         known: dict[str, Any] = {"row_length": config.data.max_length, "secrets": config.secrets}
+        known |= {"redacted": config.redacted, "recall": config.detector.recall}
         known |= config.train.model_dump() | config.privacy.model_dump()
+        known["adjacency"] = config.privacy.adjacency or cls.compares
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in known.items() if name in names})
 
@@ -224,8 +284,7 @@ class Mechanism(ABC):
         return rate
 
     def _process(self, process: Process) -> Process:
-        """Replace-one is two zero-outs (`mechanisms` section 0): (2 eps, (1 + e^eps) delta)."""
-        return GroupOf(process, 2) if self.adjacency == "replace-one" else process
+        return replaced(process) if self.adjacency == "replace-one" else process
 
     def _delta(self, rows: int, units: int) -> float:
         return delta_default(rows, units)
@@ -238,7 +297,7 @@ class Mechanism(ABC):
         """What is public under the claim. Add-or-remove hides whether a unit is there, so no graph is public."""
         graph = (
             "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
-            "row boundaries and lengths",
+            self.lengths,
         )
         return (
             *(() if self.adjacency == "add-or-remove" else graph),

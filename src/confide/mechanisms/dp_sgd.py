@@ -45,18 +45,20 @@ class DPSGD(Mechanism):
         rate = self._rate(shape.rows, "rows")
         divisor = self.divisor or rate * shape.rows
         sampling = Sampling(self.sampling, rate, self.max_batch)
+        zeroed = example_level(shape.rows, sampling, steps)
         return Terms(
             rows=shape.rows,
             units=shape.rows,
             sampling=sampling,
             expected_batch=self._expected(rate, shape.rows, divisor),
             divisor=divisor,
-            process=self._process(example_level(shape.rows, sampling, steps)),
+            process=self._process(zeroed),
             delta=self._delta(shape.rows, shape.rows),
             rows_per_step=rate * shape.rows,
             rows_per_unit=1,
             contribution="1 row",
             facts=self._facts(f"sampling probability {rate:.6g} of each of the rows", divisor, steps),
+            zeroed=zeroed,
         )
 
     @classmethod
@@ -65,7 +67,10 @@ class DPSGD(Mechanism):
         if config.privacy.selection is not None:
             yield (
                 "privacy.selection",
-                "dp-sgd uses every row: a rule that selects within a user is for els, group, uls",
+                f"{cls.name} uses every row: a rule that selects within a user is for els, group, uls",
             )
         if config.privacy.resample:
-            yield "privacy.resample", "dp-sgd uses every row once: resample is an option of els and group"
+            yield (
+                "privacy.resample",
+                f"{cls.name} uses every row once: resample is an option of els and group",
+            )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from confide.accounting import MixtureOfGaussians
-from confide.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms
+from confide.mechanisms.base import Combine, Mechanism, Sampler, Score, Stage, Terms
 from confide.noise import RunKey
 from confide.shape import Shape
 from confide.units import UnitGraph
@@ -37,6 +37,22 @@ class NonPrivate(Mechanism):
     def draws(self) -> str:  # type: ignore[override]
         return self.inner.draws
 
+    @property
+    def all_steps(self) -> int:
+        return self.inner.all_steps
+
+    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+        return tuple(
+            replace(stage, mechanism=self.twin(stage.mechanism), noise_multiplier=0.0)
+            for stage in self.inner.stages(shape, noise_multiplier)
+        )
+
+    def turn(self, step: int) -> tuple[int, int]:
+        return self.inner.turn(step)
+
+    def rows_computed(self, terms: Terms) -> float:
+        return self.inner.rows_computed(terms)
+
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         return self.inner.sampler(graph, key, phase, score)
 
@@ -46,7 +62,8 @@ class NonPrivate(Mechanism):
     def terms(self, shape: Shape, steps: int | None = None) -> Terms:
         terms = self.inner.terms(shape, steps)
         # Every unit, every step, no noise: a process whose epsilon is infinite at any noise given here.
-        return replace(terms, process=MixtureOfGaussians.bernoulli(1.0, max(1, steps or self.steps)))
+        bare = MixtureOfGaussians.bernoulli(1.0, max(1, steps or self.steps))
+        return replace(terms, process=bare, zeroed=bare)
 
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return 0.0

@@ -83,13 +83,15 @@ class CappedRows(Mechanism):
         rate = self._rate(rows, "rows")
         divisor = self.divisor or rate * rows
         sampling = Sampling(self.sampling, rate, self.max_batch)
+        zeroed = self._account(rows, most, sampling, steps)
         return Terms(
             rows=rows,
             units=shape.units,
             sampling=sampling,
             expected_batch=self._expected(rate, rows, divisor),
             divisor=divisor,
-            process=self._process(self._account(rows, most, sampling, steps)),
+            process=self._process(zeroed),
+            zeroed=zeroed,
             delta=self._delta(rows, shape.units),
             rows_per_step=rate * rows,
             rows_per_unit=most,

@@ -197,7 +197,7 @@ class SecretProtection(WeightedRows):
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
         yield from super().faults(config)
         privacy, secrets = config.privacy, config.secrets
-        if privacy.adjacency != "zero-out":
+        if privacy.adjacency not in (None, "zero-out"):
             yield (
                 "privacy.adjacency",
                 "secret protection compares with the secret's rows zeroed out: zero-out",

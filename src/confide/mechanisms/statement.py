@@ -83,6 +83,9 @@ def state_guarantee(
     steps = max(1, steps)  # before the first, there is only the base model: one step's bound holds
     mechanism, terms = setting.mechanism, setting.mechanism.terms(setting.shape, steps)
     curve = terms.process.curve(setting.noise_multiplier)
+    zeroed = curve
+    if terms.zeroed != terms.process:
+        zeroed = terms.zeroed.curve(setting.noise_multiplier)
     epsilon = curve.epsilon(setting.delta)
     protected = mechanism.notion != "none" and math.isfinite(epsilon)
     estimates = list(mechanism.doubts())
@@ -101,7 +104,7 @@ def state_guarantee(
         unit=mechanism.unit,
         rows_per_unit=terms.rows_per_unit,
         contribution=terms.contribution,
-        rows_cut=_ROWS_CUT[config.task].format(config.data.max_length),
+        rows_cut=_rows_cut(mechanism, config),
         adjacency=mechanism.adjacency if protected else "not applicable",  # type: ignore[arg-type]
         public_facts=(
             *terms.facts,
@@ -111,7 +114,7 @@ def state_guarantee(
         epsilon=epsilon if protected else math.inf,
         delta=setting.delta,
         curve=tuple(curve.points()) if protected else (),
-        reconstruction=tuple((p, float(curve.reconstruction(p)) if protected else 1.0) for p in PRIORS),
+        reconstruction=tuple((p, float(zeroed.reconstruction(p)) if protected else 1.0) for p in PRIORS),
         advantage=float(curve.advantage()) if protected else 1.0,
         true_positive_rate=float(curve.true_positive_rate(0.01)) if protected else 1.0,
         noise_multiplier=setting.noise_multiplier,
@@ -139,5 +142,17 @@ def state_guarantee(
         evidence=("no audit was made yet",),
         estimates=tuple(estimates),
         secret_targets=mechanism.asked(setting.shape),
+        epsilon_range=mechanism.epsilon_range(setting.shape, setting.noise_multiplier, setting.delta, steps),
         closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )
+
+
+def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
+    cut = _ROWS_CUT[config.task].format(config.data.max_length)
+    if mechanism.redaction == "none":
+        return cut
+    redacted = f"sensitive spans are replaced by one mask token each before anything else; then {cut}"
+    if mechanism.redaction != "beside":
+        return redacted
+    counting = f"a mask counting {config.redacted.span_tokens} tokens"
+    return f"{redacted}, {counting}; a row of the second phase holds the text of its redacted row"

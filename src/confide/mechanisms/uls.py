@@ -111,6 +111,7 @@ class UserLevelSampling(Mechanism):
         rate = self._rate(shape.units, "units")
         divisor = self.divisor or rate * shape.units
         sampling = Sampling(self.sampling, rate, self.max_batch)
+        zeroed = example_level(shape.units, sampling, steps)
         # Chunks overlap rows, so a unit with fewer rows than k still gives up to k chunks.
         drawn = np.minimum(shape.rows_per_unit, k).mean() if self.rule != "random-chunk" else k
         return Terms(
@@ -119,7 +120,8 @@ class UserLevelSampling(Mechanism):
             sampling=sampling,
             expected_batch=self._expected(rate, shape.units, divisor),
             divisor=divisor,
-            process=self._process(example_level(shape.units, sampling, steps)),
+            process=self._process(zeroed),
+            zeroed=zeroed,
             delta=self._delta(shape.rows, shape.units),
             rows_per_step=float(rate * shape.units * drawn),
             rows_per_unit=None,

@@ -77,14 +77,15 @@ class WeightedRows(Mechanism):
         population = self.population(shape, steps)
         rates = population.rho[population.rho > 0]
         divisor = self.divisor or self.batch
-        low, high = float(rates.min()), float(rates.max())
+        low, high, zeroed = float(rates.min()), float(rates.max()), population.worst()
         return Terms(
             rows=len(rates),
             units=shape.units,
             sampling=OwnRates(rates),
             expected_batch=self.batch,
             divisor=divisor,
-            process=self._process(population.worst()),
+            process=self._process(zeroed),
+            zeroed=zeroed,
             delta=self._delta(len(rates), shape.units),
             rows_per_step=self.batch,
             rows_per_unit=int(population.counts.max(initial=0)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from confide.detectors import RECOGNISERS, Detector, detector, kinds
+from confide.detectors import RECOGNISERS, Detector, detector, is_contextual, kinds
 from confide.errors import InputError
 from confide.secrets.folding import canonical
 from confide.settings import Secrets
@@ -61,10 +61,11 @@ class Patterns:
     Matches that differ in case or white space alone are one.
 
     Matches of one expression do not overlap (`re.finditer`); those of different ones may.
-    Raises InputError for a bad expression, and for one that matches the empty string.
+    Raises InputError, naming `key`, for a bad expression, and for one that matches the empty string.
     """
 
-    def __init__(self, patterns: Mapping[str, str]) -> None:
+    def __init__(self, patterns: Mapping[str, str], key: str = "secrets.patterns") -> None:
+        self._key = key
         self._expressions: dict[str, re.Pattern[str]] = {}
         self._numbers = _Numbers()
         for name, expression in patterns.items():
@@ -72,10 +73,10 @@ class Patterns:
                 compiled = re.compile(expression)
             except re.error as error:  # the expression may hold a secret: it is not shown
                 raise InputError(
-                    f"secrets.patterns.{name}: not a regular expression: {error.msg} at character {error.pos}"
+                    f"{key}.{name}: not a regular expression: {error.msg} at character {error.pos}"
                 ) from None
             if compiled.search(""):
-                raise _matches_nothing(name)
+                raise self._matches_nothing(name)
             self._expressions[name] = compiled
 
     def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
@@ -86,16 +87,15 @@ class Patterns:
         for name, expression in self._expressions.items():
             for match in expression.finditer(text):
                 if match.start() == match.end():
-                    raise _matches_nothing(name)
+                    raise self._matches_nothing(name)
                 value = match.group().strip()
                 if value:
                     start = match.start() + match.group().index(value)
                     mentions.append(Mention(self._numbers.name(name, value), start, start + len(value)))
         return _by_place(mentions)
 
-
-def _matches_nothing(name: str) -> InputError:
-    return InputError(f"secrets.patterns.{name}: matches the empty string, which is nobody's secret")
+    def _matches_nothing(self, name: str) -> InputError:
+        return InputError(f"{self._key}.{name}: matches the empty string, which is nobody's secret")
 
 
 class Detected:
@@ -226,7 +226,13 @@ def finders(secrets: Secrets) -> list[Finder]:
         made.append(words)
     if secrets.patterns:
         made.append(Patterns(secrets.patterns))
-    if secrets.detector.level is not None or secrets.detector.patterns:
+    level = secrets.detector.level
+    if level is not None and is_contextual(level):
+        raise InputError(
+            f"secrets.detector.level: {level} marks nearly every word, and a word that stands everywhere is nobody's "
+            "secret; choose low-entity or high-entity, or mechanism selective"
+        )
+    if level is not None or secrets.detector.patterns:
         made.append(Detected(detector(secrets.detector)))
     if columns:
         made.append(Column(columns))

@@ -56,31 +56,31 @@ class Entry:
     columns: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def read_words(path: str | Path) -> list[Entry]:
+def read_words(path: str | Path, key: str = "secrets.words") -> list[Entry]:
     """The entries of a list: UTF-8, a word or phrase a line, blank lines and those that start with # skipped;
     or, where the name ends in .csv, a table with a column `word` and perhaps `id`.
 
     The id is `words:LINE`, counted from 1, or the table's own; entries with one id are one secret.
 
-    Raises InputError, naming the line and never the word, for what cannot be read or matched.
+    Raises InputError, naming `key` and the line, never the word, for what cannot be read or matched.
     """
     path = Path(path).expanduser()
-    text = read_text(path, "secrets.words")
+    text = read_text(path, key)
     if not is_table(path) and text.lstrip().lower().startswith(("word,", "id,")):
-        raise InputError(f"secrets.words: {path} looks like a table: give it a name that ends in .csv")
-    lines = _table(path, text) if is_table(path) else _lines(text)
+        raise InputError(f"{key}: {path} looks like a table: give it a name that ends in .csv")
+    lines = _table(path, text, key) if is_table(path) else _lines(text)
     entries = []
     for entry in lines:
         word = canonical(entry.word)
         if not word or "\0" in entry.word or not starts_apart(word):
-            raise InputError(f"secrets.words: {path} line {entry.line} holds no word that can be matched")
+            raise InputError(f"{key}: {path} line {entry.line} holds no word that can be matched")
         if entry.id != f"words:{entry.line}" and word in canonical(entry.id):
             raise InputError(
-                f"secrets.words: {path} line {entry.line} has the word itself in its id, and ids are published"
+                f"{key}: {path} line {entry.line} has the word itself in its id, and ids are published"
             )
         entries.append(entry)
     if not entries:
-        raise InputError(f"secrets.words: {path} lists no word")
+        raise InputError(f"{key}: {path} lists no word")
     return entries
 
 
@@ -147,8 +147,8 @@ def _lines(text: str) -> Iterator[Entry]:
             yield Entry(f"words:{number}", number, word)
 
 
-def _table(path: Path, text: str) -> Iterator[Entry]:
-    for line, row in read_table(path, text, "secrets.words", ["word"]):
+def _table(path: Path, text: str, key: str) -> Iterator[Entry]:
+    for line, row in read_table(path, text, key, ["word"]):
         word = row.pop("word")
         yield Entry(row.pop("id", "") or f"words:{line}", line, word, row)
 
@@ -222,8 +222,8 @@ class Words:
     fewest others hold. Time beyond that grows with the mentions, some 0.7 microseconds each.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        entries = read_words(path)
+    def __init__(self, path: str | Path, key: str = "secrets.words") -> None:
+        entries = read_words(path, key)
         self.ids: tuple[str, ...] = tuple(dict.fromkeys(entry.id for entry in entries))
         self._words: dict[str, str] = {}  # by word: the first secret that is this word
         self._phrases: dict[

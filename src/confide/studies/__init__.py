@@ -11,6 +11,7 @@ _REGISTRY = {
     "user-level": "confide.studies.user_level",
     "enron-cleaning": "confide.studies.enron_cleaning",
     "secret-protection": "confide.studies.secret_protection",
+    "selective": "confide.studies.selective",
 }
 NAMES = tuple(_REGISTRY)
 

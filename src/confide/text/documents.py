@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from confide.errors import InputError
-from confide.text.fields import Template, clean_text, label_of, owners_of
+from confide.text.dialogues import Dialogue, is_dialogue
+from confide.text.fields import Template, clean_text, label_of, lookup, owners_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ def documents(
     unit: str | Sequence[str] | None,
     label: str | None = None,
     counts: Counts | None = None,
+    speakers: Mapping[str, str] | None = None,
+    spans: str | None = None,
 ) -> Iterator[Document]:
     """Turn records into documents, one at a time.
 
@@ -61,6 +64,10 @@ def documents(
     owners); a field that holds a list gives several owners. Mail addresses become lower-case `name@host`,
     owners are de-duplicated in order. Without `unit` each document is its own unit, "row:0", "row:1" ...,
     numbered as documents come out.
+
+    A `text` field that holds a list of turns is a dialogue, `dialogues.Dialogue`, with the prompts of `speakers`.
+    `spans` names the field of each turn that lists its spans: of the document, this field then holds all of them,
+    counted in the whole text.
 
     Only carriage returns, NUL characters and lone surrogates are touched in a text. Blank texts are skipped
     and counted. Counts: `records`, `empty texts`, `documents`, and `without <field>` where one of several
@@ -70,7 +77,8 @@ def documents(
     none; and at the end if there was no record or no text at all. A bad template is refused at once.
     """
     template = Template(text)
-    return _documents(records, template, unit, label, (Counts() if counts is None else counts))
+    counts = Counts() if counts is None else counts
+    return _documents(records, template, unit, label, counts, speakers or {}, spans)
 
 
 def _documents(
@@ -79,6 +87,8 @@ def _documents(
     unit: str | Sequence[str] | None,
     label: str | None,
     counts: Counts,
+    speakers: Mapping[str, str],
+    spans: str | None,
 ) -> Iterator[Document]:
     counts.declare("records", "empty texts", "documents")
     names = [unit] if isinstance(unit, str) else unit
@@ -88,7 +98,19 @@ def _documents(
         read += 1
         counts["records"] += 1
         where = record.where
-        content = clean_text(template.fill(record.fields, where))
+        fields = record.fields
+        turns = lookup(fields, template.field, where, "data.text") if template.field is not None else None
+        if is_dialogue(turns):
+            dialogue = Dialogue.of(turns, speakers, where)
+            content = dialogue.text
+            if spans is not None:
+                fields = {**fields, spans: dialogue.shifted(turns, spans, where)}
+        elif speakers:
+            raise InputError(
+                f"{where}: data.speakers is for dialogues, and data.text ({template.source!r}) names no list of turns"
+            )
+        else:
+            content = clean_text(template.fill(fields, where))
         if not content or content.isspace():
             counts["empty texts"] += 1
             continue
@@ -101,7 +123,7 @@ def _documents(
         tag = None if label is None else label_of(record.fields, label, where)
         kept += 1
         counts["documents"] += 1
-        yield Document(content, owners, tag, where, record.fields, read - 1)
+        yield Document(content, owners, tag, where, fields, read - 1)
     if not read:
         raise InputError("no record is left to read: every one was removed before it became a document.")
     if not kept:

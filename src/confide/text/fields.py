@@ -58,6 +58,11 @@ class Template:
         """The fields that the template reads, in order."""
         return [name for _, name in self.parts if name is not None]
 
+    @property
+    def field(self) -> str | None:
+        """The field that is the whole text; None of a template that adds to it."""
+        return self.parts[0][1] if len(self.parts) == 1 and not self.parts[0][0] else None
+
     def fill(self, fields: Mapping[str, Any], where: str) -> str:
         """The text of one record, "" if all its fields are blank. Raises InputError for a missing field."""
         pieces: list[str] = []

@@ -1,0 +1,83 @@
+"""Confidentially Redacted Training (Zhao, Li and Wang 2022): the baseline that paper 004 compares itself with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from confide.mechanisms.base import Redaction, Stage, Terms
+from confide.mechanisms.sensitive import SensitiveText
+from confide.settings import Redacted
+from confide.shape import Shape
+
+if TYPE_CHECKING:
+    from confide.settings import Config
+
+
+@dataclass(frozen=True)
+class ConfidentiallyRedacted(SensitiveText):
+    """Duplicates removed, rows redacted; ordinary steps on rows without findings, noised ones on the rest, in turns.
+
+    Formal guarantee: (epsilon, delta)-confidentiality: a row in which something was found, with one more secret in it
+    or with a mask in the secret's place, is told apart no better than `accounting.Replacement` allows. Which rows
+    those are is public. It says nothing of rows in which nothing was found.
+    """
+
+    name: ClassVar[str] = "crt"
+    notion: ClassVar[str] = "confidentiality"
+    redaction: ClassVar[Redaction] = "apart"
+
+    @property
+    def unit(self) -> str:
+        return (
+            "a secret in one row in which the detector of the config found something; a row is at most "
+            f"{self.row_length} tokens of one document"
+        )
+
+    @property
+    def all_steps(self) -> int:
+        return self.redacted.steps + self.steps
+
+    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+        steps, rate = self.redacted.steps, self.redacted.learning_rate
+        return (
+            Stage("ordinary", self._ordinary(), 0.0, steps, on_public=True, learning_rate=rate),
+            Stage("main", self, noise_multiplier, self.steps),
+        )
+
+    def _ordinary_before(self, step: int) -> int:
+        """How many of the first `step` steps are ordinary: the two kinds are spread evenly over the run."""
+        return step * self.redacted.steps // self.all_steps
+
+    def turn(self, step: int) -> tuple[int, int]:
+        ordinary = self._ordinary_before(step)
+        is_ordinary = self._ordinary_before(step + 1) > ordinary
+        return (0, ordinary) if is_ordinary else (1, step - ordinary)
+
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        steps = self.all_steps if steps is None else steps
+        noised = max(1, steps - self._ordinary_before(steps))
+        terms = super().terms(shape, noised)
+        return replace(
+            terms,
+            contribution="1 row, redacted; it may enter any noised step",
+            facts=(*terms.facts, f"{self.redacted.steps} ordinary steps between the noised ones"),
+        )
+
+    def rows_computed(self, terms: Terms) -> float:
+        return super().rows_computed(terms) + self._public_batch * self.redacted.steps
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            *super().facts(),
+            "which rows hold a finding, and which documents are duplicates of others",
+        )
+
+    def exclusions(self) -> tuple[str, ...]:
+        return (*super().exclusions(), "rows in which the detector found nothing")
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().faults(config)
+        for key in ("mode", "marks", "epsilon", "missing_rate", "span_tokens"):
+            if getattr(config.redacted, key) != getattr(Redacted(), key):
+                yield f"redacted.{key}", f"{getattr(config.redacted, key)} is for mechanism selective"

@@ -1,0 +1,90 @@
+"""What the mechanisms have in common that protect the sensitive characters of a row, not the whole row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from confide.mechanisms.base import Combine, Terms
+from confide.mechanisms.dp_sgd import DPSGD
+from confide.settings import Redacted
+
+if TYPE_CHECKING:
+    from confide.settings import Config
+
+
+@dataclass(frozen=True)
+class SensitiveText(DPSGD):
+    """Rows by themselves, of which a detector says what is sensitive.
+
+    A claim supposes that it finds all of it: whoever runs it says so by `detector.recall: 1.0`, or the claim is an
+    estimate.
+    """
+
+    redacted: Redacted = field(default_factory=Redacted)
+    recall: float | None = None
+
+    notion: ClassVar[str] = "selective DP"
+    lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
+    compares: ClassVar[str] = "replace-one"
+
+    @property
+    def unit(self) -> str:
+        return (
+            "the sensitive characters of one row, as the detector of the config marks them; a row is at most "
+            f"{self.row_length} tokens of one document"
+        )
+
+    @property
+    def _public_batch(self) -> float:
+        return self.redacted.batch or self.batch
+
+    def _ordinary(self) -> "Ordinary":
+        """Ordinary steps on the rows in which nothing is sensitive."""
+        return Ordinary(self._public_batch, self.redacted.steps, row_length=self.row_length)
+
+    def doubts(self) -> tuple[str, ...]:
+        if self.recall == 1.0:
+            return ()
+        share = "is not claimed" if self.recall is None else f"is claimed to be {self.recall:g}"
+        return (
+            f"the share of sensitive text that the detector finds {share} (detector.recall: 1.0 claims that it "
+            "finds all)",
+        )
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            "all text that the detector does not mark, and where marked spans stand in it: the redacted rows",
+        )
+
+    def exclusions(self) -> tuple[str, ...]:
+        return (
+            "sensitive text that the detector misses",
+            "what the rest of a row, which is public, lets one infer of its sensitive characters",
+            "a secret that stands in several rows, which several units tell",
+        )
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().faults(config)
+        stated = config.detector.model_dump(exclude={"recall", "pipeline"}, exclude_defaults=True)
+        if not stated:
+            yield (
+                "detector",
+                f"mechanism {cls.name} needs to know what is sensitive: level, patterns, words, expressions or spans",
+            )
+        if config.privacy.adjacency == "add-or-remove":
+            yield "privacy.adjacency", f"{cls.name} compares texts of one row: replace-one or zero-out"
+
+
+@dataclass(frozen=True)
+class Ordinary(DPSGD):
+    """Ordinary steps on rows in which nothing is sensitive. It protects nothing, and has nothing to protect."""
+
+    name: ClassVar[str] = "ordinary"
+    notion: ClassVar[str] = "none"
+
+    def _rate(self, population: int, what: str) -> float:
+        return 1.0 if 1 <= population < self.batch else super()._rate(population, what)
+
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        return Combine(None, 0.0, 1 / terms.divisor)

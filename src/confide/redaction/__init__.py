@@ -1,0 +1,1 @@
+"""Redaction: what in a text is sensitive by a policy, and the rows that stand for it without."""

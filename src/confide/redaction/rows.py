@@ -1,0 +1,198 @@
+"""A document as rows in two forms, redacted and original, cut by the redacted form alone.
+
+Neighbours differ in the sensitive characters of one row and agree in the redacted text. So all that is public of the
+rows, their number, their boundaries and their redacted tokens, is made from the redacted text; an original row is a
+function of its own characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from confide.errors import InputError
+from confide.redaction.masking import Origin, Place, masked
+
+
+@dataclass(frozen=True)
+class RedactedRow:
+    """One row in both forms.
+
+    Attributes:
+        tokens: of the original characters, int64[n].
+        masked: of the redacted ones, int64[m]: each sensitive place is one mask token.
+        has_finding: whether the row holds a sensitive place; without one the forms are the same.
+        lost: original tokens that the row had no room for.
+    """
+
+    tokens: np.ndarray
+    masked: np.ndarray
+    has_finding: bool
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A row before its original is tokenised: redacted tokens, original text, and what stands around that."""
+
+    masked: np.ndarray
+    text: str
+    has_finding: bool
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+class Redactor:
+    """Cuts documents into rows of at most `max_length` tokens in both forms.
+
+    A causal LM reads a document as its rows, one after the other; of any other task a document is one row, cut off.
+
+    Args:
+        tokenizer: a fast one with a mask token.
+        task: causal-lm, masked-lm or classification.
+        span_tokens: what a mask counts for where rows are cut, so that the original has room; what has none is
+            cut off.
+
+    Raises:
+        InputError: the tokenizer cannot tell where in a text its tokens stand, or has no mask token.
+    """
+
+    def __init__(self, tokenizer: Any, task: str, max_length: int, span_tokens: int) -> None:
+        if not tokenizer.is_fast:
+            raise InputError(
+                "tokenizer: it is a slow one, which does not tell where in a text its tokens stand; redaction needs "
+                "a fast one (a tokenizer.json)"
+            )
+        if tokenizer.mask_token is None:
+            raise InputError(
+                "tokenizer: it has no mask token, which redaction needs; special_tokens can add <mask>"
+            )
+        self._tokenizer, self._length, self._span = tokenizer, max_length, span_tokens
+        self._in_rows = task == "causal-lm"
+        start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        first = end if start is None else start
+        self._before = () if first is None else (first,)
+        self._after = () if end is None else (end,)
+
+    def rows(self, text: str, places: Sequence[Place]) -> list[RedactedRow]:
+        """The rows of one document; those whose redacted form is a single token are left out."""
+        return self.many([text], [places])[0]
+
+    def many(self, texts: Sequence[str], places: Sequence[Sequence[Place]]) -> list[list[RedactedRow]]:
+        """The rows of each document; `places` as `merged` makes them.
+
+        Raises:
+            InputError: the tokenizer takes the mask's text apart.
+        """
+        if not texts:
+            return []
+        mask = self._tokenizer.mask_token
+        redacted = [masked(text, own, mask) for text, own in zip(texts, places, strict=True)]
+        options = {"add_special_tokens": False} if self._in_rows else self._truncated
+        encoded = self._tokenizer([text for text, _ in redacted], return_offsets_mapping=True, **options)
+        cuts = [
+            self._cut(text, short, origin, np.asarray(ids, dtype=np.int64), _offsets(offsets))
+            for text, (short, origin), ids, offsets in zip(
+                texts, redacted, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            )
+        ]
+        originals = iter(self._originals([cut for found in cuts for cut in found if cut.has_finding]))
+        return [
+            [
+                next(originals) if cut.has_finding else RedactedRow(cut.masked, cut.masked, False)
+                for cut in found
+            ]
+            for found in cuts
+        ]
+
+    @property
+    def _truncated(self) -> dict[str, Any]:
+        return {"truncation": True, "max_length": self._length}
+
+    def _cut(
+        self, text: str, redacted: str, origin: Origin, ids: np.ndarray, offsets: np.ndarray
+    ) -> list[_Cut]:
+        if not self._in_rows:
+            own = offsets[offsets[:, 0] < offsets[:, 1]]
+            low, high = own.min(initial=len(redacted)), own.max(initial=0)
+            kept = origin.masks[(origin.masks[:, 1] > low) & (origin.masks[:, 0] < high)]
+            self._tokens_of(kept, ids, offsets)
+            return [_Cut(ids, text, len(kept) > 0)]
+        stands = self._tokens_of(origin.masks, ids, offsets)
+        b, a = len(self._before), len(self._after)
+        ids = np.concatenate([self._before, ids, self._after]).astype(np.int64)
+        offsets = np.pad(offsets, ((b, a), (0, 0)))
+        stands = np.pad(stands, (b, a))
+        starts, stops = offsets.T
+        reached = np.concatenate([[0], np.maximum.accumulate(stops)])
+        # Where characters end a token and begin another: never within one that several tokens share.
+        ahead = np.where(stops > starts, starts, len(redacted))
+        ahead = np.append(np.minimum.accumulate(ahead[::-1])[::-1], len(redacted))
+        places = np.flatnonzero(reached <= ahead)
+        weights = np.concatenate([[0], np.cumsum(1 + (self._span - 1) * stands)])
+        cuts, first = [], 0
+        while first < len(ids):
+            following = places[places > first]
+            fitting = following[weights[following] <= weights[first] + self._length]
+            last = int(fitting[-1] if len(fitting) else following[0])
+            begin = 0 if first == 0 else int(reached[first])
+            end = len(redacted) if last == len(ids) else int(reached[last])
+            row = ids[first:last][: self._length]
+            if len(row) > 1:  # one token predicts nothing
+                cuts.append(
+                    _Cut(
+                        row,
+                        text[origin.of(begin) : origin.of(end)],
+                        bool(stands[first:last].any()),
+                        self._before if first == 0 else (),
+                        self._after if last == len(ids) else (),
+                    )
+                )
+            first = last
+        return cuts
+
+    def _tokens_of(self, masks: np.ndarray, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Which tokens stand for these masks, one for each: bool[T]."""
+        own = np.flatnonzero(ids == self._tokenizer.mask_token_id)
+        starts, stops = offsets[own].T
+        index = np.searchsorted(stops, masks[:, 0], side="right")
+        inside = index < len(own)
+        inside[inside] &= (starts[index[inside]] <= masks[inside, 0]) & (
+            stops[index[inside]] >= masks[inside, 1]
+        )
+        if not inside.all() or len(np.unique(index)) < len(index):
+            raise InputError(
+                f"tokenizer: it takes the text of its mask token, {self._tokenizer.mask_token!r}, apart, so it "
+                "cannot read a redacted text"
+            )
+        stands = np.zeros(len(ids), dtype=bool)
+        stands[own[index]] = True
+        return stands
+
+    def _originals(self, cuts: Sequence[_Cut]) -> list[RedactedRow]:
+        """The same rows with the original characters of each tokenised by themselves."""
+        if not cuts:
+            return []
+        texts = [cut.text for cut in cuts]
+        encoded = self._tokenizer(texts, add_special_tokens=not self._in_rows)["input_ids"]
+        rows = []
+        for cut, ids in zip(cuts, encoded, strict=True):
+            whole = [*cut.before, *ids, *cut.after]
+            lost = max(0, len(whole) - self._length)
+            if lost:  # of one row a document, the tokenizer knows which end to cut and what is to stand there
+                whole = (
+                    whole[: self._length]
+                    if self._in_rows
+                    else self._tokenizer(cut.text, **self._truncated)["input_ids"]
+                )
+            # What a tokenizer drops altogether still makes a row: which rows there are is public.
+            tokens = np.asarray(whole or [self._tokenizer.mask_token_id], dtype=np.int64)
+            rows.append(RedactedRow(tokens, cut.masked, True, lost))
+        return rows
+
+
+def _offsets(offsets: Sequence[Place]) -> np.ndarray:
+    return np.asarray(offsets, dtype=np.int64).reshape(-1, 2)

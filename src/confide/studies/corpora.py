@@ -1,0 +1,155 @@
+"""Public text, cut into documents for the studies, and small models to fine-tune on it."""
+
+import csv
+import json
+import lzma
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from confide.disk import whole_file
+from confide.errors import InputError
+
+Items = Iterable[dict[str, Any]]
+
+
+def _opened(path: Path) -> IO[str]:
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give the folder that holds the public data sets")
+    return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8")
+
+
+def wikitext(data: Path, split: str) -> Iterator[dict[str, str]]:
+    """Paragraphs of WikiText-2, without headings."""
+    with _opened(data / f"wikitext-2/wiki.{split}.tokens.xz") as lines:
+        for line in lines:
+            text = line.strip()
+            if text and not text.startswith("="):
+                yield {"text": text}
+
+
+def dialogues(data: Path, split: str) -> Iterator[dict[str, Any]]:
+    """Dialogues of the Schema-Guided Dialogue data set, with their annotated slots."""
+    with _opened(data / f"sgd-dialogues/{split}.jsonl.xz") as lines:
+        yield from map(json.loads, lines)
+
+
+def sst2(data: Path, split: str) -> Iterator[dict[str, str]]:
+    with _opened(data / f"glue/SST-2/{split}.tsv") as lines:
+        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+            yield {"text": row["sentence"].strip(), "label": row["label"]}
+
+
+def cola(data: Path, split: str) -> Iterator[dict[str, str]]:
+    with _opened(data / f"glue/CoLA/{split}.tsv") as lines:
+        for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):  # no header line
+            yield {"text": row[3], "label": row[1]}
+
+
+def rte(data: Path, split: str) -> Iterator[dict[str, str]]:
+    with _opened(data / f"glue/RTE/{split}.tsv") as lines:
+        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+            yield {"text": f"{row['sentence1']}\n{row['sentence2']}", "label": row["label"]}
+
+
+def written(items: Items, path: Path, most: int | None = None) -> Path:
+    """The first `most` of some documents, as JSON lines; left alone if it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as building, open(building, "w", encoding="utf-8") as lines:
+            for item in islice(items, most):
+                lines.write(json.dumps(item) + "\n")
+    return path
+
+
+def stories(data: Path, folder: Path) -> Path:
+    """stories260K (a Llama of 260,032 weights that has read children's stories) with a tokenizer of its 512 pieces.
+
+    `data`'s neighbour `models` holds its weights, and the pieces as a list.
+    """
+    source = data.parent / "models/stories260K/hf"
+    if not source.is_dir():
+        raise InputError(f"{source}: no such folder; the models lie beside the folder of data sets")
+    return _made(folder, lambda made: _with_tokenizer(source, made))
+
+
+def _with_tokenizer(source: Path, folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    folder.chmod(0o755)
+    pieces = json.loads((source / "tok512_pieces.json").read_text("utf-8"))
+    plain = {"\n<s>\n": "<s>", "\n</s>\n": "</s>"}
+    vocabulary = {plain.get(p["piece"], p["piece"]).replace(" ", "▁"): p["id"] for p in pieces}
+    first = 259  # after <unk>, <s>, </s> and 256 bytes
+    merges = [
+        (piece[:i], piece[i:])
+        for piece in sorted(vocabulary, key=vocabulary.__getitem__)
+        if vocabulary[piece] >= first
+        for i in range(1, len(piece))
+        if piece[:i] in vocabulary and piece[i:] in vocabulary
+    ]
+    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+
+
+def roberta(folder: Path) -> Path:
+    """The config.json of a small model shaped as RoBERTa, with the bundled tokenizer beside it.
+
+    Each text then begins with a token of its own, from whose state such a classifier reads the class.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    from confide.models import BUNDLED, location
+
+    def write(made: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(location(BUNDLED))
+        tokenizer.save_pretrained(made)
+        inner = Tokenizer.from_file(str(made / "tokenizer.json"))
+        first, number = tokenizer.eos_token, tokenizer.eos_token_id
+        inner.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, number)])
+        inner.save(str(made / "tokenizer.json"))
+        settings = {
+            "model_type": "roberta",
+            "architectures": ["RobertaForMaskedLM"],
+            "vocab_size": len(tokenizer),
+            "hidden_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 512,
+            "max_position_embeddings": 128 + tokenizer.pad_token_id + 1,
+            "type_vocab_size": 1,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": number,
+            "eos_token_id": number,
+        }
+        (made / "config.json").write_text(json.dumps(settings), "utf-8")
+
+    return _made(folder, write) / "config.json"
+
+
+def _made(folder: Path, make: Callable[[Path], None]) -> Path:
+    """What `make` writes, in one go."""
+    if not folder.exists():
+        building = folder.with_name(f".{folder.name}")
+        shutil.rmtree(building, ignore_errors=True)
+        building.parent.mkdir(parents=True, exist_ok=True)
+        make(building)
+        building.rename(folder)
+    return folder
