@@ -10,7 +10,7 @@ import pytest
 
 from confide.detectors import Processes, processes
 from confide.errors import InputError
-from confide.settings import Detector
+from confide.settings import Detector, Policy
 
 pytest.importorskip("detect_secrets", reason="detect-secrets is not installed")
 
@@ -21,11 +21,11 @@ TEXTS = [f"{n}: https://ann:word{n}@b.org and ftp://bob:{n}@c.de {'b' * (n % 90)
 SETTINGS = Detector(patterns=["PRIVATE_KEY", "URL_PASSWORD"])  # which need no large package
 
 
-@pytest.fixture
-def several(monkeypatch):
+@pytest.fixture(params=[SETTINGS, Policy(**SETTINGS.model_dump(), recall=1.0)], ids=["detector", "policy"])
+def several(request, monkeypatch):
     monkeypatch.setattr(processes, "_ALONE", (0, 0))
     monkeypatch.setattr(processes, "_CHUNK", (2_000, 2_000))
-    with Processes(SETTINGS, "detector", 2) as made:
+    with Processes(request.param, "detector", 2) as made:
         yield made
 
 
@@ -95,7 +95,7 @@ def test_an_error_in_a_process_is_told(several, monkeypatch):
 PROGRAM = """
 import sys, time
 from confide.detectors import Processes, processes
-from confide.settings import Detector
+from confide.settings import Detector, Policy
 processes._ALONE = (0, 0)
 made = Processes(Detector(patterns=["PRIVATE_KEY"]), "detector", 2)
 made.find(["BEGIN PRIVATE KEY"])

@@ -165,6 +165,13 @@ def test_light_noise_of_no_missed_word_at_the_lower_end_leaves_phase_2():
     assert found.epsilon_range[0] == pytest.approx(alone, rel=1e-6)
 
 
+def test_where_a_missed_word_is_hardly_ever_drawn_there_is_some_noise_all_the_same():
+    light = LIGHT | {"missing_rate": (1e-7, 1e-6), "steps": 1}
+    setting = settled(config("selective", redacted=light, detector=DETECTOR | {"recall": None}))
+    assert setting.mechanism.stages(SHAPE, 1.0)[0].noise_multiplier == 0.1
+    assert 2.9 < setting.curve().epsilon(setting.delta) <= 3.0
+
+
 def test_the_twin_takes_the_same_turns_without_clip_or_noise():
     mechanism = mechanisms.build(config("selective"))
     twin = NonPrivate.twin(mechanism)

@@ -45,7 +45,9 @@ class Processes:
     """
 
     def __init__(self, settings: Settings, key: str, count: int | None = None) -> None:
-        self._settings, self._key = settings, key
+        # of a policy, the part that a detector is made from
+        self._settings = Settings(**settings.model_dump(include=set(Settings.model_fields)))
+        self._key = key
         self._own = detector(settings, key)
         self._kinds = kinds(settings)
         self._count = len(os.sched_getaffinity(0)) if count is None else count

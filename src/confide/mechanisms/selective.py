@@ -13,6 +13,10 @@ from confide.shape import Shape
 if TYPE_CHECKING:
     from confide.settings import Config
 
+_LEAST_LIGHT = (
+    0.1  # more is never wrong, and with less the privacy losses would span a grid too wide to compose
+)
+
 
 @dataclass(frozen=True)
 class Selective(SensitiveText):
@@ -103,7 +107,8 @@ class Selective(SensitiveText):
         missed = self._missed(shape, self.redacted.steps, self._missing_rate[1])
         delta = self._delta(shape.rows, shape.rows) if self.delta is None else self.delta
         assert self.redacted.epsilon is not None
-        return calibrated(missed, self.redacted.epsilon, delta)  # type: ignore[arg-type]  # frozen, all of them
+        noise = calibrated(missed, self.redacted.epsilon, delta)  # type: ignore[arg-type]  # frozen, all of them
+        return max(noise, _LEAST_LIGHT)
 
     @property
     def _missing_rate(self) -> tuple[float, float]:
