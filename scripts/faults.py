@@ -295,7 +295,7 @@ FAULTS = [
     Fault(
         "secret",
         "a row that only begins or ends with a secret does not list it",
-        "preparation.py",
+        "rows.py",
         "m.start <= self.end and m.end >= self.start",
         "m.start < self.end and m.end > self.start",
         "tests/test_tagged_rows.py",

@@ -25,7 +25,9 @@ from transformers import (
 
 from confide import models, preparation
 from confide.config import check
+from confide.rows import Cutter
 from confide.secrets.finders import Mention, finders
+from confide.settings import Secrets
 from confide.text import Document
 from confide.units import UnitGraph
 from tests.conftest import SHARED
@@ -102,20 +104,8 @@ def document(generator: random.Random) -> str:
     return "".join(parts) if "".join(parts).strip() else document(generator)
 
 
-def preparer(tokenizer, length: int, task: str = "causal-lm"):
-    config = check(
-        {
-            "task": task,
-            "data": {"train": "x", "unit": None, "eval": None, "max_length": length, "label": None},
-            "privacy": {"mechanism": "secret"},
-            "secrets": {"patterns": {"word": "x"}, "prior": 0.1, "posterior": 0.3},
-        }
-    )
-    return preparation._Preparation(config, tokenizer, None)
-
-
 def cut(tokenizer, text: str, length: int, task: str = "causal-lm"):
-    return preparer(tokenizer, length, task)._rows([Document(text, ("u",), None, "here")])[0]
+    return Cutter(tokenizer, task, length, places=True).rows([text])[0]
 
 
 def boundaries(tokenizer, text: str, length: int, task: str = "causal-lm"):
@@ -374,8 +364,7 @@ def test_with_the_rows_of_a_secret_left_out_all_candidates_leave_the_same(tmp_pa
 def test_finders_and_rows_speak_of_the_same_characters(tokenizers):
     """A mention that a finder reports, cut into rows: the rows that list it hold its text, decoded."""
     tokenizer, generator = tokenizers["bundled"], random.Random(3)
-    config = preparer(tokenizer, 8).config
-    search = finders(config.secrets.model_copy(update={"patterns": {"pin": r"PIN\w+"}}))
+    search = finders(Secrets(patterns={"pin": r"PIN\w+"}))
     for number in range(30):
         text = (
             unicodedata.normalize("NFD", document(generator))

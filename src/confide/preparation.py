@@ -22,6 +22,7 @@ from confide import mechanisms
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.redaction.rows import RedactedRow
+from confide.rows import Cutter
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.sources import check_rows, counts_of, searchers
 from confide.secrets.values import class_of
@@ -183,10 +184,15 @@ def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress |
     return found
 
 
-def training_documents(config: "Config", counts: Counts | None = None) -> Iterator[Document]:
-    """The documents that training rows are cut from, as `prepare` reads them."""
-    found = _documents(config, config.data.train, Counts() if counts is None else counts)
-    return islice(found, config.data.max_documents)
+def training_documents(config: "Config") -> Iterator[Document]:
+    """The documents that training rows are cut from, as `prepare` reads them: none that is held out."""
+    share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+    found = _limited(config, config.data.train, Counts())
+    return (document for document in found if _side(document.units, share) == "train")
+
+
+def _limited(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
+    return islice(_documents(config, source, counts), config.data.max_documents)
 
 
 def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
@@ -216,6 +222,7 @@ class _Preparation:
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
         self.finders = searchers(config) if protects_secrets(config) else None
+        self.cutter = Cutter(tokenizer, config.task, config.data.max_length, self.finders is not None)
         self.redaction: Redaction = redaction_of(config)
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
@@ -260,7 +267,7 @@ class _Preparation:
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
-        for batch in _batches(self._limited(source, self.counts), _BATCH):
+        for batch in _batches(_limited(self.config, source, self.counts), _BATCH):
             mentioned = self._mentions(batch) if trains else None
             self.any_found = self.any_found or bool(mentioned and any(mentioned))
             placed = list(self._placed(batch, share))
@@ -268,7 +275,7 @@ class _Preparation:
                 private = [(at, label) for at, side, label in placed if side == "train"]
                 self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
                 placed = [entry for entry in placed if entry[1] != "train"]
-            rows = self._rows([batch[at] for at, _, _ in placed])
+            rows = self.cutter.rows([batch[at].text for at, _, _ in placed])
             for (at, side, label), own in zip(placed, rows, strict=True):
                 for row in own:
                     units: Sequence[str] = batch[at].units
@@ -290,7 +297,7 @@ class _Preparation:
     def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
         """Where in the batch each document is that is used, its side, and its class."""
         for at, document in enumerate(batch):
-            side = self._side(document.units, share)
+            side = _side(document.units, share)
             if side is None:
                 self.counts["documents dropped: owners on both sides of the split"] += 1
             elif self.redaction == "apart" and side == "train" and not self._is_new(document):
@@ -347,12 +354,9 @@ class _Preparation:
         if not writers["train"].rows:
             raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
 
-    def _limited(self, source: str, counts: Counts) -> Iterator[Document]:
-        return islice(_documents(self.config, source, counts), self.config.data.max_documents)
-
     def _duplicates(self) -> dict[str, Any]:
-        """A second pass over the training text: what stands in several units. Figures, never text."""
-        found = find_duplicates(training_documents(self.config))
+        """A second pass over the text, held out or not: what stands in several units. Figures, never text."""
+        found = find_duplicates(_limited(self.config, self.config.data.train, Counts()))
         names = (
             "rows",
             "units",
@@ -367,52 +371,6 @@ class _Preparation:
     def _mentions(self, batch: list[Document]) -> list[list[Mention]] | None:
         """Where each document mentions secrets; None where units are not secrets."""
         return None if self.finders is None else find_all(self.finders, batch)
-
-    def _rows(self, batch: list[Document]) -> list[list["_Row"]]:
-        """Each document's rows of at most max_length tokens."""
-        if not batch:  # which tokenizers do not take
-            return []
-        texts, length = [document.text for document in batch], self.config.data.max_length
-        places = self.finders is not None and self.tokenizer.is_fast
-        if self.config.task != "causal-lm":
-            found = self.tokenizer(texts, truncation=True, max_length=length, return_offsets_mapping=places)
-            offsets = found["offset_mapping"] if places else [None] * len(batch)
-            return [
-                self._cut(text, np.asarray(ids), own, length, len(text) if own is None else _end(own))
-                for text, ids, own in zip(texts, found["input_ids"], offsets, strict=True)
-            ]
-        found = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=places)
-        offsets = found["offset_mapping"] if places else [None] * len(batch)
-        start, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        before = [start if start is not None else end] if (start, end) != (None, None) else []
-        after = [end] if end is not None else []
-        rows = []
-        for text, ids, own in zip(texts, found["input_ids"], offsets, strict=True):
-            whole = np.asarray(before + ids + after, dtype=np.int64)
-            if own is not None:
-                own = [(0, 0)] * len(before) + own + [(0, 0)] * len(after)
-            cut = self._cut(text, whole, own, length, len(text))
-            rows.append([row for row in cut if len(row.tokens) > 1])  # a row of one token predicts nothing
-        return rows
-
-    def _cut(
-        self, text: str, ids: np.ndarray, offsets: list[tuple[int, int]] | None, length: int, end: int
-    ) -> list["_Row"]:
-        """Rows of at most `length` tokens; `end` is where the characters end that the tokens stand for."""
-        firsts = range(0, len(ids), length)
-        if offsets is None:
-            return [_Row(ids[i : i + length], 0, len(text)) for i in firsts]
-        starts, stops = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-        starts = np.where(stops > starts, starts, end)  # a token without characters tells of none
-        # Characters that the tokenizer dropped between two tokens count on both sides of a cut.
-        reached = np.concatenate([[0], np.maximum.accumulate(stops)])
-        ahead = np.concatenate([np.minimum.accumulate(starts[::-1])[::-1], [end]])
-        rows = []
-        for first in firsts:
-            last = min(first + length, len(ids))
-            begin = min(int(reached[first]), int(ahead[first]))
-            rows.append(_Row(ids[first:last], begin, max(int(ahead[last]), int(reached[last]))))
-        return rows
 
     def _label(self, document: Document, held_out: bool) -> int:
         if document.label is None:
@@ -435,33 +393,15 @@ class _Preparation:
                 f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart"
             )
 
-    def _side(self, units: tuple[str, ...], share: float) -> str | None:
-        if share in (0.0, 1.0):
-            return "eval" if share else "train"
-        held = [_held_out(unit, share) for unit in units]
-        if all(held):
-            return "eval"
-        return None if any(held) else "train"
 
-
-@dataclass(frozen=True)
-class _Row:
-    """Tokens, and the characters of the document, [start, end), that they stand for."""
-
-    tokens: np.ndarray
-    start: int
-    end: int
-
-    def secrets(self, mentions: list[Mention]) -> list[str]:
-        """The secrets of which the row holds a character, or a neighbour of one, each once.
-
-        How a row begins or ends may depend on the character beyond: `##7` within a word is `7` at its start.
-        """
-        return list(dict.fromkeys(m.secret for m in mentions if m.start <= self.end and m.end >= self.start))
-
-
-def _end(offsets: list[tuple[int, int]]) -> int:
-    return max((stop for _, stop in offsets), default=0)
+def _side(units: tuple[str, ...], share: float) -> str | None:
+    """On which side of the split a document of these units stands; None if on both."""
+    if share in (0.0, 1.0):
+        return "eval" if share else "train"
+    held = [_held_out(unit, share) for unit in units]
+    if all(held):
+        return "eval"
+    return None if any(held) else "train"
 
 
 def _held_out(unit: str, share: float) -> bool:
