@@ -326,6 +326,25 @@ def test_what_preparation_and_training_rest_on_is_the_same_policy(tmp_path):
     assert job.prepared.public is not None
 
 
+def test_the_key_is_bound_to_the_redacted_rows_too(tmp_path, monkeypatch):
+    """Another version of a detector redacts otherwise: the noise of both models must not be the same."""
+    from confide import finetuning
+
+    text = corpus(tmp_path / "text.jsonl")
+    keys = []
+    for version in (b"one", b"other"):
+        settings = config(tmp_path, "selective", text)
+        digest_of = finetuning._digest
+
+        def other(graph, version=version, digest_of=digest_of):
+            return version if graph.folder.name == "public" else digest_of(graph)
+
+        monkeypatch.setattr(finetuning, "_digest", other)
+        keys.append(Job.of(Run(settings), _quiet()).key.fingerprint(b"x"))
+        monkeypatch.undo()
+    assert keys[0] != keys[1]
+
+
 def test_weights_of_a_release_are_those_of_the_last_step(tmp_path):
     run = Run(config(tmp_path, "redacted"))
     assert fine_tune(run).finished
