@@ -330,7 +330,7 @@ FAULTS = [
         "the first phase trains on rows that were not redacted",
         "finetuning.py",
         "            graph = self.prepared.public\n",
-        "",
+        "            pass\n",
         "tests/test_selective_run.py",
     ),
     Fault(

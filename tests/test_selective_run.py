@@ -242,8 +242,9 @@ def test_light_noise_is_added_in_phase_1(tmp_path):
     (first, light_noise), *_ = phases(run)
     assert first == "redacted"
     assert light_noise > 0
-    low, high = outcome.guarantee.epsilon_range
+    low, high, row = (value for _, value in outcome.guarantee.epsilons)
     assert low < high == pytest.approx(outcome.guarantee.epsilon)
+    assert high < row
     assert not outcome.guarantee.theorem
 
 

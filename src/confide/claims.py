@@ -57,7 +57,8 @@ class Guarantee:
     secret_targets: the (p, r) pairs that were asked for, for secret protection alone: all of them, or of many the
     least and greatest r of each p; closest_secrets: (id, prior, posterior asked, posterior reached at most) of those
     that come nearest to what was asked, by id and never by content.
-    epsilon_range: (least, greatest) epsilon where it rests on something that was estimated; epsilon is the greatest.
+    epsilons: (what is supposed, epsilon) where epsilon rests on something that was estimated: of estimates alone.
+    worlds: the two worlds that are compared, in words; written from the adjacency if left empty.
     noise_multiplier: noise std over clip norm; clip_norm: None if nothing is clipped; steps.
     sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
     step; sampling_probability: the smallest and the largest of a row or unit.
@@ -100,7 +101,8 @@ class Guarantee:
     estimates: tuple[str, ...] = ()
     secret_targets: Pairs = ()
     closest_secrets: tuple[tuple[str, float, float, float], ...] = ()
-    epsilon_range: tuple[float, ...] = ()
+    epsilons: tuple[tuple[str, float], ...] = ()
+    worlds: str = ""
     words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,7 +112,10 @@ class Guarantee:
             _set(self, name, tuple((float(a), float(b)) for a, b in getattr(self, name)))
         closest = ((str(name), float(p), float(r), float(most)) for name, p, r, most in self.closest_secrets)
         _set(self, "closest_secrets", tuple(closest))
+        _set(self, "epsilons", tuple((str(what), float(value)) for what, value in self.epsilons))
         _set(self, "provenance", dict(self.provenance))
+        if not self.worlds:
+            _set(self, "worlds", _WORLDS.get(self.adjacency, "nothing"))
         _check_lines(self)
         _check_numbers(self)
         if self.sampling_used != self.sampling:
@@ -183,7 +188,7 @@ class Guarantee:
             ("unit", self.unit),
             ("rows per unit", f"{rows} ({self.contribution})"),
             ("how rows were cut", self.rows_cut),
-            ("adjacency", self.adjacency),
+            ("adjacency", f"{self.adjacency}: {self.worlds}"),
             ("epsilon", f"{self.epsilon:.6g}"),
             ("delta", f"{self.delta:.6g}"),
             ("whole curve (epsilon at delta)", _listed(self.curve, "{:.4g} at {:.0e}")),
@@ -213,9 +218,7 @@ class Guarantee:
                 for name, p, r, most in self.closest_secrets
             )
             lines.append(("secrets nearest to what was asked", "; ".join(listed)))
-        if self.epsilon_range:
-            low, high = self.epsilon_range
-            lines.append(("epsilon at both ends of what was estimated", f"{low:.6g} to {high:.6g}"))
+        lines += [(f"epsilon, {what}", f"{value:.6g}") for what, value in self.epsilons]
         if self.estimates:
             lines.append(("why it is an estimate", "; ".join(self.estimates)))
         return lines
@@ -225,13 +228,12 @@ _PAIRS = ("curve", "reconstruction", "secret_targets")
 _TUPLES = (
     "public_facts",
     "sampling_probability",
-    "epsilon_range",
     "not_covered",
     "evidence",
     "estimates",
     "words",
 )
-_MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "epsilon_range", "words"}
+_MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "epsilons", "words"}
 _MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
 
 
@@ -285,8 +287,7 @@ def _check_numbers(g: Guarantee) -> None:
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
         "discretisation": 0 <= g.discretisation < math.inf,
         "secret_targets": bool(g.secret_targets) == (g.notion == "(p, r)-secret protection"),
-        "epsilon_range": not g.epsilon_range
-        or (len(g.epsilon_range) == 2 and g.epsilon_range[0] <= g.epsilon_range[1] and bool(g.estimates)),
+        "epsilons": all(value >= 0 for _, value in g.epsilons) and (bool(g.estimates) or not g.epsilons),
         "closest_secrets": bool(g.closest_secrets) == bool(g.secret_targets)
         and all(0 < p <= most <= r < 1 for _, p, r, most in g.closest_secrets),
     }
@@ -310,15 +311,16 @@ def _in_words(g: Guarantee) -> list[str]:
             "Treat the model as you would treat the texts themselves.",
         ]
     right = (1 + g.advantage) / 2
+    said = '"this text"' if g.adjacency == "replace-one" else '"used"'
     words = [
         f"One unit is {g.unit}; it may contribute {g.contribution}.",
-        f"What is compared is {_WORLDS[g.adjacency]}. What may be given away is {_bare(g.protected_output)}. "
+        f"What is compared is {g.worlds}. What may be given away is {_bare(g.protected_output)}. "
         f"Whom this trusts: {_bare(g.trust)}.",
-        'From that output nobody can tell the two worlds apart well: a test that wrongly says "used" in 1% of cases '
+        f"From that output nobody can tell the two worlds apart well: a test that wrongly says {said} in 1% of cases "
         f"rightly says so in at most {_percent(g.true_positive_rate)}, and telling which of the two it was, with "
         f"even odds, succeeds in at most {_percent(right)} of cases (a coin: 50%).",
-        "Someone who guesses at something only the unit's text tells, and would be right by luck with the chance on "
-        "the left, is right after studying the output with at most the chance on the right: "
+        "Someone who guesses at something only the unit's text tells, and who, knowing all that is public, would be "
+        "right with the chance on the left, is right after studying the output with at most the chance on the right: "
         + "; ".join(f"{_one_in(p)} becomes at most {_one_in(r)}" for p, r in g.reconstruction)
         + ".",
         f"The formal statement is {g.notion} with epsilon = {g.epsilon:.4g} at delta = {g.delta:.3g}, {g.adjacency} "
@@ -349,6 +351,9 @@ def _in_words(g: Guarantee) -> list[str]:
             "These bounds are weak: they do not rule out that a determined attacker tells whether one unit was used, "
             "or recovers something that was easy to guess."
         )
+    if g.epsilons:
+        others = "; ".join(f"{value:.4g} {what}" for what, value in g.epsilons)
+        words.append(f"Under other suppositions epsilon is {others}.")
     if g.estimates:
         reasons = "; ".join(g.estimates)
         words.insert(0, f"The figures below are an estimate and not a proved guarantee, because {reasons}.")
@@ -358,8 +363,8 @@ def _in_words(g: Guarantee) -> list[str]:
 _WORLDS = {
     "zero-out": "a world in which the unit's text was used with one in which it counted for nothing",
     "add-or-remove": "a world in which the unit was in the data with one in which it was not",
-    "replace-one": "a world in which the unit had this text with one in which it had any other, cut into as "
-    "many rows",
+    "replace-one": "a world in which the unit had this text with one in which it had any other, cut into rows "
+    "of the same number and lengths",
 }
 
 

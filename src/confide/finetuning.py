@@ -22,7 +22,7 @@ from confide.course import Course
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.ledger import Ledger
-from confide.mechanisms.base import Mechanism, Stage
+from confide.mechanisms.base import Mechanism, Stage, Terms
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.metrics import Metrics
@@ -110,6 +110,16 @@ class Job:
         stages = self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
         return Course(self.mechanism, stages, lambda stage: self._steps(stage, say))
 
+    def _graph(self, stage: Stage) -> UnitGraph:
+        graph = self.prepared.train
+        if stage.on_public:
+            assert self.prepared.public is not None
+            graph = self.prepared.public
+        return graph
+
+    def _terms(self, stage: Stage) -> Terms:
+        return stage.mechanism.terms(self._graph(stage).shape()) if stage.on_public else self.setting.terms
+
     def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
         config = self.run.config
         train = config.train
@@ -125,11 +135,7 @@ class Job:
                 self.ranks,
             )
 
-        graph, terms = self.prepared.train, self.setting.terms
-        if stage.on_public:
-            assert self.prepared.public is not None
-            graph = self.prepared.public
-            terms = stage.mechanism.terms(graph.shape())
+        graph, terms = self._graph(stage), self._terms(stage)
         return Step(
             self.model,
             self.task,
@@ -167,7 +173,8 @@ class Job:
             "steps": self.mechanism.all_steps,
             "stages": [
                 {"phase": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
-                for stage in stages
+                | {"divisor": terms_of.divisor, "sampling_probability": terms_of.sampling.rate}
+                for stage, terms_of in ((stage, self._terms(stage)) for stage in stages)
             ],
             "sampling": terms.sampling.record(self.key.fingerprint),
             "divisor": terms.divisor,

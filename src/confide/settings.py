@@ -84,8 +84,8 @@ class Privacy(Section):
     )
     adjacency: Literal["zero-out", "add-or-remove", "replace-one"] | None = Field(
         None,
-        description="what neighbours are; default: zero-out, of selective replace-one; the other two cost more or need "
-        "literal constants",
+        description="what neighbours are; default: zero-out, of selective, redacted and crt replace-one; the other "
+        "two cost more or need literal constants",
     )
     rows_per_unit: Count | Literal["median"] = Field(
         4, description="k of uls, G of els, group and owners; `median` of the rows per unit"
@@ -227,7 +227,9 @@ class Redacted(Section):
         "all with light noise for what the detector missed (`epsilon`, `missing_rate`)",
     )
     steps: Count = Field(500, description="steps on what is not sensitive, before or between the noised ones")
-    batch: Positive | None = Field(None, description="expected rows of such a step; default: train.batch")
+    batch: Positive | None = Field(
+        None, description="expected rows of such a step, at most all there are; default: train.batch"
+    )
     learning_rate: Positive | None = Field(None, description="of such a step; default: train.learning_rate")
     marks: str | None = Field(
         None,
@@ -266,7 +268,7 @@ class Train(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay after the warm-up"
     )
-    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
+    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up, of each phase")
     optimizer: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="what moves the weights")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")

@@ -54,7 +54,7 @@ def test_phase_1_costs_nothing_and_phase_2_is_accounted_as_replacement():
 def test_the_papers_number_is_that_of_zeroing_out():
     paper = mechanisms.build(config("selective", {"adjacency": "zero-out"}))
     assert paper.terms(SHAPE).process == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
-    assert any("twice as large" in line for line in paper.exclusions())
+    assert any("more than twice as large" in line for line in paper.exclusions())
     cut = mechanisms.build(config("selective", {"sampling": "truncated"}, max_batch=30))
     assert cut.terms(SHAPE).process == GroupOf(TruncatedPoisson(ROWS, 25 / ROWS, 30, 40), 2)
 
@@ -149,8 +149,12 @@ def test_light_noise_is_composed_with_phase_2_and_shown_at_both_ends():
     assert 0 < first.noise_multiplier < second.noise_multiplier
     light = Replacement(rate * 0.01, 60).curve(first.noise_multiplier).epsilon(setting.delta)
     assert 0.98 < light <= 1.0
-    low, high = found.epsilon_range
-    assert low < high <= found.epsilon * (1 + 1e-9) <= 3.0 * (1 + 1e-9)
+    low, high, row = (value for _, value in found.epsilons)
+    assert low < high == pytest.approx(found.epsilon)
+    assert high <= 3.0 < row
+    whole = After(Replacement(rate, 60), first.noise_multiplier, Replacement(rate, 40))
+    assert row == pytest.approx(whole.curve(setting.noise_multiplier).epsilon(setting.delta))
+    assert "for a row in which something was missed" in " ".join(found.sentences())
     assert not found.theorem
     assert any("estimated on a sample" in reason for reason in found.estimates)
     assert guarantee(made, steps=30).epsilon < light
@@ -162,7 +166,7 @@ def test_light_noise_of_no_missed_word_at_the_lower_end_leaves_phase_2():
     )
     setting, found = settled(made), guarantee(made)
     alone = Replacement(25 / ROWS, 40).curve(setting.noise_multiplier).epsilon(setting.delta)
-    assert found.epsilon_range[0] == pytest.approx(alone, rel=1e-6)
+    assert found.epsilons[0][1] == pytest.approx(alone, rel=1e-6)
 
 
 def test_where_a_missed_word_is_hardly_ever_drawn_there_is_some_noise_all_the_same():

@@ -77,7 +77,6 @@ class TestStatedSpans:
             ("ab\r\ncd", [2, 4], "\n"),
             ("\r\n\r\nab\ud800", [4, 7], "ab\ufffd"),
             ("a\r\x00\nb", [2, 5], "\nb"),
-            ("a\x00b", [1, 2], ""),  # nothing is left of it
             ("plain", [1, 1], ""),
         ],
     )
@@ -88,6 +87,14 @@ class TestStatedSpans:
         with Policy.of(config({"spans": "marks"})) as policy:
             (found,) = policy.find([document])
         assert [document.text[each.start : each.end] for each in found] == ([expected] if expected else [])
+
+    def test_one_that_cleaning_leaves_nothing_of_is_refused(self, tmp_path):
+        """Another text in its place would be marked, so it is no neighbour of this one."""
+        path = tmp_path / "x.jsonl"
+        path.write_text(json.dumps({"text": "a\x00b", "marks": [[1, 2]]}), encoding="utf-8")
+        (document,) = read(path, text="text", unit=None)
+        with Policy.of(config({"spans": "marks"})) as policy, pytest.raises(InputError, match="NUL"):
+            policy.find([document])
 
     def test_turns_have_theirs_in_the_whole_text(self, tmp_path):
         path = tmp_path / "x.jsonl"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,11 +33,14 @@ class After:
     """A phase at a noise of its own, and then a process whose noise is still to be chosen, if there is one.
 
     Formal guarantee: see `confide.accounting.curves.compose`.
+
+    words: what the phase is, for `describe`.
     """
 
     phase: Process
     phase_noise: float
     process: Process | None
+    words: str = field(default="", compare=False)
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
         first = self.phase.curve(self.phase_noise, interval)
@@ -49,5 +52,5 @@ class After:
         return compose([first, then])
 
     def describe(self) -> str:
-        first = f"With noise multiplier {self.phase_noise:.6g}: {self.phase.describe()}"
+        first = f"With noise multiplier {self.phase_noise:.6g}: {self.words or self.phase.describe()}"
         return first if self.process is None else f"{first} After that: {self.process.describe()}"

@@ -193,11 +193,15 @@ class Mechanism(ABC):
         """
         return b""
 
-    def epsilon_range(
+    def epsilons(
         self, shape: Shape, noise_multiplier: float, delta: float, steps: int
-    ) -> tuple[float, ...]:
-        """(least, greatest) epsilon where it rests on something that is known in part; else nothing."""
+    ) -> tuple[tuple[str, float], ...]:
+        """(what is supposed, epsilon) where epsilon rests on something that was estimated; else nothing."""
         return ()
+
+    def worlds(self) -> str:
+        """What the claim compares, in words, where the adjacency alone does not say it."""
+        return ""
 
     def rows_computed(self, terms: Terms) -> float:
         """Expected rows that all steps compute."""
@@ -240,7 +244,7 @@ class Mechanism(ABC):
     def from_config(cls, config: "Config") -> "Mechanism":
         """Each field comes from the key of the same name, wherever it stands."""
         known: dict[str, Any] = {"row_length": config.data.max_length, "secrets": config.secrets}
-        known |= {"redacted": config.redacted, "recall": config.detector.recall}
+        known |= {"redacted": config.redacted, "recall": config.detector.recall, "task": config.task}
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
         names = {field.name for field in fields(cls)}

@@ -18,9 +18,12 @@ class ConfidentiallyRedacted(SensitiveText):
     """Duplicates removed, rows redacted; ordinary steps on rows without findings, noised ones on the rest, in turns.
 
     Formal guarantee: (epsilon, delta)-confidentiality: a row in which something was found, with one more secret in it
-    or with a mask in the secret's place, is told apart no better than `accounting.Replacement` allows. Which rows
-    those are is public. It says nothing of rows in which nothing was found.
+    that the detector misses, or with a mask in the secret's place, is told apart no better than
+    `accounting.Replacement` allows. Which rows those are is public. It says nothing of rows in which nothing was found.
+    Of a causal LM a secret of another length in tokens than the mask moves the rows after it, so it is an estimate.
     """
+
+    task: str = "causal-lm"
 
     name: ClassVar[str] = "crt"
     notion: ClassVar[str] = "confidentiality"
@@ -66,14 +69,30 @@ class ConfidentiallyRedacted(SensitiveText):
     def rows_computed(self, terms: Terms) -> float:
         return super().rows_computed(terms) + self._public_batch * self.redacted.steps
 
-    def facts(self) -> tuple[str, ...]:
+    def worlds(self) -> str:
+        if self.adjacency == "zero-out":
+            return super().worlds()
         return (
-            *super().facts(),
-            "which rows hold a finding, and which documents are duplicates of others",
+            "a world in which a row with a finding held one more secret, which the detector misses, with one in which "
+            "a mask stood in its place"
         )
 
-    def exclusions(self) -> tuple[str, ...]:
-        return (*super().exclusions(), "rows in which the detector found nothing")
+    def doubts(self) -> tuple[str, ...]:
+        moved = (
+            "a secret of another length in tokens than a mask moves the rows of its document that follow, also "
+            "ordinary ones"
+        )
+        return (*super().doubts(), *((moved,) if self.task == "causal-lm" else ()))
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            "which rows hold a finding, how rows are cut, and which documents are duplicates of others",
+            "the text of rows in which the detector found nothing",
+        )
+
+    @property
+    def _missed_text(self) -> str:
+        return "a secret that the detector misses in a row in which it finds nothing: it is trained on without noise"
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:

@@ -39,6 +39,10 @@ class RedactedOnly(SensitiveText):
             contribution="1 row, redacted; it may enter any step",
         )
 
+    @property
+    def sampling_assumed(self) -> str:
+        return self.sampling  # nothing is assumed of it
+
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return 0.0
 

@@ -29,8 +29,9 @@ class Selective(SensitiveText):
     factor of 2 (`Curve.reconstruction`).
 
     `screened`: phase 1 on documents that a person has screened; recall is then claimed of detector and person there.
-    `light-noise`: phase 1 is noised as well, at the rate of rows times the share of words that are missed (Balle et
-    al. 2018, Theorem 9): an estimate, since draws differ in how many missed words they hold (004, section 3.1).
+    `light-noise`: phase 1 is noised as well, accounted at the rate of rows times the share of words that are missed
+    (Balle et al. 2018, Theorem 9): an estimate, an average over words (004, section 3.1). Of a row in which something
+    was missed `epsilons` tells the epsilon too.
     """
 
     delta: float | None = None
@@ -124,20 +125,32 @@ class Selective(SensitiveText):
         share: float | None = None,
     ) -> Process:
         share = self._missing_rate[1] if share is None else share
-        return After(self._missed(shape, steps, share, zeroed), self._light_noise(shape), process)
+        noise, rate = self._light_noise(shape), self._lightly_noised().terms(shape).sampling.rate
+        words = (
+            f"on each of {min(steps, self.redacted.steps)} steps a redacted row takes part with probability "
+            f"{rate:.6g}, which is multiplied by the share of words that were missed, taken to be {share:.3g}."
+        )
+        return After(self._missed(shape, steps, share, zeroed), noise, process, words)
 
-    def epsilon_range(
+    def epsilons(
         self, shape: Shape, noise_multiplier: float, delta: float, steps: int
-    ) -> tuple[float, ...]:
+    ) -> tuple[tuple[str, float], ...]:
         if not self.is_light:
             return ()
+        low, high = self._missing_rate
         noised = steps - self.redacted.steps
         process = super().terms(shape, noised).process if noised > 0 else None
-        curves = (
-            self._after_light(process, shape, steps, share=share).curve(noise_multiplier)
-            for share in self._missing_rate
+        return tuple(
+            (
+                what,
+                self._after_light(process, shape, steps, share=share).curve(noise_multiplier).epsilon(delta),
+            )
+            for what, share in (
+                (f"if {low:.3g} of all words are missed", low),
+                (f"if {high:.3g} of all words are missed", high),
+                ("for a row in which something was missed", 1.0),
+            )
         )
-        return tuple(curve.epsilon(delta) for curve in curves)
 
     # claim -----------------------------------------------------------------------------------------
     def doubts(self) -> tuple[str, ...]:
@@ -146,15 +159,18 @@ class Selective(SensitiveText):
         low, high = self._missing_rate
         return (
             f"the share of words that are sensitive and missed was estimated on a sample ({low:.3g} to {high:.3g}), "
-            "and a draw of the first phase may hold more of them than its share (004, section 3.1)",
+            "and its epsilon is an average over words: a row in which something was missed is drawn as often as any "
+            "other, and has a larger one (004, section 3.1)",
         )
 
-    def exclusions(self) -> tuple[str, ...]:
-        replacing = (
-            "a comparison with other characters in place of the sensitive ones, whose epsilon may be twice as large "
-            "(adjacency: replace-one)"
+    @property
+    def _missed_text(self) -> str:
+        if not self.is_light:
+            return super()._missed_text
+        return (
+            "sensitive text that the detector misses, one by one: light noise hides a share of all words on average, "
+            "and a row that holds some of them has the epsilon of its own line"
         )
-        return (*super().exclusions(), *((replacing,) if self.adjacency == "zero-out" else ()))
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:

@@ -30,8 +30,18 @@ class SensitiveText(DPSGD):
     @property
     def unit(self) -> str:
         return (
-            "the sensitive characters of one row, as the detector of the config marks them; a row is at most "
-            f"{self.row_length} tokens of one document"
+            f"the sensitive characters of one row; a row is at most {self.row_length} tokens of one document"
+        )
+
+    def worlds(self) -> str:
+        if self.adjacency == "zero-out":
+            return (
+                "a world in which the row's text was used in the noised steps with one in which it counted for "
+                "nothing there"
+            )
+        return (
+            "a world in which the row had these sensitive characters with one in which it had any others, for which "
+            "the detector marks the same places and all other text is the same"
         )
 
     @property
@@ -47,20 +57,36 @@ class SensitiveText(DPSGD):
             return ()
         share = "is not claimed" if self.recall is None else f"is claimed to be {self.recall:g}"
         return (
-            f"the share of sensitive text that the detector finds {share} (detector.recall: 1.0 claims that it "
-            "finds all)",
+            f"the share of sensitive text that the detector finds {share} (detector.recall: 1.0 claims that it finds "
+            "all), and what it misses is trained on without noise and may be recovered word for word",
         )
 
     def facts(self) -> tuple[str, ...]:
         return (
-            "all text that the detector does not mark, and where marked spans stand in it: the redacted rows",
+            "what is sensitive: what the detector of the config marks",
+            "all other text, and where marked spans stand in it: the redacted rows",
+            "which documents are blank, and what is removed from documents before anything is marked",
         )
 
     def exclusions(self) -> tuple[str, ...]:
+        replacing = (
+            "a comparison with other characters in place of the sensitive ones, whose epsilon may be more than twice "
+            "as large (adjacency: replace-one)"
+        )
         return (
-            "sensitive text that the detector misses",
+            self._missed_text,
+            "what a mask tells by itself: that something which the detector marks stands there; and what is found "
+            "elsewhere because of it",
             "what the rest of a row, which is public, lets one infer of its sensitive characters",
             "a secret that stands in several rows, which several units tell",
+            *((replacing,) if self.adjacency == "zero-out" else ()),
+        )
+
+    @property
+    def _missed_text(self) -> str:
+        return (
+            "sensitive text that the detector misses: it is trained on without noise, and may be recovered word for "
+            "word"
         )
 
     @classmethod

@@ -69,6 +69,7 @@ _RANDOMNESS = {
     "not cryptographic",
 }
 _CLASSES = ("the classes: how many there are, and in which order",)
+_LABELS = ("the class of each row",)
 _FLOATS = "noise is float32 Box-Muller from 64-bit words: real-number theorems, floating-point arithmetic"
 
 
@@ -91,7 +92,9 @@ def state_guarantee(
     estimates = list(mechanism.doubts())
     if published:
         estimates.append("the run key is published: no guarantee against who knows it")
-    if config.privacy.noise == "fast":  # torch seeds it with 32 bits: so many noises can be tried one by one
+    if (
+        config.privacy.noise == "fast" and setting.noise_multiplier > 0
+    ):  # torch seeds it with 32 bits: so many noises can be tried one by one
         estimates.append("the noise comes from a generator with a seed of 32 bits (noise: fast)")
     randomness = _RANDOMNESS[config.privacy.noise]
     if published:
@@ -110,6 +113,7 @@ def state_guarantee(
             *terms.facts,
             *mechanism.facts(),
             *(_CLASSES if config.task == "classification" else ()),
+            *(_LABELS if config.task == "classification" and mechanism.redaction != "none" else ()),
         ),
         epsilon=epsilon if protected else math.inf,
         delta=setting.delta,
@@ -142,7 +146,8 @@ def state_guarantee(
         evidence=("no audit was made yet",),
         estimates=tuple(estimates),
         secret_targets=mechanism.asked(setting.shape),
-        epsilon_range=mechanism.epsilon_range(setting.shape, setting.noise_multiplier, setting.delta, steps),
+        epsilons=mechanism.epsilons(setting.shape, setting.noise_multiplier, setting.delta, steps),
+        worlds=mechanism.worlds() if protected else "",
         closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )
 
@@ -151,7 +156,7 @@ def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
     cut = _ROWS_CUT[config.task].format(config.data.max_length)
     if mechanism.redaction == "none":
         return cut
-    redacted = f"sensitive spans are replaced by one mask token each before anything else; then {cut}"
+    redacted = f"sensitive spans are replaced by one mask token each before text is tokenised; then {cut}"
     if mechanism.redaction != "beside":
         return redacted
     counting = f"a mask counting {config.redacted.span_tokens} tokens"

@@ -170,7 +170,12 @@ class _Stated:
             raise InputError(f"{where}: the text is not that of the record, so positions do not count in it")
         if spans and len(original) != len(document.text):
             first, last = _moved(original)
-            spans = [Span(int(first[each.start]), int(last[each.end]), each.kind) for each in spans]
+            moved = [Span(int(first[each.start]), int(last[each.end]), each.kind) for each in spans]
+            if any(
+                now.start == now.end and each.start < each.end for now, each in zip(moved, spans, strict=True)
+            ):
+                raise InputError(f"{where}: a span holds nothing but characters that no text may have (NUL)")
+            spans = moved
         return [each for each in spans if each.start < each.end]
 
 

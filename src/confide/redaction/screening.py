@@ -286,8 +286,10 @@ class Marks:
         return {document.number: document for document in self.documents}
 
     def spans(self, document: Document) -> list[Span]:
-        """What a person marked in a document, wherever it occurs: spans of kind `MARKED`, sorted. Empty for a
-        document that is not in the sample.
+        """All that was hidden from the person or marked by them in a document, sorted; marks are of kind `MARKED`.
+        Empty for a document that is not in the sample.
+
+        What was masked while they read stays masked, whatever the detectors find now: nobody looked at it.
 
         Raises InputError if the document is another one than the person read.
         """
@@ -299,7 +301,7 @@ class Marks:
                 f"{self.path} line {known.line}: {document.where} holds another text now: draw another sample of "
                 "the data as they are, with confide redact --sample"
             )
-        return list(known.marks)
+        return sorted({*known.marks, *known.spans})
 
     def rates(self) -> list[dict[str, int]]:
         """Of each draw: `documents`, `words`, `masked` words, and `missed` ones."""

@@ -94,7 +94,7 @@ class Corpus:
             method,
             config.detector.level or "",
             None if redaction is None else float(redaction["share"]),
-            (guarantee.epsilon_range or (guarantee.epsilon,)) if protects else (),
+            tuple(value for _, value in guarantee.epsilons) or ((guarantee.epsilon,) if protects else ()),
             _in_the_paper(config, outcome) if protects else None,
             self.score(outcome.final),
             not self.is_causal,
