@@ -65,9 +65,10 @@ def test_the_target_is_met_under_replace_one_and_says_so():
     assert found.adjacency == "replace-one"
     assert 2.95 < found.epsilon <= 3.0
     assert found.theorem
-    assert any("60 steps on redacted rows" in fact for fact in found.public_facts)
+    assert "number of noised steps 40, and 60 on redacted rows before (direct)" in found.public_facts
     at_phase_1 = guarantee(config("selective"), steps=30)
     assert (at_phase_1.epsilon, at_phase_1.advantage) == (0.0, 0.0)
+    assert "number of noised steps 0, and 30 on redacted rows before (direct)" in at_phase_1.public_facts
 
 
 def test_who_guesses_is_bound_by_zeroing_out_with_no_factor_of_two():

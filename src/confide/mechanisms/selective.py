@@ -70,15 +70,14 @@ class Selective(SensitiveText):
             zeroed = self._after_light(terms.zeroed if noised else None, shape, steps, zeroed=True)
         elif not noised:
             process = zeroed = Untouched("Only redacted rows were used so far.")
+        before = f"{min(steps, self.redacted.steps)} on redacted rows before ({self.redacted.mode})"
+        counted = {f"number of steps {max(1, noised)}": f"number of noised steps {noised}, and {before}"}
         return replace(
             terms,
             process=process,
             zeroed=zeroed,
             contribution="1 row: redacted in the first phase, as it is in the second",
-            facts=(
-                *terms.facts,
-                f"{self.redacted.steps} steps on redacted rows before ({self.redacted.mode})",
-            ),
+            facts=tuple(counted.get(fact, fact) for fact in terms.facts),
         )
 
     def rows_computed(self, terms: Terms) -> float:
