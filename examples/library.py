@@ -5,16 +5,16 @@ from pathlib import Path
 
 from confide.config import load
 from confide.console import Console
-from confide.finetuning import Job
+from confide.job import Job
 from confide.runs import Run
 
 
 def main(config: Path, steps: int) -> None:
     job = Job.of(Run(load(config)), Console())
-    step = job.step()
+    course = job.course()
     for number in range(steps):
-        report = step(number)  # draw, clip each unit, sum, add noise, divide, move
-        print(f"step {report.step}: {report.units} units, {report.rows} rows, loss {report.loss}")
+        report = course(number)  # draw, clip each unit, sum, add noise, divide, move
+        print(f"step {number}: {report.units} units, {report.rows} rows, loss {report.loss}")
     print("\n".join(job.guarantee(steps).sentences()))
 
 

@@ -311,7 +311,7 @@ FAULTS = [
     Fault(
         "secret",
         "runs with other priors draw the same noise",
-        "finetuning.py",
+        "job.py",
         "        if apart:\n",
         "        if False:\n",
         "tests/test_secrecy.py tests/mechanisms/test_secret.py",
@@ -328,9 +328,9 @@ FAULTS = [
     Fault(
         "selective",
         "the first phase trains on rows that were not redacted",
-        "finetuning.py",
-        "            graph = self.prepared.public\n",
-        "            pass\n",
+        "job.py",
+        "        return self.prepared.public\n",
+        "        return self.prepared.train\n",
         "tests/test_selective_run.py",
     ),
     Fault(
@@ -368,7 +368,7 @@ FAULTS = [
     Fault(
         "selective",
         "runs with other redacted rows draw the same noise",
-        "finetuning.py",
+        "job.py",
         "            bound.append(_digest(prepared.public))\n",
         "            pass\n",
         "tests/test_selective_run.py",

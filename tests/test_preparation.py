@@ -11,7 +11,7 @@ from confide import models, preparation
 from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
-from confide.finetuning import prepared_data
+from confide.job import prepared_data
 from confide.runs import Run
 from confide.settings import Config
 from tests.command import World, confide, files_below, tiny_model

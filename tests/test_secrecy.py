@@ -17,7 +17,8 @@ from confide.accounting import MixtureOfGaussians
 from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
-from confide.finetuning import Job, fine_tune
+from confide.finetuning import fine_tune
+from confide.job import Job
 from confide.mechanisms import secret
 from confide.runs import Run
 from confide.secrets.finders import Mention

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from confide import models, preparation
 from confide.config import check
 from confide.errors import InputError
-from confide.finetuning import Job, fine_tune
+from confide.finetuning import fine_tune
+from confide.job import Job
 from confide.ledger import Ledger
 from confide.runs import Run
 from confide.settings import Policy, Redacted
@@ -329,21 +330,39 @@ def test_what_preparation_and_training_rest_on_is_the_same_policy(tmp_path):
 
 def test_the_key_is_bound_to_the_redacted_rows_too(tmp_path, monkeypatch):
     """Another version of a detector redacts otherwise: the noise of both models must not be the same."""
-    from confide import finetuning
+    from confide import job as jobs
 
     text = corpus(tmp_path / "text.jsonl")
     keys = []
     for version in (b"one", b"other"):
         settings = config(tmp_path, "selective", text)
-        digest_of = finetuning._digest
+        digest_of = jobs._digest
 
         def other(graph, version=version, digest_of=digest_of):
             return version if graph.folder.name == "public" else digest_of(graph)
 
-        monkeypatch.setattr(finetuning, "_digest", other)
+        monkeypatch.setattr(jobs, "_digest", other)
         keys.append(Job.of(Run(settings), _quiet()).key.fingerprint(b"x"))
         monkeypatch.undo()
     assert keys[0] != keys[1]
+
+
+def test_verify_looks_at_every_stage(tmp_path, monkeypatch):
+    from confide.mechanisms.selective import Selective
+    from confide.verify import verify
+
+    light = {"mode": "light-noise", "epsilon": 2.0, "missing_rate": (0.001, 0.01)}
+    settings = config(tmp_path, "selective", redacted=light, detector={"recall": None})
+    job = Job.of(Run(settings), _quiet())
+    found = verify(job)
+    assert found["ok"]
+    noise = {c["name"]: c["detail"] for c in found["checks"] if "noise of the stated size" in c["name"]}
+    assert noise.keys() == {"redacted: noise of the stated size", "main: noise of the stated size"}
+    stated = {detail.split("stated ")[1] for detail in noise.values()}
+    assert len(stated) == 2
+    monkeypatch.setattr(Selective, "_lightly_noised", lambda self: self._ordinary())
+    checks = {c["name"]: c["detail"] for c in verify(job)["checks"]}
+    assert "nothing clipped" in checks["redacted: a step divides the clipped sum by a constant"]
 
 
 def test_weights_of_a_release_are_those_of_the_last_step(tmp_path):

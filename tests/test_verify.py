@@ -12,7 +12,7 @@ from confide import clipping, models, training, verify
 from confide.clipping import engine
 from confide.config import check
 from confide.console import Console
-from confide.finetuning import Job
+from confide.job import Job
 from confide.mechanisms.base import Combine
 from confide.mechanisms.uls import UserLevelSampling
 from confide.runs import Run

@@ -15,7 +15,7 @@ import typer
 from confide.errors import CheckFailed, InputError, RankLost
 
 if TYPE_CHECKING:
-    from confide.finetuning import Job
+    from confide.job import Job
     from confide.runs import Run
     from confide.settings import Config
 
@@ -118,7 +118,7 @@ def _run(path: Path, overrides: list[str] | None, twin: bool = False) -> "Run":
 
 def _job(run: "Run") -> "Job":
     from confide.console import Console
-    from confide.finetuning import Job
+    from confide.job import Job
 
     return Job.of(run, Console())
 
@@ -149,7 +149,7 @@ def prepare(config: Path_, overrides: Overrides = None, as_json: Json = False) -
     from confide import models, show
     from confide.console import Console
     from confide.disk import write_text
-    from confide.finetuning import prepared_data
+    from confide.job import prepared_data
 
     run = _run(config, overrides)
     with run.locked():
@@ -171,7 +171,7 @@ def plan(config: Path_, overrides: Overrides = None, as_json: Json = False) -> N
     from confide import models, planning, show
     from confide.console import Console
     from confide.disk import write_text
-    from confide.finetuning import prepared_data
+    from confide.job import prepared_data
 
     run, console = _run(config, overrides), Console()
     with run.locked():
@@ -232,7 +232,7 @@ def evaluate(
     """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too."""
     from confide import show
     from confide.console import Console
-    from confide.finetuning import Job
+    from confide.job import Job
     from confide.ranks import Ranks
     from confide.runs import Run
 
@@ -280,7 +280,7 @@ def tag(config: Path_, overrides: Overrides = None, as_json: Json = False) -> No
     """Find the secrets in the text: counts by class, and examples with every secret masked."""
     from confide import models, secrecy, show
     from confide.console import Console
-    from confide.finetuning import prepared_data
+    from confide.job import prepared_data
 
     run = _secret_run(config, overrides)
     with run.locked():
@@ -297,7 +297,7 @@ def solve(config: Path_, overrides: Overrides = None, as_json: Json = False) -> 
     """Solve the linear program: rows kept, noise by both accountants, and a table of all secrets."""
     from confide import mechanisms, models, secrecy, show
     from confide.console import Console
-    from confide.finetuning import prepared_data
+    from confide.job import prepared_data
     from confide.mechanisms.secret import SecretProtection
 
     run = _secret_run(config, overrides)

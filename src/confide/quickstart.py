@@ -7,7 +7,8 @@ from confide import helpdesk, planning, show
 from confide.config import check
 from confide.console import Console
 from confide.disk import write_text
-from confide.finetuning import Outcome, fine_tune, prepared_data
+from confide.finetuning import Outcome, fine_tune
+from confide.job import prepared_data
 from confide.models import load_model, load_tokenizer
 from confide.runs import Run
 from confide.settings import Config

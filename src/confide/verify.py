@@ -14,7 +14,7 @@ from scipy.stats import chi2
 from confide import models
 from confide.clipping import ClippedSum
 from confide.errors import InputError
-from confide.finetuning import Job
+from confide.job import Job
 from confide.mechanisms.base import Combine
 from confide.packing import pack
 from confide.sampling import Draw
@@ -41,7 +41,7 @@ class Check:
 
 
 def verify(job: Job) -> dict[str, object]:
-    """All checks on a job's model and rows; the model is as before afterwards, weights to the bit.
+    """All checks on a job's model and rows, of each stage; the model is as before afterwards, weights to the bit.
 
     Returns:
         `ok`, `max_relative_error` of the clipping, and `checks`.
@@ -49,6 +49,22 @@ def verify(job: Job) -> dict[str, object]:
     Raises:
         InputError: the draws of the config are all empty, or the model has parts that cannot be clipped.
     """
+    stages = job.stages()
+    found = [_verified(job.alone(stage)) for stage in stages]
+    checks = [
+        replace(check, name=f"{stage.name}: {check.name}" if len(stages) > 1 else check.name)
+        for stage, (_, checks) in zip(stages, found, strict=True)
+        for check in checks
+    ]
+    return {
+        "ok": all(check.ok for check in checks),
+        "max_relative_error": max(error for error, _ in found),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _verified(job: Job) -> tuple[float, list[Check]]:
+    """The largest relative error of the clipping, and the checks of a job of one stage."""
     precise = replace(job, task=replace(job.task, autocast=False))
     before = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     was_training = job.model.training
@@ -65,11 +81,7 @@ def verify(job: Job) -> dict[str, object]:
                 parameter.copy_(before[name])
         job.model.zero_grad(set_to_none=True)
         job.model.train(was_training)
-    return {
-        "ok": all(c.ok for c in checks),
-        "max_relative_error": error,
-        "checks": [asdict(c) for c in checks],
-    }
+    return error, checks
 
 
 def _stir(job: Job) -> None:
@@ -261,8 +273,8 @@ def _private(job: Job) -> bool:
 
 def _scale(job: Job) -> float:
     """What the clipped and noised sum is multiplied by, from the config: 1 / divisor, and 1 / C if normalised."""
-    privacy, train = job.run.config.privacy, job.run.config.train
-    divisor = train.divisor or job.setting.terms.expected_batch
+    privacy = job.run.config.privacy
+    divisor = job.mechanism.divisor or job.setting.terms.expected_batch
     return 1 / divisor / (privacy.clip_norm if privacy.normalised and _private(job) else 1.0)
 
 

@@ -23,7 +23,8 @@ from confide.config import check
 from confide.console import Console
 from confide.disk import write_text
 from confide.errors import InputError
-from confide.finetuning import fine_tune, prepared_data
+from confide.finetuning import fine_tune
+from confide.job import prepared_data
 from confide.mechanisms.secret import Choice, SecretProtection
 from confide.models import load_tokenizer
 from confide.runs import Run

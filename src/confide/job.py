@@ -1,0 +1,257 @@
+"""Everything that a run resolves to before its first step: data, mechanism, noise, model, key."""
+
+import hashlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import nn
+
+from confide import __version__, evaluation, mechanisms, models, preparation
+from confide.allocator import keep_freed_memory
+from confide.claims import Guarantee
+from confide.console import Console
+from confide.course import Course
+from confide.errors import InputError
+from confide.mechanisms.base import Mechanism, Stage, Terms
+from confide.mechanisms.none import NonPrivate
+from confide.mechanisms.statement import Setting, settle, state_guarantee
+from confide.noise import RunKey
+from confide.physical import fit
+from confide.preparation import Prepared
+from confide.ranks import Ranks
+from confide.runs import Run
+from confide.settings import Config
+from confide.sharding import part, shard
+from confide.tasks import Task
+from confide.training import Optimisation, Step
+from confide.units import UnitGraph
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a run resolves to before its first step."""
+
+    run: Run
+    key: RunKey
+    tokenizer: Any
+    prepared: Prepared
+    mechanism: Mechanism
+    setting: Setting
+    model: nn.Module
+    task: Task
+    base: bytes  # digest of the weights before the first step
+    micro_tokens: int
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
+        """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
+        config, ranks = run.config, ranks or Ranks()
+        if not ranks.alike(config.to_yaml()):
+            raise InputError("the ranks have different configs: every machine needs the same one")
+        keep_freed_memory()
+        tokenizer = models.load_tokenizer(config)
+        with ranks.first_ahead():
+            prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
+        mechanism = mechanisms.build(config)
+        if run.twin:
+            mechanism = NonPrivate.twin(mechanism)
+        privacy = config.privacy
+        target = (
+            {}
+            if mechanism.notion == "none"
+            else {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
+        )
+        with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
+            setting = settle(mechanism, prepared.train.shape(), delta=privacy.delta, **target)
+        model = models.load_model(config, prepared.classes, len(tokenizer))
+        base = _weights_digest(model)
+        bound = [run.binding().encode(), _digest(prepared.train)]
+        if prepared.public is not None:
+            bound.append(_digest(prepared.public))
+        apart = mechanism.told_apart(prepared.train.shape())
+        if apart:
+            bound.append(apart)
+        if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
+            bound.append(base)
+        task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device)
+        if ranks.several and config.train.distributed == "fsdp":
+            shard(model, ranks)
+        else:
+            model.to(ranks.device)
+        micro_tokens = _micro_tokens(config, model, task, ranks, console)
+        return cls(
+            run,
+            key.bound_to(*bound),
+            tokenizer,
+            prepared,
+            mechanism,
+            setting,
+            model,
+            task,
+            base,
+            micro_tokens,
+            ranks,
+        )
+
+    def stages(self) -> tuple[Stage, ...]:
+        return self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
+
+    def course(self, say: Callable[[str], None] = lambda text: None) -> Course:
+        """The steps of this run, before its first."""
+        return Course(self.mechanism, self.stages(), lambda stage: self._steps(stage, say))
+
+    def alone(self, stage: Stage) -> "Job":
+        """A job of one of the stages, on its rows."""
+        graph = self._graph(stage)
+        setting = replace(
+            self.setting,
+            mechanism=stage.mechanism,
+            shape=graph.shape(),
+            terms=self._terms(stage),
+            noise_multiplier=stage.noise_multiplier,
+        )
+        prepared = replace(self.prepared, train=graph)
+        return replace(self, mechanism=stage.mechanism, setting=setting, prepared=prepared)
+
+    def _graph(self, stage: Stage) -> UnitGraph:
+        if not stage.on_public:
+            return self.prepared.train
+        assert self.prepared.public is not None
+        return self.prepared.public
+
+    def _terms(self, stage: Stage) -> Terms:
+        return stage.mechanism.terms(self._graph(stage).shape()) if stage.on_public else self.setting.terms
+
+    def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
+        config = self.run.config
+        train = config.train
+        values = {name: getattr(train, name) for name in Optimisation.__dataclass_fields__}
+        values |= {"steps": stage.steps, "learning_rate": stage.learning_rate or train.learning_rate}
+
+        def score() -> Any:
+            return self.run.once(
+                "perplexities",
+                lambda: evaluation.perplexities(
+                    self.model, self.task, self.prepared.train, self.micro_tokens, self.ranks
+                ),
+                self.ranks,
+            )
+
+        alone = self.alone(stage)
+        return Step(
+            self.model,
+            self.task,
+            stage.mechanism.sampler(alone.prepared.train, self.key, stage.name, score),
+            stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier),
+            Optimisation(**values),
+            self.key,
+            stage.name,
+            config.privacy.noise,
+            self.micro_tokens,
+            self.ranks,
+            say,
+        )
+
+    def evaluate(self) -> dict[str, float | int] | None:
+        if self.prepared.held_out is None:
+            return None
+        return evaluation.evaluate(
+            self.model, self.task, self.prepared.held_out, self.micro_tokens, self.ranks
+        )
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """What the run protects after `steps` steps."""
+        return state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
+
+    def header(self) -> dict[str, Any]:
+        """The first line of the ledger: the run's constants, bound to its config and data under the run key."""
+        terms, combine = (
+            self.setting.terms,
+            self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
+        )
+        return {
+            "mechanism": self.mechanism.name,
+            "steps": self.mechanism.all_steps,
+            "stages": [
+                {"phase": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
+                | {"divisor": terms_of.divisor, "sampling_probability": terms_of.sampling.rate}
+                for stage, terms_of in ((stage, self._terms(stage)) for stage in self.stages())
+            ],
+            "sampling": terms.sampling.record(self.key.fingerprint),
+            "divisor": terms.divisor,
+            "clip_norm": combine.clip_norm,
+            "noise_multiplier": combine.noise_multiplier,
+            "delta": self.setting.delta,
+            "config": self.key.fingerprint(self.run.binding().encode()),
+            "data": self.key.fingerprint(_digest(self.prepared.train)),
+            "model": self.key.fingerprint(self.base),
+        }
+
+    def provenance(self) -> dict[str, str]:
+        return {
+            "confide": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "hardware": torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else platform.machine() + " CPU",
+            "date": datetime.now(UTC).date().isoformat(),
+            "config_hmac": self.key.fingerprint(self.run.binding().encode()),
+            "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
+        }
+
+
+def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
+    if config.train.micro_tokens != "auto":
+        return config.train.micro_tokens
+    states = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0)
+    later = 4 * states * sum(part(p).numel() for p in models.trainable(model).values())
+    found = fit(model, task, config.data.max_length, ranks, later)
+    console.say(f"micro-batches of {found:,} tokens, as memory allows")
+    return found
+
+
+def _weights_digest(model: nn.Module) -> bytes:
+    """What the base model is, by its weights: a name can come to mean others."""
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
+        digest.update(
+            values.detach().cpu().contiguous().view(torch.uint8).numpy().data if values.dim() else b""
+        )
+    return digest.digest()
+
+
+def _digest(graph: UnitGraph) -> bytes:
+    """A plain hash of private text: it stays inside this process, only HMACs of it are written."""
+    plain = hashlib.sha256()
+    graph.digest(plain.update)
+    return plain.digest()
+
+
+def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None) -> Prepared:
+    """The run's unit graphs, made now if they are not there; of several ranks the first makes them."""
+    found = preparation.load(run.config, run.data)
+    if ranks is not None and not ranks.first:
+        if found is None:
+            raise InputError(
+                f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
+            )
+        return found
+    begun = run.ledger_path.exists() or (run.root / "ledger.jsonl").exists()
+    if found is not None and (begun or not preparation.outdated(run.config, run.data)):
+        return found  # a run that has begun goes on with the rows it began with
+    if found is not None:
+        console.say("the text has changed since it was prepared: reading it again")
+    elif begun and (run.data / "prepared.json").exists():
+        raise InputError(
+            f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
+            "choose another `run` folder"
+        )
+    with console.track("reading documents") as track:
+        return preparation.prepare(run.config, tokenizer, run.data, track)
