@@ -209,7 +209,7 @@ def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Docume
             if not body.strip():
                 counts["documents dropped: only quotes"] += 1
                 continue
-        yield replace(document, text=body)
+        yield document if body == document.text else replace(document, text=body, given=())
 
 
 class _Preparation:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, GPT2TokenizerFast
 
 from confide import models
 from confide.detectors.spans import Span
-from confide.redaction.masking import covered, masked, merged
+from confide.redaction.masking import covered, masked, merged, outside
 from tests.conftest import SHARED
 from tests.test_models import llama_tokenizer
 from tests.test_tagged_rows import unigram
@@ -158,6 +158,19 @@ def test_covered(offsets, places, found):
 )
 def test_spans_that_overlap_or_touch_are_one_place(spans, places):
     assert merged(Span(start, end, "X") for start, end in spans) == places
+
+
+def test_parts_of_spans_outside_places_are_their_characters_less_those():
+    generator = random.Random(5)
+    for _ in range(2000):
+        spans = [Span(a, a + generator.randint(1, 9), "XY"[a % 2]) for a in generator.sample(range(40), 4)]
+        places = merged(Span(a, a + generator.randint(1, 6), "") for a in generator.sample(range(40), 3))
+        inside = {i for start, end in places for i in range(start, end)}
+        for kind in "XY":
+            whole = {i for span in spans if span.kind == kind for i in range(span.start, span.end)}
+            found = [span for span in outside(spans, places) if span.kind == kind]
+            assert {i for span in found for i in range(span.start, span.end)} == whole - inside
+            assert all(span.start < span.end for span in found)
 
 
 def test_a_redacted_text_leads_back_to_the_original():

@@ -210,3 +210,20 @@ def test_findings_of_the_detector_are_kept_and_the_list_may_change(words, tmp_pa
         monkeypatch.setattr(policy._detector, "find", lambda texts: pytest.fail("it was looked for again"))
         assert policy.find(texts) == [[Span(15, 17, "URL_PASSWORD")], [Span(0, 3, "WORD")]]
     assert b"pw" not in cache.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("speakers", "marked"), [({"A": "PAT:", "B": "SYS:"}, "Pat Pat"), ({}, "PAT PAT Pat Pat")]
+)
+def test_prompts_of_the_config_are_not_sensitive_and_names_in_the_data_are(tmp_path, speakers, marked):
+    path = tmp_path / "x.jsonl"
+    names = ("A", "B", "A") if speakers else ("PAT", "SYS", "PAT")
+    said = ("I am Pat.", "", "Pat again")
+    turns = [{"speaker": name, "text": text} for name, text in zip(names, said, strict=True)]
+    path.write_text(json.dumps({"turns": turns}), encoding="utf-8")
+    (document,) = make(records(path), "turns", None, speakers=speakers)
+    with Policy.of(config({"expressions": {"name": "(?i)pat"}}, text="turns")) as policy:
+        (found,) = policy.find([document])
+    assert sorted(document.text[each.start : each.end] for each in found) == sorted(marked.split())
+    assert all(document.text[start:end].rstrip() in ("PAT:", "SYS:") for start, end in document.given)
+    assert len(document.given) == (3 if speakers else 0)

@@ -50,6 +50,22 @@ class Origin:
         return position + int(self.places[passed - 1, 1] - self.masks[passed - 1, 1] if passed else 0)
 
 
+def outside(spans: Iterable[Span], places: Sequence[Place]) -> list[Span]:
+    """The parts of spans that are in none of `places`, which are sorted and do not overlap."""
+    parts = []
+    for span in spans:
+        start = span.start
+        for first, last in places:
+            if last <= start or first >= span.end:
+                continue
+            if first > start:
+                parts.append(Span(start, first, span.kind))
+            start = last
+        if start < span.end:
+            parts.append(Span(start, span.end, span.kind))
+    return parts
+
+
 def masked(text: str, places: Sequence[Place], mask: str) -> tuple[str, Origin]:
     """The text with `mask` in the place of every place, and the way back to the original.
 

@@ -16,6 +16,7 @@ import numpy as np
 from confide.detectors import Processes, Span, kinds
 from confide.detectors.cache import Cache
 from confide.errors import InputError
+from confide.redaction.masking import outside
 from confide.secrets.finders import Finder, Patterns
 from confide.secrets.words import Words
 from confide.text.dialogues import is_dialogue
@@ -108,7 +109,10 @@ class Policy:
         if self._stated is not None:
             for spans, document in zip(found, documents, strict=True):
                 spans += self._stated.spans(document)
-        return [sorted(set(spans)) for spans in found]
+        return [
+            sorted(set(outside(spans, document.given)))
+            for spans, document in zip(found, documents, strict=True)
+        ]
 
     def _detected(self, texts: list[str]) -> list[list[Span]]:
         if self._detector is None:

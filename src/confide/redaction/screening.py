@@ -25,7 +25,7 @@ from confide.disk import whole_file
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.redaction.counting import Words
-from confide.redaction.masking import merged
+from confide.redaction.masking import merged, outside
 from confide.redaction.pieces import BLOCK, pieces
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Screened:
     def words(self) -> tuple[int, int, int]:
         """Words of the text: all, with a masked character, with a missed one."""
         words, places = Words(self.text), merged(self.spans)
-        return len(words), len(words.within(places)), len(words.within(_outside(self.marks, places)))
+        return len(words), len(words.within(places)), len(words.within(merged(outside(self.marks, places))))
 
 
 def _occurrences(said: str, text: str) -> Iterator[tuple[int, int]]:
@@ -105,22 +105,6 @@ def _occurrences(said: str, text: str) -> Iterator[tuple[int, int]]:
     while start >= 0:
         yield start, start + len(said)
         start = text.find(said, start + 1)
-
-
-def _outside(marks: Iterable[Span], places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of the marks that are not masked already."""
-    parts = []
-    for mark in marks:
-        start = mark.start
-        for first, last in places:
-            if last <= start or first >= mark.end:
-                continue
-            if first > start:
-                parts.append((start, first))
-            start = last
-        if start < mark.end:
-            parts.append((start, mark.end))
-    return parts
 
 
 def _fingerprint(key: RunKey, *what: Any) -> str:
@@ -475,7 +459,7 @@ def _faults(document: Screened) -> Iterator[str]:
         found = [Span(*place, MARKED) for place in _occurrences(said, document.text)]
         if not found:
             yield f"missed text no. {number} does not occur in `text`: case and white space count"
-        elif not _outside(found, places):
+        elif not outside(found, places):
             yield f"missed text no. {number} is masked wherever it occurs"
 
 

@@ -50,6 +50,14 @@ class Dialogue:
             return cls(turns, "")
         return cls(turns, "\n".join(prompt + clean_text(said) for prompt, said in turns))
 
+    def prompts(self) -> tuple[tuple[int, int], ...]:
+        """Where prompts stand in the text."""
+        found, position = [], 0
+        for prompt, said in self.turns:
+            found.append((position, position + len(prompt)))
+            position += len(prompt) + len(clean_text(said)) + 1
+        return tuple(found) if self.text else ()
+
     def shifted(self, value: Sequence[Any], field: str, where: str) -> list[list[Any]]:
         """The spans that a field of each turn lists, [start, end] or [start, end, kind], counted in `text`.
 

@@ -24,7 +24,8 @@ class Record:
 class Document:
     """One text with its owners. The text is left out of `repr`, so that no log or traceback shows it.
 
-    fields: those of its record; number: of the record in its source, counted from 0.
+    fields: those of its record; number: of the record in its source, counted from 0; given: characters [start, end)
+    that stand in the config, not in the record, and are therefore never sensitive.
     """
 
     text: str = field(repr=False)
@@ -33,6 +34,7 @@ class Document:
     where: str
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     number: int = 0
+    given: tuple[tuple[int, int], ...] = ()
 
 
 class Counts(Counter[str]):
@@ -100,9 +102,12 @@ def _documents(
         where = record.where
         fields = record.fields
         turns = lookup(fields, template.field, where, "data.text") if template.field is not None else None
+        given: tuple[tuple[int, int], ...] = ()
         if is_dialogue(turns):
             dialogue = Dialogue.of(turns, speakers, where)
             content = dialogue.text
+            if speakers:  # without, prompts are names out of the data
+                given = dialogue.prompts()
             if spans is not None:
                 fields = {**fields, spans: dialogue.shifted(turns, spans, where)}
         elif speakers:
@@ -123,7 +128,7 @@ def _documents(
         tag = None if label is None else label_of(record.fields, label, where)
         kept += 1
         counts["documents"] += 1
-        yield Document(content, owners, tag, where, fields, read - 1)
+        yield Document(content, owners, tag, where, fields, read - 1, given)
     if not read:
         raise InputError("no record is left to read: every one was removed before it became a document.")
     if not kept:
