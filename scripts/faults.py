@@ -385,8 +385,8 @@ FAULTS = [
         "selective",
         "a detector that may miss something makes a theorem",
         "mechanisms/sensitive.py",
-        "if self.recall == 1.0:",
-        "if self.recall is not None:",
+        "if recall == 1.0:",
+        "if recall is not None:",
         "tests/mechanisms/test_selective.py",
     ),
     Fault(

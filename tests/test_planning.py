@@ -260,3 +260,15 @@ def test_the_memory_estimate_is_within_a_factor_of_two_of_a_measured_peak():
     )
     peak, estimate = json.loads(done.stdout.splitlines()[-1])
     assert 0.5 < estimate / peak < 2.0, (peak, estimate)
+
+
+def test_a_plan_without_noise_has_no_neighbours_and_one_in_two_phases_names_its_stages():
+    shape = Shape(np.ones(50, dtype=np.int64), 50, 1000, True)
+    detector = {"patterns": ["EMAIL_ADDRESS"], "recall": 1.0}
+    raw = {"data": {"train": "x"}, "detector": detector, "train": {"steps": 20, "batch": 8}}
+    redacted = planning.plan(check(raw | {"privacy": {"mechanism": "redacted"}}), shape, SIZE)
+    assert (redacted["chosen"]["epsilon"], redacted["neighbours"]) == (0.0, [])
+    twice = raw | {"privacy": {"mechanism": "selective", "epsilon": 3.0}, "redacted": {"steps": 30}}
+    found = planning.plan(check(twice), shape, SIZE)
+    assert [(stage["name"], stage["steps"]) for stage in found["stages"]] == [("redacted", 30), ("main", 20)]
+    assert len(found["neighbours"]) == 4

@@ -165,6 +165,8 @@ def _sentence(key: str, detail: ErrorDetails) -> str:
     hint = ""
     if isinstance(value, dict) and "text" in text:
         hint = ": put text with braces in quotes"
+    if isinstance(value, str) and "a list of text" in text:
+        hint = f"; of one, [{value}]"
     options = _options(key)
     if options and isinstance(value, str):
         near = difflib.get_close_matches(value, options, 1, 0.4)

@@ -80,7 +80,8 @@ def _said_plainly(key: str, name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = " ".join(lines[: 2 if lines[0].rstrip().endswith(":") else 1])[:200]
         if "custom code" in reason:
             reason = "it needs code from its own repository, which runs only with trust_remote_code: true"
         elif "safetensors" in reason:

@@ -69,7 +69,8 @@ def plan(
         `chosen` and `neighbours`, each with noise_multiplier, epsilon (for neighbours the target that they meet),
         delta, noise_per_gradient (standard deviation on the mean clipped gradient, in units of the clip norm),
         rows_per_step, tokens and compute, or with `impossible`, the reason; for secrets a neighbour is another c of
-        the program, with what it keeps and its noise by both accountants; `memory_bytes`, an estimate; and
+        the program, with what it keeps and its noise by both accountants; `stages`, what the steps of the run are;
+        `memory_bytes`, an estimate; and
         `guarantee`, what the run would promise after all its steps.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
@@ -91,7 +92,7 @@ def plan(
             "memory_bytes": memory(config, size),
             "guarantee": guarantee.to_json(),
         }
-    if guarantee.notion != "none":
+    if guarantee.notion != "none" and chosen.noise_multiplier > 0:
         target = privacy.epsilon or guarantee.epsilon
         for change, other in _watched(neighbours(mechanism, shape, config), progress):
             try:
@@ -104,6 +105,10 @@ def plan(
             rows.append(_row(change, setting, target, tokens, size, first))
     return {
         "chosen": first,
+        "stages": [
+            {"name": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
+            for stage in mechanism.stages(shape, chosen.noise_multiplier)
+        ],
         "neighbours": rows,
         "memory_bytes": memory(config, size),
         "guarantee": guarantee.to_json(),

@@ -21,6 +21,7 @@ import numpy as np
 from confide import mechanisms
 from confide.disk import write_text
 from confide.errors import InputError
+from confide.noise import RunKey
 from confide.redaction.rows import RedactedRow
 from confide.rows import Cutter
 from confide.secrets.finders import Mention, find_all
@@ -158,7 +159,13 @@ def _stamp(path: Path) -> list[int]:
     return [sum(size for size, _ in parts), sum(changed for _, changed in parts)]
 
 
-def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress | None = None) -> Prepared:
+def prepare(
+    config: "Config",
+    tokenizer: Any,
+    folder: Path,
+    progress: Progress | None = None,
+    key: RunKey | None = None,
+) -> Prepared:
     """Read the text of a config into `folder/train`, `folder/eval` and, where rows are redacted, `folder/public`.
 
     Memory stays bounded. What was found sensitive is kept beside `folder`, in `spans.db`.
@@ -171,7 +178,7 @@ def prepare(config: "Config", tokenizer: Any, folder: Path, progress: Progress |
     building.mkdir(parents=True)
     try:
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
-        facts = _Preparation(config, tokenizer, progress).write(building, folder.with_name("spans.db"))
+        facts = _Preparation(config, tokenizer, progress, key).write(building, folder.with_name("spans.db"))
         record = {"source": source_of(config), "files": files, "facts": facts}
         write_text(building / "prepared.json", json.dumps(record, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
@@ -215,8 +222,10 @@ def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Docume
 class _Preparation:
     """One pass over the text."""
 
-    def __init__(self, config: "Config", tokenizer: Any, progress: Progress | None):
-        self.config, self.tokenizer, self.progress = config, tokenizer, progress
+    def __init__(
+        self, config: "Config", tokenizer: Any, progress: Progress | None, key: RunKey | None = None
+    ):
+        self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.counts = Counts()
         self.classes: dict[str, int] = {}
         self.trained: set[int] = set()  # classes of training rows
@@ -237,7 +246,9 @@ class _Preparation:
             if self.redaction != "none":
                 from confide.redaction.documents import RedactedDocuments
 
-                self.redacted = stack.enter_context(RedactedDocuments(self.config, self.tokenizer, cache))
+                self.redacted = stack.enter_context(
+                    RedactedDocuments(self.config, self.tokenizer, cache, self.key)
+                )
             if self.redaction in ("beside", "apart"):
                 writers["public"] = self._writer(stack, folder / "public")
             self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
@@ -350,7 +361,10 @@ class _Preparation:
         if "public" in writers and not writers["public"].rows:
             if _marks(config) is not None:
                 raise InputError("redacted.marks: none of its documents has a row that is trained on")
-            raise InputError(f"detector: every row of {source} has a finding, so that none is left apart")
+            raise InputError(
+                f"detector: every row of {source} has a finding, and crt takes its ordinary steps on rows without "
+                "one: shorten rows (data.max_length), detect less, or choose mechanism redacted or selective"
+            )
         if not writers["train"].rows:
             raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
 

@@ -135,7 +135,8 @@ class Policy(Detector):
     expressions: dict[str, str] = Field(default_factory=dict, description="name: regular expression")
     spans: str | None = Field(
         None,
-        description="field that lists the sensitive spans of the text: [start, end] or [start, end, kind]",
+        description="field that lists the sensitive spans of the text: [start, end], [start, end, kind] or "
+        "{start, end, kind}",
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,

@@ -182,7 +182,10 @@ def marks(facts: dict[str, Any]) -> None:
             f"recall about {facts['recall']:.2%}: masked words among the masked and the missed, which takes "
             "all that is masked to be sensitive"
         )
-    print("\nin the config, to train on what was screened, or on all documents with light noise:")
+    print(
+        "\nin the config, to train on what was screened, or on all documents with light noise (epsilon: what that"
+    )
+    print("may spend of privacy.epsilon, as you choose):")
     for settings in facts["config"]:
         line = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=10**6)
         print(f"  redacted: {line.strip()}")
@@ -205,7 +208,20 @@ def plan(found: dict[str, Any]) -> None:
     if chosen["epsilon"] is None:
         print("mechanism none: no privacy is claimed")
     else:
-        print(f"epsilon {number(chosen['epsilon'])} at delta {chosen['delta']:.3g}\n")
+        adjacency = found["guarantee"]["adjacency"]
+        print(f"epsilon {number(chosen['epsilon'])} at delta {chosen['delta']:.3g}, {adjacency}")
+        for what, epsilon in found["guarantee"]["epsilons"]:
+            print(f"  {number(epsilon)} {what}")
+        for reason in found["guarantee"]["estimates"]:
+            print(f"  an estimate: {reason}")
+        print()
+    stages = found.get("stages", [])
+    if len(stages) > 1:
+        rows = [
+            [stage["name"], number(stage["steps"]), number(stage["noise_multiplier"])] for stage in stages
+        ]
+        table(["steps of the run", "how many", "noise multiplier"], rows)
+        print("\nthe noised ones beside their neighbours; compute counts all:")
     if "larger_priors" in found:
         _secret_plan(found)
     else:

@@ -81,6 +81,24 @@ def test_who_guesses_is_bound_by_zeroing_out_with_no_factor_of_two():
     assert found.reconstruction == paper.reconstruction
 
 
+def test_the_claim_names_the_detectors_and_holds_nothing_of_what_they_look_for():
+    policy = {"level": "low-entity", "pipeline": "/home/ann/models/en_x", "words": "/home/ann/words.txt"}
+    policy |= {"expressions": {"project": "apollo"}, "spans": "marks", "recall": 1.0}
+    found = guarantee(config("selective", detector=policy))
+    (named,) = (fact for fact in found.public_facts if "marked by" in fact)
+    for part in (
+        "level low-entity",
+        "en_x",
+        "a list of words",
+        "expressions project",
+        "the data's own spans",
+    ):
+        assert part in named
+    text = " ".join(found.sentences())
+    assert "apollo" not in text
+    assert "/home/ann" not in text
+
+
 @pytest.mark.parametrize("recall", [None, 0.99])
 @pytest.mark.parametrize("name", ["selective", "redacted", "crt"])
 def test_a_detector_that_may_miss_something_makes_an_estimate(name, recall):
@@ -225,6 +243,7 @@ def test_steps_of_both_phases_count_as_compute():
             "must be below privacy",
         ),
         ("selective", {"redacted": LIGHT | {"missing_rate": (0.0, 0.0)}}, "high must be above 0"),
+        ("selective", {"redacted": LIGHT | {"missing_rate": (0.02, 0.01)}}, "0.02 is above 0.01"),
         ("crt", {"redacted": {"mode": "screened"}}, "redacted.mode: screened is for mechanism selective"),
         ("selective", {"privacy": {"selection": "random"}}, "privacy.selection: selective uses every row"),
         (

@@ -286,6 +286,20 @@ def screened(folder: Path, share: float = 0.3, **changes):
     return marked, [line["document"] for line in lines[1:]]
 
 
+def test_marks_of_another_run_or_detector_are_refused(tmp_path):
+    from confide.noise import RunKey
+
+    settings, _ = screened(tmp_path)
+    tokenizer = models.load_tokenizer(settings)
+    preparation.prepare(settings, tokenizer, tmp_path / "own", None, RunKey.from_text("test"))
+    with pytest.raises(InputError, match="not a sample of this run"):
+        preparation.prepare(settings, tokenizer, tmp_path / "other", None, RunKey.from_text("another"))
+    policy = settings.detector.model_copy(update={"expressions": {"number": r"\d+"}})
+    changed = settings.model_copy(update={"detector": policy})
+    with pytest.raises(InputError, match="have changed since"):
+        preparation.prepare(changed, tokenizer, tmp_path / "changed", None, RunKey.from_text("test"))
+
+
 def test_screened_keeps_public_the_marked_documents_alone_and_masks_what_was_missed(tmp_path):
     settings, numbers = screened(tmp_path)
     assert 1 < len(numbers) < 40

@@ -88,6 +88,15 @@ class TestStatedSpans:
             (found,) = policy.find([document])
         assert [document.text[each.start : each.end] for each in found] == ([expected] if expected else [])
 
+    @pytest.mark.parametrize(
+        "stated", ["[[5, 8]]", [{"start": 5, "end": 8, "kind": "PERSON"}], [[5, 8, "PERSON"]]]
+    )
+    def test_lists_come_as_json_and_as_mappings_too(self, stated):
+        """As a CSV or a table of structs holds them."""
+        with Policy.of(config({"spans": "marks"})) as policy:
+            (found,) = policy.find(documents("I am Ann.", marks=stated))
+        assert [(each.start, each.end) for each in found] == [(5, 8)]
+
     def test_one_that_cleaning_leaves_nothing_of_is_refused(self, tmp_path):
         """Another text in its place would be marked, so it is no neighbour of this one."""
         path = tmp_path / "x.jsonl"

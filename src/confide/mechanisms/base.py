@@ -244,7 +244,12 @@ class Mechanism(ABC):
     def from_config(cls, config: "Config") -> "Mechanism":
         """Each field comes from the key of the same name, wherever it stands."""
         known: dict[str, Any] = {"row_length": config.data.max_length, "secrets": config.secrets}
-        known |= {"redacted": config.redacted, "recall": config.detector.recall, "task": config.task}
+        known |= {
+            "detector": config.detector,
+            "redacted": config.redacted,
+            "recall": config.detector.recall,
+            "task": config.task,
+        }
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
         names = {field.name for field in fields(cls)}

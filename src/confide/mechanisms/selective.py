@@ -17,6 +17,11 @@ _LEAST_LIGHT = (
     0.1  # more is never wrong, and with less the privacy losses would span a grid too wide to compose
 )
 
+_NEEDED = {
+    "epsilon": "how much phase 1 may spend on what the detector misses",
+    "missing_rate": "[low, high], the share of words that the detector misses, as confide redact --marks estimates",
+}
+
 
 @dataclass(frozen=True)
 class Selective(SensitiveText):
@@ -163,7 +168,19 @@ class Selective(SensitiveText):
         )
 
     @property
+    def _who(self) -> str:
+        if self.redacted.mode == "screened":
+            return "the detector, and on the screened documents a person, find"
+        return super()._who
+
+    @property
     def _missed_text(self) -> str:
+        if self.redacted.mode == "screened":
+            return (
+                "sensitive text of the screened documents that neither the detector nor the person found: it is "
+                "trained on without noise, and may be recovered word for word; and where rows are cut, on which text "
+                "that the detector misses in other documents bears as well"
+            )
         if not self.is_light:
             return super()._missed_text
         return (
@@ -190,12 +207,15 @@ class Selective(SensitiveText):
                     f"redacted.{key}",
                     f"is for mode: light-noise, and this is {redacted.mode}"
                     if stated
-                    else "mode: light-noise needs it: how much phase 1 may spend on what the detector misses",
+                    else f"mode: light-noise needs it: {_NEEDED[key]}",
                 )
-        if redacted.missing_rate is not None and not redacted.missing_rate[0] <= redacted.missing_rate[1] > 0:
+        low, high = redacted.missing_rate or (0.0, 1.0)
+        if low > high:
+            yield "redacted.missing_rate", f"is [low, high], and {low:g} is above {high:g}"
+        elif high == 0:
             yield (
                 "redacted.missing_rate",
-                "is [low, high], and high must be above 0: no finite sample shows zero",
+                "high must be above 0: no finite sample shows that nothing is missed",
             )
         if light and config.detector.recall == 1.0:
             yield (

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from confide.mechanisms.base import Combine, Terms
 from confide.mechanisms.dp_sgd import DPSGD
-from confide.settings import Redacted
+from confide.settings import Policy, Redacted
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -20,8 +21,8 @@ class SensitiveText(DPSGD):
     estimate.
     """
 
+    detector: Policy = field(default_factory=Policy)
     redacted: Redacted = field(default_factory=Redacted)
-    recall: float | None = None
 
     notion: ClassVar[str] = "selective DP"
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
@@ -53,17 +54,23 @@ class SensitiveText(DPSGD):
         return Ordinary(self._public_batch, self.redacted.steps, row_length=self.row_length)
 
     def doubts(self) -> tuple[str, ...]:
-        if self.recall == 1.0:
+        recall = self.detector.recall
+        if recall == 1.0:
             return ()
-        share = "is not claimed" if self.recall is None else f"is claimed to be {self.recall:g}"
+        share = "is not claimed" if recall is None else f"is claimed to be {recall:g}"
         return (
-            f"the share of sensitive text that the detector finds {share} (detector.recall: 1.0 claims that it finds "
-            "all), and what it misses is trained on without noise and may be recovered word for word",
+            f"the share of sensitive text that {self._who} {share} (detector.recall: 1.0 claims all), and what is "
+            "missed there is trained on without noise and may be recovered word for word",
         )
+
+    @property
+    def _who(self) -> str:
+        """Who finds, and where."""
+        return "the detector finds"
 
     def facts(self) -> tuple[str, ...]:
         return (
-            "what is sensitive: what the detector of the config marks",
+            f"what is sensitive: what is marked by {'; '.join(_named(self.detector))}",
             "all other text, and where marked spans stand in it: the redacted rows",
             "which documents are blank, and what is removed from documents before anything is marked",
         )
@@ -91,6 +98,9 @@ class SensitiveText(DPSGD):
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        if config.privacy.adjacency == "add-or-remove":
+            yield "privacy.adjacency", f"{cls.name} compares texts of one row: replace-one or zero-out"
+            return
         yield from super().faults(config)
         stated = config.detector.model_dump(exclude={"recall", "pipeline"}, exclude_defaults=True)
         if not stated:
@@ -98,8 +108,6 @@ class SensitiveText(DPSGD):
                 "detector",
                 f"mechanism {cls.name} needs to know what is sensitive: level, patterns, words, expressions or spans",
             )
-        if config.privacy.adjacency == "add-or-remove":
-            yield "privacy.adjacency", f"{cls.name} compares texts of one row: replace-one or zero-out"
 
 
 @dataclass(frozen=True)
@@ -114,3 +122,17 @@ class Ordinary(DPSGD):
 
     def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
         return Combine(None, 0.0, 1 / terms.divisor)
+
+
+def _named(policy: Policy) -> Iterator[str]:
+    """The detectors of a config, without what a word list or an expression says."""
+    if policy.level is not None:
+        yield f"level {policy.level} of the spaCy pipeline {Path(policy.pipeline).name}"
+    if policy.patterns:
+        yield f"patterns {policy.patterns if policy.patterns == 'all' else ', '.join(policy.patterns)}"
+    if policy.words is not None:
+        yield "a list of words"
+    if policy.expressions:
+        yield f"expressions {', '.join(policy.expressions)}"
+    if policy.spans is not None:
+        yield "the data's own spans"

@@ -20,6 +20,7 @@ from confide.redaction.screening import Marks
 from confide.text.documents import Document
 
 if TYPE_CHECKING:
+    from confide.noise import RunKey
     from confide.settings import Config
 
 
@@ -29,12 +30,13 @@ class RedactedDocuments:
     Args:
         tokenizer: a fast one with a mask token.
         cache: where findings are kept, so that other rows or another tokenizer need not find them again.
+        key: of the run, with which a screened sample was drawn; a sample of another run is refused.
 
     Raises:
         InputError: the detector, the marks of a screened sample or the tokenizer is at fault.
     """
 
-    def __init__(self, config: Config, tokenizer: Any, cache: Path) -> None:
+    def __init__(self, config: Config, tokenizer: Any, cache: Path, key: RunKey | None = None) -> None:
         self._tokenizer = tokenizer
         # Where no row holds the text behind its masks, a mask is the one token that it is.
         beside = mechanisms.find(config.privacy.mechanism).redaction == "beside"
@@ -48,6 +50,8 @@ class RedactedDocuments:
         self._spans: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._policy = Policy.of(config, cache)
+        if self._marks is not None and key is not None:
+            self._marks.check(key, self._policy.fingerprint)
 
     def __enter__(self) -> RedactedDocuments:
         return self

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,8 +160,15 @@ class _Stated:
     def spans(self, document: Document) -> list[Span]:
         where = f"{document.where}: detector.spans field {self._name!r}"
         listed = lookup(document.fields, self._name, document.where, "detector.spans")
+        if isinstance(listed, str):  # as a table holds it
+            try:
+                listed = json.loads(listed)
+            except ValueError:
+                listed = None
         if not isinstance(listed, list | tuple | np.ndarray):
-            raise InputError(f"{where} holds no list; an empty one says that nothing is sensitive")
+            raise InputError(
+                f"{where} holds no list, nor JSON of one; an empty one says that nothing is sensitive"
+            )
         own = lookup(document.fields, self._field, document.where, "data.text")
         # The spans of turns were moved to the dialogue's text when it was made.
         original = document.text if is_dialogue(own) else own
@@ -185,6 +192,8 @@ class _Stated:
 
 def _span(value: Any, length: int, where: str) -> Span:
     parts = list(value) if isinstance(value, list | tuple | np.ndarray) else []
+    if isinstance(value, Mapping):
+        parts = [value.get("start"), value.get("end"), *([value["kind"]] if "kind" in value else [])]
     if not (
         len(parts) in (2, 3)
         and all(isinstance(place, int | np.integer) and not isinstance(place, bool) for place in parts[:2])

@@ -333,7 +333,11 @@ class Marks:
             "recall": masked / (masked + rate) if masked + rate else None,
             "config": [
                 {"mode": "screened", "marks": str(self.path)},
-                {"mode": "light-noise", "missing_rate": [_rounded(low, False), _rounded(high, True)]},
+                {
+                    "mode": "light-noise",
+                    "epsilon": 1.0,
+                    "missing_rate": [_rounded(low, False), _rounded(high, True)],
+                },
             ],
         }
 

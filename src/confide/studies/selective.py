@@ -262,9 +262,9 @@ def _noise_of(corpus: Corpus) -> float:
 
 def _imperfect(corpus: Corpus) -> Iterator[Row]:
     """What can be done where a detector misses something (004, sections 6.2 and 6.3)."""
-    few = _screened(corpus, 1, corpus.folder / "data/screened.jsonl")
+    few = _screened(corpus, 1, corpus.folder / "data/screened.jsonl", f"JFT,-screened-{SCREENED}")
     yield from corpus.twice("JFT, screened", redacted={"mode": "screened", "marks": str(few.path)})
-    many = _screened(corpus, 10, corpus.folder / "data/screened-10.jsonl")
+    many = _screened(corpus, 10, corpus.folder / "data/screened-10.jsonl", "sample")
     rates = {"JFT, light noise": many.missing_rate()}
     # As if it had missed all that it found (004, section 6.3).
     rates["JFT, conservative light noise"] = (many.facts()["masked"],) * 2
@@ -273,14 +273,12 @@ def _imperfect(corpus: Corpus) -> Iterator[Row]:
         yield from corpus.twice(method, redacted=light)
 
 
-def _screened(corpus: Corpus, draws: int, path: Path) -> Marks:
-    """A sample of the documents, screened by the data's own annotations."""
+def _screened(corpus: Corpus, draws: int, path: Path, name: str) -> Marks:
+    """A sample of the documents of the run `name`, screened by the data's own annotations."""
 
     def config(policy: dict[str, Any]) -> Config:
         tokens = list(corpus.tokens)
-        return corpus.config(
-            "sample", detector=policy, privacy={"mechanism": "redacted"}, special_tokens=tokens
-        )
+        return corpus.config(name, detector=policy, privacy={"mechanism": "redacted"}, special_tokens=tokens)
 
     ours, annotated = config(detector(SCREENED, None)), config({"spans": "spans"})
     if not path.exists():
