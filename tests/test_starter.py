@@ -34,3 +34,18 @@ def test_a_batch_that_the_data_can_fill(tmp_path):
     source = tmp_path / "notes.jsonl"
     source.write_text("".join(json.dumps({"from": f"u{i % 12}", "text": "hi"}) + "\n" for i in range(60)))
     assert check(yaml.safe_load(starter.write(str(source)))).train.batch == 6
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["USER", "SYSTEM"], {"USER": "USER:", "SYSTEM": "SYSTEM:"}),
+        ([f"person {n}" for n in range(9)], {}),  # people: their names are data, not roles
+    ],
+)
+def test_dialogues_get_prompts_for_roles_and_no_unit_that_names_nobody(tmp_path, names, expected):
+    source = tmp_path / "chats.jsonl"
+    turns = [{"speaker": name, "text": "hello"} for name in names]
+    source.write_text("".join(json.dumps({"id": f"d{n}", "turns": turns}) + "\n" for n in range(5)))
+    config = check(yaml.safe_load(starter.write(str(source))))
+    assert (config.data.text, config.data.unit, config.data.speakers) == ("turns", None, expected)

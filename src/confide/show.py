@@ -62,6 +62,14 @@ def preparation(facts: dict[str, Any]) -> None:
             print(f"  {sentence}")
 
 
+_MASKED = {
+    "rows_with_finding": "rows in which something was found",
+    "rows_cut_off": "rows whose own text is longer than a row may be: the end of it is left out",
+    "tokens_cut_off": "tokens left out so",
+    "duplicates_dropped": "documents dropped as duplicates of others",
+}
+
+
 def _redacted(found: dict[str, Any]) -> None:
     """What was masked before rows were cut, in all and by each kind of finding."""
     kinds = sorted(found["kinds"].items(), key=lambda entry: -entry[1]["tokens"])
@@ -76,8 +84,9 @@ def _redacted(found: dict[str, Any]) -> None:
         [*rows, ["all", number(spans), number(found["tokens_masked"]), f"{found['share']:.2%}"]],
     )
     print()
-    for name in ("rows_with_finding", "rows_cut_off", "tokens_cut_off", "duplicates_dropped"):
-        print(f"{number(found[name]):>12}  {name.replace('_', ' ')}")
+    for name, what in _MASKED.items():
+        if found[name] or name != "duplicates_dropped":
+            print(f"{number(found[name]):>12}  {what}")
 
 
 def secrets(facts: dict[str, Any], examples: Iterable[tuple[str, str]]) -> None:

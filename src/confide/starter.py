@@ -1,14 +1,16 @@
 """A first config for a file or folder, from a look at its first records. Names and counts only, no text."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from confide.errors import InputError
 from confide.text import Record, records
-from confide.text.dialogues import is_dialogue
+from confide.text.dialogues import is_dialogue, speaker_of
 
 LOOK = 200
+_ROLES = 6  # more speakers than these in the records looked at are people
 _UNITS = (
     "from",
     "sender",
@@ -44,7 +46,7 @@ model: bundled              # or a folder or hub name of any causal LM
 data:
   train: {source}
   text: {template}          # fields here: {", ".join(fields)}
-  unit: {unit or "null"}                # whom to protect; null: each document is its own unit
+{_speakers(found, text)}  unit: {unit or "null"}                # whom to protect; null: each document is its own unit
   eval: {held_out}
   strip_quotes: {"true" if "subject" in fields else "false"}        # what is quoted is somebody else's text
   max_length: 128
@@ -77,11 +79,24 @@ def _is_told_by_turns(value: Any) -> bool:
     return is_dialogue(value) and any(isinstance(turn, Mapping) for turn in value)
 
 
+def _speakers(found: Sequence[Record], text: str) -> str:
+    """For dialogues a line with the prompts of the speakers, if they are a few roles; names of people are none."""
+    turns = [turn for r in found if is_dialogue(r.fields.get(text)) for turn in r.fields[text]]
+    names = list(dict.fromkeys(speaker_of(turn) for turn in turns))
+    if not turns or not all(names) or len(names) > _ROLES:
+        return ""
+    return f"  speakers: {json.dumps({name: f'{name}:' for name in names})}   # the prompt of each speaker\n"
+
+
 def _unit(found: Sequence[Record], fields: Sequence[str], text: str) -> str | None:
     """The field that most likely names a person: a usual name, filled in every record looked at."""
     for name in _UNITS:
-        if name in fields and name != text and all(r.fields.get(name) not in (None, "", []) for r in found):
-            return name
+        values = [r.fields.get(name) for r in found]
+        if name not in fields or name == text or any(value in (None, "", []) for value in values):
+            continue
+        if name == "id" and len({str(value) for value in values}) == len(values):
+            continue  # a number of its own for each document names nobody
+        return name
     return None
 
 

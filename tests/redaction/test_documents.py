@@ -167,7 +167,7 @@ def test_the_table_shows_kinds_and_rows(tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^number +\d+ +\d+ +\d+\.\d\d%$", out, re.M)
     assert re.search(r"^public +40 ", out, re.M)
-    assert "rows with finding" in out
+    assert "rows in which something was found" in out
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "classification"])

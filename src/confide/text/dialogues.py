@@ -77,14 +77,19 @@ class Dialogue:
         return found
 
 
+def speaker_of(turn: Any) -> str | None:
+    """Who says a turn; None if it names nobody."""
+    named = [turn[key] for key in _SPEAKERS if key in turn] if isinstance(turn, Mapping) else []
+    return (named[0].strip() or None) if named and isinstance(named[0], str) else None
+
+
 def _prompt(turn: Any, speakers: Mapping[str, str], where: str) -> str:
     """What stands before what a turn says, with the space between the two."""
-    named = [turn[key] for key in _SPEAKERS if key in turn] if isinstance(turn, Mapping) else []
-    if not named or not isinstance(named[0], str) or not named[0].strip():
+    speaker = speaker_of(turn)
+    if speaker is None:
         if isinstance(turn, str) and not speakers:
             return ""
         raise InputError(f"{where}: names no speaker (in a field {', '.join(_SPEAKERS)})")
-    speaker = named[0].strip()
     if speakers and speaker not in speakers:
         shown = repr(speaker) if len(speaker) <= 40 else "a speaker of a very long name"
         raise InputError(f"{where}: is of {shown}, whom data.speakers does not list ({', '.join(speakers)})")
