@@ -369,7 +369,7 @@ def redact(
 
 
 def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> None:
-    from confide import show
+    from confide import models, show
     from confide.console import Console
     from confide.disk import whole_file
     from confide.preparation import training_documents
@@ -378,9 +378,12 @@ def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> 
     from confide.redaction.screening import private
 
     console, path = Console(), run.root / "redaction.html"
+    tokenizer = models.load_tokenizer(run.config)
     with console.track("documents searched") as track:
         text = training_documents(with_annotations(run.config, against))
-        found = survey(run.config, text, run.key(), track, documents, against, run.root / "spans.db")
+        found = survey(
+            run.config, text, run.key(), track, documents, against, run.root / "spans.db", tokenizer
+        )
     with whole_file(path) as building, open(building, "w", encoding="utf-8", opener=private) as stream:
         stream.write(page(found, run.config))
     if as_json:

@@ -118,7 +118,7 @@ _EXAMPLES = 12  # of masked text: one of each of the kinds that mask most
 
 def redaction(facts: dict[str, Any], examples: dict[str, str]) -> None:
     """How much each kind of finding masks, with an example of each; and how that compares with annotations."""
-    found = sorted(facts["kinds"].items(), key=lambda entry: -entry[1]["words"])
+    found = sorted(facts["kinds"].items(), key=lambda entry: -entry[1]["tokens"])
     rows = [
         [name, *(number(kind[key]) for key in ("spans", "documents")), *_shares(kind)]
         for name, kind in found
@@ -126,8 +126,8 @@ def redaction(facts: dict[str, Any], examples: dict[str, str]) -> None:
     ]
     masked = facts["masked"]
     whole = ["all", number(facts["spans"]), number(masked["documents"]), *_shares(masked)]
-    table(["kind", "findings", "documents", "of words", "of characters"], [*rows, whole])
-    print(f"\n{number(facts['documents'])} documents, {number(facts['words'])} words")
+    table(["kind", "findings", "documents", "of tokens", "of characters"], [*rows, whole])
+    print(f"\n{number(facts['documents'])} documents, {number(facts['tokens'])} tokens")
     absent = [name for name, kind in found if not kind["spans"]]
     if absent:
         print(f"found nowhere: {', '.join(absent)}")
@@ -143,7 +143,7 @@ def redaction(facts: dict[str, Any], examples: dict[str, str]) -> None:
 def _shares(tally: dict[str, Any]) -> list[str]:
     from confide.redaction.page import percent
 
-    return [percent(tally["share_of_words"]), percent(tally["share_of_characters"])]
+    return [percent(tally["share_of_tokens"]), percent(tally["share_of_characters"])]
 
 
 def _annotated(found: dict[str, Any]) -> None:

@@ -4,6 +4,10 @@ import random
 import re
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from confide.config import check
 from confide.errors import InputError
@@ -24,8 +28,18 @@ def settings(**detector):
     return config.model_copy(update={"detector": Policy(**detector)})
 
 
+TOKEN = re.compile(r"\w+|[^\w\s]+")
+
+
+def tokenizer():
+    """One whose tokens are easily told: words, and runs of what is neither word nor space."""
+    made = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    made.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
+
+
 def look_at(documents, most=5, against=None, **detector) -> Preview:
-    return survey(settings(**detector), documents, KEY, lambda *_: None, most, against)
+    return survey(settings(**detector), documents, KEY, lambda *_: None, most, against, None, tokenizer())
 
 
 def mail(text: str, gold=(), number: int = 0) -> Document:
@@ -75,6 +89,7 @@ def test_counts_are_those_of_a_slow_count():
     assert facts["documents"] == len(documents)
     assert facts["characters"] == sum(len(document.text) for document in documents)
     assert facts["words"] == sum(len(document.text.split()) for document in documents)
+    assert facts["tokens"] == sum(len(TOKEN.findall(document.text)) for document in documents)
     for name in EXPRESSIONS:
         spans = [found_in(document.text)[name] for document in documents]
         tally = facts["kinds"][name]
@@ -84,6 +99,13 @@ def test_counts_are_those_of_a_slow_count():
         masked = sum(words(d.text, characters(some)) for d, some in zip(documents, spans, strict=True))
         assert tally["words"] == masked
         assert tally["share_of_words"] == pytest.approx(masked / facts["words"])
+        hit = sum(
+            any(s < match.end() and e > match.start() for s, e in some)
+            for d, some in zip(documents, spans, strict=True)
+            for match in TOKEN.finditer(d.text)
+        )
+        assert tally["tokens"] == hit
+        assert tally["share_of_tokens"] == pytest.approx(hit / facts["tokens"])
     every = [characters([s for spans in found_in(d.text).values() for s in spans]) for d in documents]
     assert facts["masked"]["characters"] == sum(map(len, every))
     masked = sum(words(d.text, places) for d, places in zip(documents, every, strict=True))
@@ -187,7 +209,7 @@ def shown(tmp_path_factory):
     documents.append(mail("word " * 2000 + MARKED[0], (), 12))
     detector = {"expressions": {ODD: r"zugzwang\d*", "firm": r"Quetzal & co|g\d+ &"}}
     config = settings(**detector)
-    preview = survey(config, documents, KEY, lambda *_: None, 7, "gold")
+    preview = survey(config, documents, KEY, lambda *_: None, 7, "gold", None, tokenizer())
     path = tmp_path_factory.mktemp("page") / "redaction.html"
     path.write_text(page(preview, config), "utf-8")
     return path
@@ -216,7 +238,8 @@ def test_a_reader_sees_counts_and_masks(shown):
     assert found["scripts"] == 0
     assert not [word for word in MARKED if word in found["text"]]
     assert "Detectors: expressions" in found["text"]
-    assert "13 documents of 2,169 words" in found["text"]
+    counted = re.search(r"13 documents of ([\d,]+) tokens", found["text"])
+    assert int(counted[1].replace(",", "")) > 2000
     assert [[row[0], row[-3]] for row in found["rows"]] == [["firm", "24"], [ODD, "13"]]
     assert len(found["articles"]) == 13
     first = found["articles"][0]

@@ -102,15 +102,15 @@ def percent(share: float | None) -> str:
 
 def _kinds(facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The kinds by how much they mask, each with its colour and the width of its bar."""
-    most = max((tally["share_of_words"] for tally in facts.values()), default=0) or 1
-    ordered = sorted(facts.items(), key=lambda entry: -entry[1]["words"])
+    most = max((tally["share_of_tokens"] for tally in facts.values()), default=0) or 1
+    ordered = sorted(facts.items(), key=lambda entry: -entry[1]["tokens"])
     return [
         dict(tally)
         | {
             "name": name,
             "index": number,
             "hue": f"{210 + number * _ANGLE:.0f}",
-            "width": f"{100 * tally['share_of_words'] / most:.1f}",
+            "width": f"{100 * tally['share_of_tokens'] / most:.1f}",
         }
         for number, (name, tally) in enumerate(ordered)
     ]

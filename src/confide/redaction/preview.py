@@ -10,11 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from confide.detectors.spans import Span
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.redaction.counting import Places, Words
-from confide.redaction.masking import Place, merged
+from confide.redaction.masking import Place, covered, merged
 from confide.redaction.pieces import Piece, pieces
 from confide.redaction.policy import STATED, Policy
 from confide.settings import Policy as Settings
@@ -31,18 +33,20 @@ _AROUND = 40  # characters of context on each side of an example
 # counts -------------------------------------------------------------------------------------------------------
 @dataclass
 class Tally:
-    """How much is masked: places, and the documents, characters and words with one."""
+    """How much is masked: places, and the documents, characters, words and tokens with one."""
 
     spans: int = 0
     documents: int = 0
     characters: int = 0
     words: int = 0
+    tokens: int = 0
 
-    def add(self, spans: int, places: Sequence[Place], words: Words) -> None:
+    def add(self, spans: int, places: Sequence[Place], words: Words, tokens: int) -> None:
         self.spans += spans
         self.documents += bool(places)
         self.characters += sum(end - start for start, end in places)
         self.words += len(words.within(places))
+        self.tokens += tokens
 
 
 @dataclass
@@ -53,15 +57,22 @@ class Counts:
     masked: Tally = field(default_factory=Tally)
     kinds: dict[str, Tally] = field(default_factory=dict)
 
-    def add(self, text: str, spans: Sequence[Span]) -> None:
+    def add(self, text: str, spans: Sequence[Span], offsets: Sequence[Place] = ()) -> None:
+        """`offsets`: where the tokens of the text stand, as its tokenizer tells."""
+
+        def tokens(places: Sequence[Place]) -> int:
+            return int(np.count_nonzero(covered(text, offsets, places))) if offsets else 0
+
         words = Words(text)
+        self.whole.tokens += len(offsets)
         self.whole.documents += 1
         self.whole.characters += len(text)
         self.whole.words += len(words)
         places = merged(spans)
-        self.masked.add(len(places), places, words)
+        self.masked.add(len(places), places, words, tokens(places))
         for kind, own in _by_kind(spans).items():
-            self.kinds.setdefault(kind, Tally()).add(len(own), merged(own), words)
+            alike = merged(own)
+            self.kinds.setdefault(kind, Tally()).add(len(own), alike, words, tokens(alike))
 
     def facts(self) -> dict[str, Any]:
         return vars(self.whole) | {
@@ -72,6 +83,7 @@ class Counts:
 
     def _shares(self, tally: Tally) -> dict[str, float]:
         return vars(tally) | {
+            "share_of_tokens": tally.tokens / max(1, self.whole.tokens),
             "share_of_words": tally.words / max(1, self.whole.words),
             "share_of_characters": tally.characters / max(1, self.whole.characters),
         }
@@ -228,6 +240,7 @@ def survey(
     most: int,
     against: str | None = None,
     cache: Path | None = None,
+    tokenizer: Any = None,
 ) -> Preview:
     """Find what is sensitive in the documents, and keep counts, examples and `2 * most` masked documents.
 
@@ -235,6 +248,7 @@ def survey(
         documents: as `with_annotations` has them read.
         against: the field of annotated spans to compare with; default: `detector.spans`, if there are other detectors.
         cache: where findings are kept.
+        tokenizer: of the model, whose tokens are counted; without one there are none.
 
     Raises InputError if the config names nothing to find, or annotations both in `against` and in the policy.
     """
@@ -244,9 +258,10 @@ def survey(
         counts.kinds = {kind: Tally() for kind in found.kinds if kind != STATED}
         stream = iter(documents)
         while batch := list(islice(stream, _BATCH)):
-            for document, tested, annotated in found.of(batch):
+            offsets = _offsets(tokenizer, batch)
+            for number, (document, tested, annotated) in enumerate(found.of(batch)):
                 spans = sorted({*tested, *annotated}) if found.masks_annotated else tested
-                counts.add(document.text, spans)
+                counts.add(document.text, spans, offsets[number])
                 if comparison is not None:
                     comparison.add(tested, annotated)
                 missed = _uncovered(annotated, tested)
@@ -260,6 +275,15 @@ def survey(
     if comparison is not None:
         facts["against"] = {"field": against or config.detector.spans} | comparison.facts()
     return Preview(facts, examples, gallery.first, gallery.drawn)
+
+
+def _offsets(tokenizer: Any, batch: Sequence[Document]) -> Sequence[Sequence[Place]]:
+    if tokenizer is None:
+        return [()] * len(batch)
+    texts = [document.text for document in batch]
+    found = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    places: Sequence[Sequence[Place]] = found["offset_mapping"]
+    return places
 
 
 def _uncovered(annotated: Sequence[Span], tested: Sequence[Span]) -> set[Span]:
