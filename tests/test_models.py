@@ -362,33 +362,9 @@ def test_a_vocabulary_larger_than_the_embeddings_is_refused(root):
 
 def llama_tokenizer(shared, folder):
     """A folder that a user can make of a model that came with bare pieces: a tokenizer.json beside the weights."""
-    from tokenizers import Tokenizer, decoders, normalizers
-    from tokenizers.models import BPE
+    from confide.studies.corpora import stories
 
-    pieces = json.loads((shared / "models/stories260K/hf/tok512_pieces.json").read_text())
-    plain = {"\n<s>\n": "<s>", "\n</s>\n": "</s>"}
-    vocabulary = {plain.get(p["piece"], p["piece"]).replace(" ", "▁"): p["id"] for p in pieces}
-    merges = []
-    for piece in sorted(vocabulary, key=vocabulary.__getitem__):
-        cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        known = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
-        merges += known if vocabulary[piece] > 258 else []
-    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    shutil.copytree(shared / "models/stories260K/hf", folder)
-    folder.chmod(0o755)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return stories(shared / "data", folder)
 
 
 def test_a_real_llama_without_a_tokenizer_says_so_and_with_one_knows_its_stories(shared, tmp_path):
