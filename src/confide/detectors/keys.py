@@ -24,7 +24,7 @@ _FORM = r"[A-Za-z0-9_\-]{20}(?<![-_]{20})"  # what most tokens hold; no drawn li
 @dataclass(frozen=True)
 class _Plugin:
     """A plugin of detect-secrets: its module and class; what each of its matches holds; whether a group of its
-    expressions is the secret, beside a name that is none; which of its expressions, if not all."""
+    expressions is the secret, beside a name that is none; which of its expressions, if not all; one in their place."""
 
     module: str
     name: str
@@ -32,8 +32,10 @@ class _Plugin:
     anchor: str = _FORM
     grouped: bool = False
     only: int | None = None
+    own: str | None = None
 
 
+_NPM = r":_authToken=\s*(npm_[^\n]+|[A-Fa-f0-9-]{36})"
 _PLUGINS = (
     _Plugin("aws", "AWSKeyDetector", "AWS_KEY", only=0),
     _Plugin("aws", "AWSKeyDetector", "AWS_KEY", r"['\"][\w/+]{40}['\"]", True, only=1),
@@ -47,7 +49,8 @@ _PLUGINS = (
     _Plugin("ibm_cloud_iam", "IbmCloudIamDetector", grouped=True),
     _Plugin("ibm_cos_hmac", "IbmCosHmacDetector", grouped=True),
     _Plugin("mailchimp", "MailchimpDetector"),
-    _Plugin("npm", "NpmDetector", anchor=":_authToken=", grouped=True),
+    # Its own expression begins with `//.+/`, which takes quadratic time on a line that repeats it.
+    _Plugin("npm", "NpmDetector", anchor=":_authToken=", grouped=True, own=_NPM),
     _Plugin("openai", "OpenAIDetector"),
     _Plugin("pypi_token", "PypiTokenDetector"),
     _Plugin("sendgrid", "SendGridDetector"),
@@ -102,6 +105,11 @@ def _plugin(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)
 
 
+def _expressions(plugin: _Plugin) -> Sequence[re.Pattern[str]]:
+    theirs: Sequence[re.Pattern[str]] = _plugin(plugin.module, plugin.name).denylist
+    return theirs if plugin.own is None else [re.compile(plugin.own)]
+
+
 class _Lines:
     """What plugins with one anchor find in the lines that hold it: they read a line at a time."""
 
@@ -110,7 +118,7 @@ class _Lines:
         self._expressions = [
             (expression, plugin)
             for plugin in plugins
-            for number, expression in enumerate(_plugin(plugin.module, plugin.name).denylist)
+            for number, expression in enumerate(_expressions(plugin))
             if plugin.only in (None, number)
         ]
 
