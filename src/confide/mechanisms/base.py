@@ -247,7 +247,6 @@ class Mechanism(ABC):
         known |= {
             "detector": config.detector,
             "redacted": config.redacted,
-            "recall": config.detector.recall,
             "task": config.task,
         }
         known |= config.train.model_dump() | config.privacy.model_dump()
