@@ -1,0 +1,9 @@
+"""The verbs, a file for each family. Importing one adds its verbs to `app`, in this order."""
+
+from confide.cli import running, secrets, redact  # noqa: F401, I001
+from confide.cli.base import app
+
+
+def main() -> None:
+    """Entry point of the command `confide`."""
+    app(prog_name="confide")

@@ -1,0 +1,127 @@
+"""What all verbs share: arguments, exit codes, and how a run is found. Heavy imports wait until a verb needs them."""
+
+import errno
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from confide.errors import CheckFailed, InputError, RankLost
+
+if TYPE_CHECKING:
+    from confide.job import Job
+    from confide.runs import Run
+    from confide.settings import Config
+
+app = typer.Typer(
+    name="confide",
+    help="Fine-tune language models on text told in confidence, and state exactly what that protects.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config file, or a run folder")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="config keys to override")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="print one JSON document and nothing else on standard output")
+]
+
+
+# What is wrong with the disk or the paths on it, and not with confide.
+_OUTSIDE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
+
+
+_TOGETHER = {"train", "evaluate"}  # verbs that several ranks work on
+
+
+class Stopped(Exception):
+    """The user stopped the work; it can be resumed."""
+
+
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """Exit codes: 0 done, 1 a check failed, 2 the input is at fault, 3 an internal error, 130 stopped."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            if "WORLD_SIZE" in os.environ and function.__name__ not in _TOGETHER:
+                _refuse_ranks(function.__name__)
+            function(*args, **kwargs)
+        except InputError as error:
+            end(2, str(error))
+        except CheckFailed as error:
+            end(1, str(error))
+        except RankLost as error:
+            end(1, str(error))
+        except Stopped as error:
+            end(130, str(error))
+        except KeyboardInterrupt:
+            end(130, "stopped; run the same command again to go on")
+        except typer.Exit:
+            raise
+        except BrokenPipeError:
+            raise  # whoever read our output has gone, as in `confide plan mail.yaml | head`
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _OUTSIDE:
+                end(2, f"{error.filename or 'the run folder'}: {error.strerror}")
+            traceback.print_exc()
+            end(3, "internal error: this is a fault of confide, not of your input")
+
+    return run
+
+
+def _refuse_ranks(verb: str) -> None:
+    from confide.ranks import launched
+
+    if launched():
+        raise InputError(f"confide {verb} runs by itself, without torchrun; train and eval run under it")
+
+
+def end(code: int, message: str) -> None:
+    print(f"confide: {message}", file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+def config_of(path: Path, overrides: list[str] | None) -> "Config":
+    from confide.config import load
+
+    return load(path, overrides or ())
+
+
+def run_of(path: Path, overrides: list[str] | None, twin: bool = False) -> "Run":
+    from confide.runs import Run
+
+    return Run(config_of(path, overrides), twin)
+
+
+def job_of(run: "Run") -> "Job":
+    from confide.console import Console
+    from confide.job import Job
+
+    return Job.of(run, Console())
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))

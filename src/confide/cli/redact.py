@@ -1,0 +1,124 @@
+"""`confide redact`: what detectors mask, and a sample for a person to screen."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from confide.cli.base import (
+    ConfigPath,
+    Json,
+    Overrides,
+    app,
+    print_json,
+    run_of,
+    verb,
+)
+from confide.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.runs import Run
+
+
+@app.command()
+@verb
+def redact(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    documents: Annotated[
+        int, typer.Option(help="documents that the page shows: the first, and as many drawn", min=0)
+    ] = 50,
+    against: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="field of annotated spans to compare findings with")
+    ] = None,
+    sample: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="write a share of the documents to be screened")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(help="with --sample: independent draws of that share; default: 1", min=1)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="with --sample: where to write")] = None,
+    marks: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="check a sample that a person has screened")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the detectors mask; or have a sample screened."""
+    if sample is None and (draws is not None or out is not None):
+        raise InputError(f"{'--out' if draws is None else '--draws'} is for --sample SHARE")
+    if marks is not None and (sample is not None or against is not None):
+        raise InputError(
+            f"--marks checks a file, and {'--sample' if against is None else '--against'} does not"
+        )
+    if sample is not None and against is not None:
+        raise InputError("--against is for the preview, and --sample writes a file: give one of them")
+    run = run_of(config, overrides)
+    with run.locked():
+        if marks is not None:
+            _check_marks(run, marks, as_json)
+        elif sample is not None:
+            _write_sample(run, sample, draws or 1, out, as_json)
+        else:
+            _preview(run, documents, against, as_json)
+
+
+def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> None:
+    from confide import models, show
+    from confide.console import Console
+    from confide.disk import whole_file
+    from confide.preparation import training_documents
+    from confide.redaction.page import page
+    from confide.redaction.preview import survey, with_annotations
+    from confide.redaction.screening import private
+
+    console, path = Console(), run.root / "redaction.html"
+    tokenizer = models.load_tokenizer(run.config)
+    with console.track("documents searched") as track:
+        text = training_documents(with_annotations(run.config, against))
+        found = survey(
+            run.config, text, run.key(), track, documents, against, run.root / "spans.db", tokenizer
+        )
+    with whole_file(path) as building, open(building, "w", encoding="utf-8", opener=private) as stream:
+        stream.write(page(found, run.config))
+    if as_json:
+        print_json(found.facts)
+        return
+    show.redaction(found.facts, found.examples)
+    print(f"masked documents: {path} (private)")
+
+
+def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_json: bool) -> None:
+    from functools import partial
+
+    from confide.console import Console
+    from confide.preparation import training_documents
+    from confide.redaction.policy import Policy
+    from confide.redaction.screening import sample
+
+    if not 0 < share <= 1:
+        raise InputError(f"--sample {share:g}: a share of the documents is above 0 and at most 1, as in 0.01")
+    if out is None:
+        raise InputError("--sample needs --out FILE: where to write the documents that a person is to screen")
+    with (
+        Policy.of(run.config, run.root / "spans.db") as policy,
+        Console().track("documents written") as track,
+    ):
+        read = partial(training_documents, run.config)
+        found = sample(read, policy, run.key(), share, draws, out, track)
+    if as_json:
+        print_json(found)
+        return
+    print(
+        f"wrote {found['documents']:,} of {found['of']:,} documents to {out}: its first line says what to do"
+    )
+
+
+def _check_marks(run: "Run", path: Path, as_json: bool) -> None:
+    from confide import show
+    from confide.redaction.policy import Policy
+    from confide.redaction.screening import Marks
+
+    marks = Marks.load(path)
+    with Policy.of(run.config, run.root / "spans.db") as policy:
+        marks.check(run.key(), policy.fingerprint)
+    print_json(marks.facts()) if as_json else show.marks(marks.facts())

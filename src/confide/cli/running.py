@@ -1,0 +1,188 @@
+"""The verbs of a run: from text to a trained model; and whole experiments."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confide.cli.base import (
+    ConfigPath,
+    Json,
+    Overrides,
+    RunFolder,
+    Stopped,
+    app,
+    job_of,
+    print_json,
+    run_of,
+    verb,
+)
+from confide.errors import CheckFailed, InputError
+
+
+@app.command()
+@verb
+def init(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="file, folder, maildir, mbox ...")],
+    out: Annotated[Path, typer.Option(help="where to write the config")] = Path("confide.yaml"),
+) -> None:
+    """Look at a file or folder and write a commented config for it."""
+    from confide import starter
+
+    if out.exists():
+        raise InputError(f"{out}: exists already; give another name with --out")
+    out.write_text(starter.write(data), "utf-8")
+    print(f"wrote {out}: look at data.text and data.unit, then `confide prepare {out}`")
+
+
+@app.command()
+@verb
+def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Read text into the unit graph, and show its statistics."""
+    from confide import models, show
+    from confide.console import Console
+    from confide.disk import write_text
+    from confide.job import prepared_data
+
+    run = run_of(config, overrides)
+    with run.locked():
+        facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
+        picture = run.data / "rows_per_unit.svg"
+        if not picture.exists():
+            write_text(picture, show.histogram(run.data / "train"))
+    if as_json:
+        print_json(facts)
+        return
+    show.preparation(facts)
+    print(f"histogram of rows per unit: {picture}")
+
+
+@app.command()
+@verb
+def plan(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+    """What a config costs and guarantees, before any gradient."""
+    from confide import models, planning, show
+    from confide.console import Console
+    from confide.disk import write_text
+    from confide.job import prepared_data
+
+    run, console = run_of(config, overrides), Console()
+    with run.locked():
+        tokenizer = models.load_tokenizer(run.config)
+        prepared = prepared_data(run, tokenizer, console)
+        model = models.load_model(run.config, prepared.classes, len(tokenizer))
+        with console.track("settings compared") as track:
+            found = planning.plan(run.config, prepared.train.shape(), planning.Size.of(model), track)
+        if "larger_priors" in found:
+            write_text(run.root / "program.svg", planning.program_svg(found))
+    if as_json:
+        print_json(found)
+        return
+    show.plan(found)
+    if "larger_priors" in found:
+        print(f"picture of the sweep: {run.root / 'program.svg'}")
+
+
+@app.command()
+@verb
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    twin: Annotated[
+        bool, typer.Option(help="train the non-private twin instead: same draws, no protection")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train, or resume where it stopped; release the model. Runs under torchrun, too."""
+    from confide import show
+    from confide.console import Console
+    from confide.finetuning import fine_tune
+    from confide.ranks import Ranks
+
+    with Ranks.joined() as ranks:
+        run, console = run_of(config, overrides, twin), Console(quiet=not ranks.first)
+        console.say(run.config.to_yaml())
+        outcome = fine_tune(run, console, ranks=ranks)
+        ranks.wait()
+    if not ranks.first:
+        return
+    if not outcome.finished:
+        raise Stopped(f"stopped after step {outcome.steps} of {outcome.of}; the same command resumes")
+    if as_json:
+        print_json(show.outcome_facts(outcome))
+    else:
+        show.outcome(outcome, run)
+
+
+@app.command("eval")
+@verb
+def evaluate(
+    run: RunFolder,
+    base: Annotated[bool, typer.Option(help="evaluate the base model instead")] = False,
+    twin: Annotated[bool, typer.Option(help="evaluate the non-private twin instead")] = False,
+    as_json: Json = False,
+) -> None:
+    """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too."""
+    from confide import show
+    from confide.console import Console
+    from confide.job import Job
+    from confide.ranks import Ranks
+    from confide.runs import Run
+
+    loaded = Run.load(run, twin)
+    found = None if base else loaded.last_checkpoint()
+    if found is None and not base:
+        raise InputError(f"{loaded.folder}: nothing was trained here yet")
+    with Ranks.joined() as ranks:
+        job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
+        if found is not None:
+            job.course().restore(found[1])
+        result = job.evaluate()
+    if not ranks.first:
+        return
+    if result is None:
+        raise InputError(f"{run}: the config holds no evaluation data (data.eval)")
+    print_json(result) if as_json else show.evaluation(result)
+
+
+@app.command()
+@verb
+def verify(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check clipping, coverage and noise on your own model and rows."""
+    from confide import show
+    from confide import verify as checks
+
+    run = run_of(config, overrides)
+    with run.locked():
+        job = job_of(run)
+        found = checks.verify(job)
+    print_json(found) if as_json else show.checks(found)
+    if not found["ok"]:
+        raise CheckFailed("a check failed; do not trust this setting")
+
+
+@app.command()
+@verb
+def quickstart(
+    folder: Annotated[Path, typer.Option(help="where to work")] = Path("confide-quickstart"),
+    as_json: Json = False,
+) -> None:
+    """The main job on bundled data, private beside non-private."""
+    from confide import quickstart as job
+
+    job.run(folder, as_json)
+
+
+@app.command()
+@verb
+def study(
+    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning, secret-protection, selective")],
+    data: Annotated[Path, typer.Argument(help="folder that holds the public data sets")],
+    folder: Annotated[Path, typer.Option(help="where to work")] = Path("runs/studies"),
+    as_json: Json = False,
+) -> None:
+    """Repeat one paper's experiment and print its table."""
+    from confide import studies
+
+    found = studies.find(name)(data, folder / name)
+    print_json(found) if as_json else print(found["markdown"])

@@ -1,0 +1,77 @@
+"""`confide secrets`: what is secret in the text, and the program that protects it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from confide.cli.base import (
+    ConfigPath,
+    Json,
+    Overrides,
+    app,
+    print_json,
+    run_of,
+    verb,
+)
+from confide.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.runs import Run
+
+secrets_app = typer.Typer(
+    name="secrets", help="Find secrets, and solve the program that protects them.", no_args_is_help=True
+)
+app.add_typer(secrets_app)
+
+
+@secrets_app.command("tag")
+@verb
+def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Find the secrets in the text: counts by class, and examples with every secret masked."""
+    from confide import models, secrecy, show
+    from confide.console import Console
+    from confide.job import prepared_data
+
+    run = _secret_run(config, overrides)
+    with run.locked():
+        facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
+    if as_json:
+        print_json(facts["secrets"])
+        return
+    show.secrets(facts["secrets"], secrecy.examples(run.config))
+
+
+@secrets_app.command("solve")
+@verb
+def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Solve the linear program: rows kept, noise by both accountants, and a table of all secrets."""
+    from confide import mechanisms, models, secrecy, show
+    from confide.console import Console
+    from confide.job import prepared_data
+    from confide.mechanisms.secret import SecretProtection
+
+    run = _secret_run(config, overrides)
+    mechanism = mechanisms.build(run.config)
+    assert isinstance(mechanism, SecretProtection)
+    with run.locked():
+        shape = prepared_data(run, models.load_tokenizer(run.config), Console()).train.shape()
+        found = secrecy.solution(mechanism, shape)
+        table = run.root / "secrets.csv"
+        secrecy.write_table(mechanism, shape, found["noise_multiplier"][mechanism.accountant], table)
+    if as_json:
+        print_json(found)
+        return
+    show.solution(found)
+    print(f"every secret, by id: {table} (private)")
+
+
+def _secret_run(path: Path, overrides: list[str] | None) -> "Run":
+    from confide.preparation import protects_secrets
+
+    run = run_of(path, overrides)
+    if not protects_secrets(run.config):
+        raise InputError(
+            f"{path}: privacy.mechanism is {run.config.privacy.mechanism}; `confide secrets` is for mechanism: secret"
+        )
+    return run
