@@ -19,7 +19,7 @@ from confide import cli
 from tests import small
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = Path(cli.__file__).resolve().parents[1]  # those under test, wherever they lie
+SOURCES = Path(cli.__file__).resolve().parents[2]  # those under test, wherever they lie
 MARKER = "xylograph"  # stands in every text; nothing outside data/ may show it
 SECRET = "zugzwang"  # stands in the faulty rows; no message may show it
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
@@ -55,7 +55,7 @@ def confide(*arguments: object) -> Result:
 
 def command(*arguments: object) -> list[str]:
     """The same as a command of its own, for `subprocess`."""
-    return [sys.executable, "-m", "confide.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "confide", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

@@ -56,7 +56,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
 
 
 def train(path: Path, *changes: str) -> list[str]:
-    return torchrun("-m", "confide.cli", "train", path, *changes)
+    return torchrun("-m", "confide", "train", path, *changes)
 
 
 def wait_for_steps(ledger: Path, steps: int, process: subprocess.Popen) -> None:

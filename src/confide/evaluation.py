@@ -25,24 +25,27 @@ def row_losses(
     micro_tokens: int = 8192,
     progress: Callable[[int], None] | None = None,
     ranks: Ranks | None = None,
+    among: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(sum of token losses, predicted tokens, correct predictions) of every row: float64, int64, int64 [M].
 
-    Several ranks share the rows, and all get everything.
+    Several ranks share the rows, and all get everything. `among` names the rows, int64[M]; None: all of the graph.
     """
     ranks = ranks or Ranks()
-    found = torch.zeros((3, graph.n_rows), dtype=torch.float64)
+    among = np.arange(graph.n_rows) if among is None else among
+    found = torch.zeros((3, len(among)), dtype=torch.float64)
     masked = task.kind == "masked-lm"
     was_training = model.training
     model.eval()
-    for rows, idle in _dealt(list(_batches(graph.row_lengths, micro_tokens)), ranks, model):
+    for places, idle in _dealt(list(batches(graph.lengths_of(among), micro_tokens)), ranks, model):
+        rows = among[places]
         labels = None if graph.labels is None else np.asarray(graph.labels[rows])
         hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if masked else None
         loss, counted, hit = task.token_losses(model, task.collate(graph.fetch(rows), labels, hide))
         if idle:
             continue
         sums = ((loss * counted).sum(1).double(), counted.sum(1), (hit & counted).sum(1))
-        found[:, torch.from_numpy(rows)] = torch.stack([values.double().cpu() for values in sums])
+        found[:, torch.from_numpy(places)] = torch.stack([values.double().cpu() for values in sums])
         if progress is not None:
             progress(len(rows))
     model.train(was_training)
@@ -53,8 +56,8 @@ def row_losses(
     return losses, counts.astype(np.int64), correct.astype(np.int64)
 
 
-def _batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:
-    """Row numbers of one batch after another, of like length."""
+def batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:
+    """Places in `lengths` of one batch of rows after another, of like length."""
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
