@@ -280,7 +280,7 @@ FAULTS = [
         "ledger",
         "the ledger hears after the weights have moved",
         "training.py",
-        "        if before_update is not None:\n            before_update()\n",
+        "        if before_update is not None:\n            before_update(draw)\n",
         "",
         "tests/test_training.py::test_the_ledger_hears_before_the_weights_move",
     ),

@@ -1,6 +1,6 @@
 """The step against the formula of the paper, term by term."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -133,7 +133,7 @@ def test_the_ledger_hears_before_the_weights_move():
     before, seen = snapshot(model), []
     step_of(model, [some_draw()], Combine(1.0, 1.0, 1.0))(
         0,
-        before_update=lambda: seen.append(
+        before_update=lambda draw: seen.append(
             all(torch.equal(before[n], p) for n, p in model.named_parameters())
         ),
     )
@@ -219,3 +219,14 @@ def test_a_nan_gradient_is_said_plainly_and_moves_nothing():
     with pytest.raises(InputError):
         step_of(model, [some_draw()], Combine(1.0, 1.0, 1.0))(0)
     assert torch.equal(before, model.transformer.wpe.weight)
+
+
+def test_the_noise_of_a_step_is_multiplied_by_the_draws_factor():
+    sizes = []
+    for factor in (1.0, 0.25, 3.0):
+        model = small.gpt2()
+        before = snapshot(model)
+        step_of(model, [replace(NOTHING, noise_factor=factor)], Combine(0.5, 2.0, 0.1))(0)
+        sizes.append(torch.cat([v.flatten() for v in moved(before, model).values()]))
+    torch.testing.assert_close(sizes[1], 0.25 * sizes[0], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(sizes[2], 3.0 * sizes[0], rtol=1e-3, atol=1e-6)

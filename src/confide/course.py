@@ -1,9 +1,12 @@
 """The steps of a run in their order, over its stages: what to take next, and what to save between two."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from confide.averaging import Averages
 from confide.mechanisms.base import Mechanism, Stage
+from confide.sampling import Draw, Halt
 from confide.training import Report, Step
 
 Build = Callable[[Stage], Step]
@@ -18,19 +21,28 @@ class Course:
         mechanism: says which stage's turn it is.
         stages: of this run.
         build: makes the steps of a stage.
+        averages: takes in the weights after each step.
     """
 
-    def __init__(self, mechanism: Mechanism, stages: Sequence[Stage], build: Build):
+    def __init__(self, mechanism: Mechanism, stages: Sequence[Stage], build: Build, averages: Averages):
         self.mechanism, self.stages, self._build = mechanism, stages, build
+        self._averages = averages
         self._steps: dict[int, Step] = {}
 
-    def __call__(self, number: int, before_update: Callable[[], None] | None = None) -> Report:
-        """Take step `number` of the run, counted from 0."""
+    def __call__(self, number: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
+        """Take step `number` of the run, counted from 0, or learn that the run has ended."""
         place, own = self.mechanism.turn(number)
         if place not in self._steps:
             self._forget_done(number)
             self._steps[place] = self._build(self.stages[place])
-        return self._steps[place](own, before_update)
+        taken = self._steps[place](own, before_update)
+        if isinstance(taken, Report):
+            self._averages.update(number)
+        return taken
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model has the weights that are evaluated and released."""
+        return self._averages.applied()
 
     def stage(self, number: int) -> Stage:
         """The stage of step `number`."""
@@ -44,6 +56,7 @@ class Course:
     def state(self) -> dict[str, Any] | None:
         """Everything that the next step depends on, as `Step.state`; of all ranks the first gets it."""
         states = {place: step.state() for place, step in self._steps.items()}
+        average = self._averages.state()
         if not states or None in states.values():
             return None
         weights = None
@@ -52,13 +65,14 @@ class Course:
             assert state is not None
             weights = state.pop("weights")
             kept[place] = state
-        return {"weights": weights, "stages": kept}
+        return {"weights": weights, "stages": kept, "average": average}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state, which every rank has whole."""
         for place, kept in state["stages"].items():
             self._steps[place] = self._build(self.stages[place])
             self._steps[place].restore({"weights": state["weights"], **kept})
+        self._averages.restore(state["average"])
 
     def each(self) -> Iterator[Step]:
         """The steps that are in hand."""

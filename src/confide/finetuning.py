@@ -18,6 +18,7 @@ from confide.ledger import Ledger
 from confide.metrics import Metrics
 from confide.ranks import Ranks
 from confide.runs import Run
+from confide.sampling import Draw, Halt
 from confide.training import Report
 
 
@@ -29,6 +30,7 @@ class Outcome:
         steps, of: taken, and of how many.
         base, final: held-out evaluation of the base and the trained model; after: of the model after a stage, by its
             name, where another stage followed.
+        halted: why the mechanism ended the run before its last step, if it did; the run is finished then.
     """
 
     steps: int
@@ -38,6 +40,7 @@ class Outcome:
     base: dict[str, float | int] | None
     final: dict[str, float | int] | None
     after: dict[str, dict[str, float | int]]
+    halted: str | None = None
 
 
 def fine_tune(
@@ -91,6 +94,7 @@ class _Loop:
 
     def go(self, until: int | None) -> Outcome:
         last = self.steps if until is None else min(until, self.steps)
+        halted: str | None = None
         if self.done == self.steps:
             self.console.say(f"all {self.done} steps are taken already: evaluating and releasing again")
         elif self.done:
@@ -102,14 +106,18 @@ class _Loop:
             _interruptible() as interrupted,
         ):
             while self.done < last and not self.ranks.any(interrupted()):
-                report = self._take()
-                track(1, _note(report))
+                taken = self._take()
+                if isinstance(taken, Halt):
+                    halted = taken.reason
+                    self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
+                    break
+                track(1, _note(taken))
                 if self.done % self.train.checkpoint_every == 0:
                     self._checkpoint()
                 if self.done < self.steps:
                     self._look()
         self._checkpoint()
-        finished = self.done == self.steps
+        finished = self.done == self.steps or halted is not None
         if finished:
             self._evaluate("final")
             self._release()
@@ -120,7 +128,8 @@ class _Loop:
             base, final = self.metrics.last("base"), self.metrics.last("final")
             found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
             after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
-        return Outcome(self.done, self.steps, finished, self.job.guarantee(self.done), base, final, after)
+        guarantee = self.job.guarantee(self.done)
+        return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
 
     def _record(self, number: int, entry: dict[str, Any]) -> None:
         """Into the ledger, and on no rank further before it is on disk."""
@@ -128,11 +137,19 @@ class _Loop:
             self.ledger.record(number, entry)
         self.ranks.wait()
 
-    def _take(self) -> Report:
+    def _take(self) -> Report | Halt:
         began, number = time.monotonic(), self.done
         stage = self.course.stage(number)
-        entry = {"phase": stage.name, "step": number, "noise_multiplier": stage.noise_multiplier}
-        report = self.course(number, before_update=lambda: self._record(number + 1, entry))
+        entry = {"phase": stage.name, "step": number}
+
+        def record(draw: Draw) -> None:
+            spent = {"noise_multiplier": stage.noise_multiplier * draw.noise_factor}
+            self._record(number + 1, entry | spent)
+
+        report = self.course(number, before_update=record)
+        if isinstance(report, Halt):
+            self._record(number + 1, entry | {"halted": report.reason})
+            return report
         self.done += 1
         if self.metrics is not None:
             self.metrics.step(
@@ -155,7 +172,8 @@ class _Loop:
             self._evaluate("during")
 
     def _evaluate(self, what: str) -> None:
-        found = self.job.evaluate()
+        with self.course.averaged():
+            found = self.job.evaluate()
         if found is not None and self.metrics is not None:
             self.metrics.evaluation(what, self.done, found)
             self.console.say(
@@ -165,13 +183,14 @@ class _Loop:
     def _release(self) -> None:
         job, guarantee = self.job, self.job.guarantee(self.done)
         text = json.dumps(guarantee.to_json(), indent=2) + "\n"
-        weights = models.gathered(job.model, self.ranks.first)
-        if not self.ranks.first:
-            return
-        with job.run.releasing() as folder:
-            models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
-            write_text(folder / "guarantee.json", text)
-            write_text(folder / "README.md", _card(job, guarantee))
+        with self.course.averaged():
+            weights = models.gathered(job.model, self.ranks.first)
+            if not self.ranks.first:
+                return
+            with job.run.releasing() as folder:
+                models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
+                write_text(folder / "guarantee.json", text)
+                write_text(folder / "README.md", _card(job, guarantee))
         write_text(job.run.guarantee_path, text)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from confide import __version__, evaluation, mechanisms, models, preparation
 from confide.allocator import keep_freed_memory
+from confide.averaging import Averages
 from confide.claims import Guarantee
 from confide.console import Console
 from confide.course import Course
@@ -106,7 +107,10 @@ class Job:
 
     def course(self, say: Callable[[str], None] = lambda text: None) -> Course:
         """The steps of this run, before its first."""
-        return Course(self.mechanism, self.stages(), lambda stage: self._steps(stage, say))
+        averages = Averages(
+            models.trainable(self.model), self.run.config.train.average, self.mechanism.all_steps
+        )
+        return Course(self.mechanism, self.stages(), lambda stage: self._steps(stage, say), averages)
 
     def alone(self, stage: Stage) -> "Job":
         """A job of one of the stages, on its rows."""

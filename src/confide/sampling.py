@@ -23,16 +23,29 @@ class Draw:
         group: int64[rows], ascending from 0; rows of one group share a clip.
         weight: float32[rows], the row's weight in its group's gradient.
         labels: int64[rows] or None.
+        noise_factor: what the noise multiplier is multiplied by in this step; 1 but for a mechanism that adapts it.
     """
 
     rows: list[np.ndarray]
     group: np.ndarray
     weight: np.ndarray
     labels: np.ndarray | None = None
+    noise_factor: float = 1.0
 
     @property
     def groups(self) -> int:
         return int(self.group[-1]) + 1 if len(self.group) else 0
+
+
+@dataclass(frozen=True)
+class Halt:
+    """No further step is taken: the run ends here, with the model as it is.
+
+    Attributes:
+        reason: in words; known to whoever gets the model, so it may tell only what the mechanism releases.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,16 @@ class Redacted(Section):
     )
 
 
+class Average(Section):
+    kind: Literal["none", "ema", "tail"] = Field(
+        "none",
+        description="release the mean of the weights over the last steps: an exponential or a plain one",
+    )
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.25, description="how far back the mean looks, as a share of all steps"
+    )
+
+
 class Train(Section):
     steps: Count = Field(500, description="number of noised steps")
     batch: Positive = Field(
@@ -284,6 +294,7 @@ class Train(Section):
         "ddp", description="under torchrun each process holds the whole model (ddp) or a part of it (fsdp)"
     )
     gradient_checkpointing: bool = Field(False, description="less memory for a third more compute")
+    average: Average = Field(default_factory=Average, description="which weights are evaluated and released")
     checkpoint_every: Count = Field(25, description="steps between checkpoints")
     eval_every: Annotated[int, Field(ge=0)] = Field(
         0, description="steps between evaluations; 0: at the end only"

@@ -281,6 +281,7 @@ def _secret_plan(found: dict[str, Any]) -> None:
 def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
     return {
         "steps": outcome.steps,
+        "halted": outcome.halted,
         "base": outcome.base,
         "after": outcome.after,
         "final": outcome.final,
@@ -296,6 +297,8 @@ def outcome(outcome: "Outcome", run: "Run") -> None:
         keys = ["loss", "perplexity", "accuracy", "tokens"]
         table(["held out", *keys], [[name, *(number(side[k]) for k in keys)] for name, side in found])
         print()
+    if outcome.halted:
+        print(f"ended after step {outcome.steps} of {outcome.of}: {outcome.halted}\n")
     for sentence in outcome.guarantee.sentences():
         print(sentence)
     print(f"\nreleased: {run.release}" + ("  (not private)" if run.twin else ""))

@@ -19,7 +19,7 @@ from confide.mechanisms.base import Combine, Sampler
 from confide.noise import FastStream, Normal, RunKey, add_noise
 from confide.packing import IDLE, Pack, share
 from confide.ranks import Ranks
-from confide.sampling import Draw
+from confide.sampling import Draw, Halt
 from confide.sharding import first_index, is_sharded, like, part_of, whole
 from confide.tasks import Batch, Task
 
@@ -116,18 +116,25 @@ class Step:
         self._counts = True  # whether the losses of the pass in hand are of rows that count
         self.clipped = ClippedSum(model, self._loss, combine.clip_norm, self.ranks)
 
-    def __call__(self, step: int, before_update: Callable[[], None] | None = None) -> Report:
-        """Take `step`, counted from 0. `before_update` runs when the noised gradient is ready and unused."""
+    def __call__(self, step: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
+        """Take `step`, counted from 0. `before_update` is told the draw when the noised gradient is ready and unused.
+
+        Where the mechanism ends the run, nothing is taken and nothing moves.
+        """
         if not self.model.training:
             self.model.train()
         draw = self.sampler.draw(step)
+        if isinstance(draw, Halt):
+            return draw
         norms = self._add_draw(draw, step)
-        total = self.clipped.take()
-        self._add_noise(total, step)
+        if isinstance(norms, Halt):
+            return norms
+        total = self._total()
+        self._add_noise(total, step, draw.noise_factor)
         for name, vector in total.items():
             self.parameters[name].grad = like(vector, self.parameters[name])
         if before_update is not None:
-            before_update()
+            before_update(draw)
         rate = self.optimisation.rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -135,7 +142,11 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         return self._report(step, draw, norms, rate)
 
-    def _add_draw(self, draw: Draw, step: int) -> list[torch.Tensor]:
+    def _total(self) -> dict[str, torch.Tensor]:
+        """What the draw came to, before noise: the sum of the clipped gradients."""
+        return self.clipped.take()
+
+    def _add_draw(self, draw: Draw, step: int) -> list[torch.Tensor] | Halt:
         """Clip and add up the whole draw, in micro-batches that fit in memory; the norms of this rank's units."""
         while True:
             try:
@@ -212,9 +223,10 @@ class Step:
             self._losses.append(losses.detach())
         return losses
 
-    def _add_noise(self, total: dict[str, torch.Tensor], step: int) -> None:
-        """(sum + noise) * scale, in place."""
-        if self.combine.noise_scale == 0:
+    def _add_noise(self, total: dict[str, torch.Tensor], step: int, factor: float) -> None:
+        """(sum + factor * noise) * scale, in place."""
+        noise_scale = self.combine.noise_scale * factor
+        if noise_scale == 0:
             for vector in total.values():
                 vector.mul_(self.combine.scale)
             return
@@ -222,7 +234,7 @@ class Step:
             (vector, self._source(step, name), first_index(self.parameters[name]))
             for name, vector in total.items()
         ]
-        add_noise(vectors, self.combine.noise_scale, self.combine.scale)
+        add_noise(vectors, noise_scale, self.combine.scale)
 
     def _source(self, step: int, name: str) -> Normal:
         stream = self.key.stream(self.phase, "noise", step, name)

@@ -17,7 +17,7 @@ from confide.errors import InputError
 from confide.job import Job
 from confide.mechanisms.base import Combine
 from confide.packing import pack
-from confide.sampling import Draw
+from confide.sampling import Draw, Halt
 from confide.tasks import Batch
 from confide.training import Optimisation, Step
 
@@ -106,6 +106,8 @@ def _some_units(job: Job) -> Draw:
     units = 0
     for step in range(1000):
         draw = sampler.draw(step)
+        if isinstance(draw, Halt):
+            break
         for unit in range(draw.groups):
             for i in np.flatnonzero(draw.group == unit)[:ROWS]:
                 rows.append(draw.rows[i])
@@ -259,7 +261,7 @@ def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dic
     )
     seen: dict[str, torch.Tensor] = {}
 
-    def look() -> None:
+    def look(draw: Draw) -> None:
         seen.update({n: p.grad.clone() for n, p in step.parameters.items() if p.grad is not None})
 
     step(number, before_update=look)

@@ -135,9 +135,11 @@ def evaluate(
         raise InputError(f"{loaded.folder}: nothing was trained here yet")
     with Ranks.joined() as ranks:
         job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
+        course = job.course()
         if found is not None:
-            job.course().restore(found[1])
-        result = job.evaluate()
+            course.restore(found[1])
+        with course.averaged():
+            result = job.evaluate()
     if not ranks.first:
         return
     if result is None:

@@ -20,7 +20,7 @@ import numpy as np
 from confide.accounting import Process, delta_default, least_noise, replaced
 from confide.errors import InputError
 from confide.noise import RunKey
-from confide.sampling import Draw, OwnRates, Sampling
+from confide.sampling import Draw, Halt, OwnRates, Sampling
 from confide.shape import Shape
 from confide.units import UnitGraph
 
@@ -39,9 +39,9 @@ Score = Callable[[], np.ndarray]  # perplexity of every row under the base model
 
 
 class Sampler(Protocol):
-    """Draws the logical batch of a step (counted from 0)."""
+    """Draws the logical batch of a step (counted from 0), or ends the run."""
 
-    def draw(self, step: int) -> Draw: ...
+    def draw(self, step: int) -> Draw | Halt: ...
 
 
 @dataclass(frozen=True)
