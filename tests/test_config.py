@@ -2,6 +2,7 @@ import pytest
 import yaml
 
 from confide import config as configs
+from confide import mechanisms
 from confide.errors import InputError
 
 GOOD = {"data": {"train": "mail.jsonl", "unit": "from"}, "privacy": {"epsilon": 8}}
@@ -64,8 +65,7 @@ BROKEN = [
     (
         "privacy.mechanism",
         "usl",
-        "privacy.mechanism: 'usl' is not one of none, dp-sgd, group, els, owners, redacted, secret, selective, "
-        "uls, crt, did you mean uls?",
+        f"privacy.mechanism: 'usl' is not one of {', '.join(mechanisms.NAMES)}, did you mean uls?",
     ),
     ("privacy.mechanism", "none", "privacy.epsilon: mechanism none adds no noise"),
     ("privacy.mechanism", 3, "privacy.mechanism: 3 is not valid, must be one of none"),

@@ -9,6 +9,7 @@ import pytest
 
 from confide import mechanisms, models, planning
 from confide.config import check
+from confide.errors import InputError
 from confide.mechanisms import base
 from confide.mechanisms.statement import settle
 from confide.shape import Shape
@@ -219,6 +220,7 @@ import numpy as np, torch
 torch.set_num_threads(1)
 from confide import models, planning
 from confide.config import check
+from confide.errors import InputError
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.sampling import Draw
@@ -272,3 +274,23 @@ def test_a_plan_without_noise_has_no_neighbours_and_one_in_two_phases_names_its_
     found = planning.plan(check(twice), shape, SIZE)
     assert [(stage["name"], stage["steps"]) for stage in found["stages"]] == [("redacted", 30), ("main", 20)]
     assert len(found["neighbours"]) == 4
+
+
+def test_more_users_need_less_noise_and_nobody_may_claim_it():
+    found = planning.plan(config(), SHAPE, SIZE, times_users=(10.0, 100.0))
+    ten, hundred = found["what_if"]
+    assert found["chosen"]["noise_multiplier"] > ten["noise_multiplier"] > hundred["noise_multiplier"]
+    assert (ten["times_users"], ten["units"], hundred["units"]) == (10, 300, 3000)
+    assert ten["epsilon"] == pytest.approx(4.0, rel=2e-3)
+    assert ten["delta"] < found["chosen"]["delta"]
+    assert "no run may claim" in ten["note"]
+    assert found["guarantee"]["noise_multiplier"] == found["chosen"]["noise_multiplier"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "times", "words"),
+    [(config(), 0.0, "above 0"), (config(), -1.0, "above 0"), (config("none"), 10.0, "no rate")],
+)
+def test_a_what_if_needs_a_factor_and_a_rate(settings, times, words):
+    with pytest.raises(InputError, match=words):
+        planning.plan(settings, SHAPE, SIZE, times_users=(times,))

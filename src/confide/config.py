@@ -92,10 +92,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise InputError(f"{override!r}: an override is key=value, for example privacy.epsilon=3")
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise InputError(f"{override!r}: the value is not valid YAML") from None
+    value = parsed(text, override)
     *parents, last = key.strip().split(".")
     place = raw
     for parent in parents:
@@ -103,6 +100,14 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         if not isinstance(place, dict):
             raise InputError(f"{override!r}: {parent} is not a section of the config")
     place[last] = value
+
+
+def parsed(text: str, where: str) -> Any:
+    """A value of the command line: YAML, where 1e-5 is a number. `where`: the whole argument, for the error."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise InputError(f"{where!r}: the value is not valid YAML") from None
 
 
 def check(raw: Mapping[str, Any], where: str = "config") -> Config:
@@ -189,6 +194,11 @@ def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple
 def keys() -> list[str]:
     """Every key of the config, dotted."""
     return [key for key, _ in _fields()]
+
+
+def is_whole(key: str) -> bool:
+    """Whether a key takes whole numbers."""
+    return _expected(key).startswith(_KINDS[int])
 
 
 def _options(key: str) -> list[str]:

@@ -5,19 +5,23 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from confide import __version__, evaluation, mechanisms, models, preparation
+from confide import __version__, evaluation, mechanisms, models, preparation, scoring
 from confide.allocator import keep_freed_memory
 from confide.averaging import Averages
 from confide.claims import Guarantee
 from confide.console import Console
 from confide.course import Course
 from confide.errors import InputError
+from confide.filtered import FilteredStep, refuse_ranks
 from confide.mechanisms.base import Mechanism, Stage, Terms
+from confide.mechanisms.concentration import ConcentrationFilter
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.noise import RunKey
@@ -71,7 +75,10 @@ class Job:
             else {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
         )
         with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
-            setting = settle(mechanism, prepared.train.shape(), delta=privacy.delta, **target)
+            shape = prepared.train.shape()
+            setting = settle(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
+        if isinstance(mechanism.combine(setting.terms, setting.noise_multiplier), ConcentrationFilter):
+            refuse_ranks(ranks.several)
         model = models.load_model(config, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
@@ -142,19 +149,18 @@ class Job:
 
         def score() -> Any:
             return self.run.once(
-                "perplexities",
-                lambda: evaluation.perplexities(
-                    self.model, self.task, self.prepared.train, self.micro_tokens, self.ranks
-                ),
-                self.ranks,
+                "perplexities", lambda: self._perplexities(stage.mechanism.scorer), self.ranks
             )
 
         alone = self.alone(stage)
-        return Step(
+        combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
+        is_filter = isinstance(combine, ConcentrationFilter)
+        build: Callable[..., Step] = partial(FilteredStep, folder=self.run.folder) if is_filter else Step
+        return build(
             self.model,
             self.task,
             stage.mechanism.sampler(alone.prepared.train, self.key, stage.name, score),
-            stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier),
+            combine,
             Optimisation(**values),
             self.key,
             stage.name,
@@ -163,6 +169,13 @@ class Job:
             self.ranks,
             say,
         )
+
+    def _perplexities(self, scorer: str | None) -> np.ndarray:
+        """Of every row under a model that has seen none of them: the scorer, or the base as it is now."""
+        graph, micro_tokens = self.prepared.train, self.micro_tokens
+        if scorer is None:
+            return evaluation.perplexities(self.model, self.task, graph, micro_tokens, self.ranks)
+        return scoring.perplexities(scorer, self.tokenizer, graph, micro_tokens, self.ranks.device)
 
     def evaluate(self) -> dict[str, float | int] | None:
         if self.prepared.held_out is None:
@@ -250,12 +263,11 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
                 f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
             )
         return found
-    begun = run.ledger_path.exists() or (run.root / "ledger.jsonl").exists()
-    if found is not None and (begun or not preparation.outdated(run.config, run.data)):
-        return found  # a run that has begun goes on with the rows it began with
+    if found is not None and (run.begun or not preparation.outdated(run.config, run.data)):
+        return found
     if found is not None:
         console.say("the text has changed since it was prepared: reading it again")
-    elif begun and (run.data / "prepared.json").exists():
+    elif run.begun and (run.data / "prepared.json").exists():
         raise InputError(
             f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
             "choose another `run` folder"

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,6 +58,18 @@ def share(draw: Draw, micro_tokens: int, ranks: int) -> list[list[Pack]]:
             units[np.argsort(longest[units], kind="stable")], starts, longest, micro_tokens
         )
     return shares
+
+
+def alone(draw: Draw, micro_tokens: int) -> Iterator[Pack]:
+    """Each unit by itself, in the order of the draw; one that is too large for a micro-batch in parts."""
+    lengths = np.array([len(row) for row in draw.rows])
+    starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
+    for first, last in pairwise(starts):
+        rows = np.arange(first, last)
+        if len(rows) > 1 and len(rows) * lengths[rows].max() > micro_tokens:
+            yield from _large(rows, lengths, micro_tokens, 1)
+        else:
+            yield Pack(rows, np.zeros(len(rows), np.int64))
 
 
 def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray]:

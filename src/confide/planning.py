@@ -1,7 +1,7 @@
 """What a config costs, before a single gradient: noise, guarantee, compute, memory, beside its neighbours."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
@@ -9,17 +9,19 @@ import numpy as np
 from torch import nn
 
 from confide import mechanisms, models
-from confide.accounting import Accountant, Targets, least_noise_for_secrets
+from confide.accounting import Accountant, Targets, delta_default, least_noise_for_secrets
 from confide.chart import Panel, panels_svg
 from confide.claims import PRIORS
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
+from confide.mechanisms.concentration import Concentration, concentration_neighbours
 from confide.mechanisms.owners import Owners
 from confide.mechanisms.rows import CappedRows
 from confide.mechanisms.secret import Choice, SecretProtection
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.mechanisms.uls import UserLevelSampling
 from confide.physical import MOST
+from confide.sampling import Sampling
 from confide.shape import Shape
 
 if TYPE_CHECKING:
@@ -56,7 +58,11 @@ class Size:
 
 
 def plan(
-    config: "Config", shape: Shape, size: Size, progress: Callable[[int], object] = lambda done: None
+    config: "Config",
+    shape: Shape,
+    size: Size,
+    progress: Callable[[int], object] = lambda done: None,
+    times_users: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The config's own setting and its neighbours at the same target.
 
@@ -64,14 +70,15 @@ def plan(
         shape: rows per unit; nothing else of the data is looked at.
         size: of the model.
         progress: called as each neighbour is done.
+        times_users: how many times the units there might be, for `what_if`.
 
     Returns:
         `chosen` and `neighbours`, each with noise_multiplier, epsilon (for neighbours the target that they meet),
-        delta, noise_per_gradient (standard deviation on the mean clipped gradient, in units of the clip norm),
-        rows_per_step, tokens and compute, or with `impossible`, the reason; for secrets a neighbour is another c of
-        the program, with what it keeps and its noise by both accountants; `stages`, what the steps of the run are;
-        `memory_bytes`, an estimate; and
-        `guarantee`, what the run would promise after all its steps.
+        delta, noise_per_gradient (`measure` says what that is), rows_per_step, tokens and compute, or with
+        `impossible`, the reason; for secrets a neighbour is another c of the program, with what it keeps and its
+        noise by both accountants; `stages`, what the steps of the run are; `what_if`, the noise were there more
+        units, which is no guarantee; `memory_bytes`, an estimate; and `guarantee`, what the run would promise after
+        all its steps.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
     chosen = settle(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
@@ -84,9 +91,11 @@ def plan(
     epsilon = guarantee.to_json()["epsilon"] if mechanism.notion != "none" else None
     first = _row("this config", chosen, epsilon, tokens, size)
     rows: list[dict[str, Any]] = []
+    what_if = [_with_users(factor, chosen) for factor in times_users]
     if isinstance(mechanism, SecretProtection):
         return {
             "chosen": first,
+            "measure": mechanism.measure,
             "neighbours": [_of_choice(c, chosen, first) for c in _watched(mechanism.sweep(shape), progress)],
             "larger_priors": _larger_priors(mechanism, shape),
             "memory_bytes": memory(config, size),
@@ -105,13 +114,48 @@ def plan(
             rows.append(_row(change, setting, target, tokens, size, first))
     return {
         "chosen": first,
+        "measure": mechanism.measure,
         "stages": [
             {"name": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
             for stage in mechanism.stages(shape, chosen.noise_multiplier)
         ],
         "neighbours": rows,
+        "what_if": what_if,
         "memory_bytes": memory(config, size),
         "guarantee": guarantee.to_json(),
+    }
+
+
+def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
+    """The noise if there were `factor` times the units, as many drawn in a step as now (003, section 4 and Figure 5).
+
+    *No guarantee*: the units are not there.
+
+    Raises:
+        InputError: the mechanism's noise does not follow from an epsilon and one rate, or none is asked for.
+    """
+    mechanism, terms = chosen.mechanism, chosen.terms
+    if not factor > 0:
+        raise InputError(f"--times-users {factor:g}: give a number above 0, as in 10")
+    if (
+        not isinstance(terms.sampling, Sampling)
+        or mechanism.notion == "none"
+        or mechanism.redaction != "none"
+        or isinstance(mechanism, Concentration)
+    ):
+        raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
+    epsilon = chosen.curve().epsilon(chosen.delta)
+    delta = min(chosen.delta, delta_default(round(factor * terms.rows), round(factor * terms.units)))
+    more = replace(mechanism, sampling_rate=min(1.0, terms.sampling.rate / factor), divisor=terms.divisor)
+    setting = settle(more, chosen.shape, epsilon, None, delta)
+    return {
+        "times_users": factor,
+        "units": round(factor * terms.units),
+        "epsilon": epsilon,
+        "delta": delta,
+        "noise_multiplier": setting.noise_multiplier,
+        "noise_per_gradient": setting.noise_per_gradient(),
+        "note": "a what-if: these units are not there, and no run may claim it",
     }
 
 
@@ -169,6 +213,9 @@ def neighbours(
     mechanism: Mechanism, shape: Shape, config: "Config"
 ) -> Iterator[tuple[str, Mechanism | None]]:
     """Other mechanisms at equal compute; rows per unit, batch and steps halved and doubled; None below one."""
+    if isinstance(mechanism, Concentration):
+        yield from concentration_neighbours(mechanism, shape)
+        return
     if mechanism.name in USER_LEVEL:
         for name in USER_LEVEL:
             if name != mechanism.name:

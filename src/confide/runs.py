@@ -22,6 +22,7 @@ import torch
 from confide.config import load
 from confide.disk import sync, whole_file, write_text
 from confide.errors import InputError
+from confide.mechanisms.tuned import UNTUNED, Tuning
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.settings import Config
@@ -35,7 +36,13 @@ _CHECKPOINT = re.compile(r"step-(\d{8})")
 
 
 class Run:
-    """Paths and records of one run."""
+    """Paths and records of one run.
+
+    Attributes:
+        tuning: how its settings are found; bears on its noise and its claim.
+    """
+
+    tuning: Tuning = UNTUNED
 
     def __init__(self, config: Config, twin: bool = False):
         self.config = config
@@ -85,6 +92,11 @@ class Run:
             self.root.mkdir(parents=True)
             self.root.chmod(0o700)
         self.folder.mkdir(exist_ok=True)
+
+    @property
+    def begun(self) -> bool:
+        """Whether steps were recorded here: a run that has begun goes on with the rows it began with."""
+        return self.ledger_path.exists() or (self.root / "ledger.jsonl").exists()
 
     def bind(self) -> None:
         """Make the folder this config's own, or refuse if it holds another run's steps."""

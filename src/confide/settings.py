@@ -84,8 +84,13 @@ class Privacy(Section):
     )
     adjacency: Literal["zero-out", "add-or-remove", "replace-one"] | None = Field(
         None,
-        description="what neighbours are; default: zero-out, of selective, redacted and crt replace-one; the other "
-        "two cost more or need literal constants",
+        description="what neighbours are; default: zero-out, of selective, redacted, crt and concentration "
+        "replace-one; the other two cost more or need literal constants",
+    )
+    tau: Positive | None = Field(
+        None,
+        description="concentration: the distance within which most users' mean gradients lie; the noise is in "
+        "proportion to it",
     )
     rows_per_unit: Count | Literal["median"] = Field(
         4, description="k of uls, G of els, group and owners; `median` of the rows per unit"
@@ -251,6 +256,50 @@ class Redacted(Section):
     )
 
 
+Factor = Annotated[float, Field(gt=0, le=1)]
+
+
+class Adaptive(Section):
+    mode: Literal["private", "nominal"] = Field(
+        "private",
+        description="private: the factor of each step's noise is released with noise of its own, and a filter keeps "
+        "the budget; nominal: the factor of paper 001, taken from the drawn rows themselves, and so an estimate",
+    )
+    probability: Literal["nll", "perplexity"] = Field(
+        "nll",
+        description="private: how probably a row is private: its mean token loss over the logarithm of the vocabulary, "
+        "or its perplexity between the two constants of `between`; cut off at 0 and 1",
+    )
+    between: tuple[float, float] | None = Field(
+        None,
+        description="probability: perplexity: [low, high], stated without a look at the data",
+        strict=False,
+    )
+    normalise: Literal["rank", "log-perplexity", "perplexity"] = Field(
+        "rank",
+        description="nominal: what is stretched from 0 to 1 over the data set",
+    )
+    floor: Factor = Field(0.5, description="the least factor that a step's noise can have")
+    expected: Factor | None = Field(
+        None,
+        description="private: the factor that a step is planned with: above the floor there is less noise, and the run "
+        "may end early; nominal: a factor at which epsilon is told too; default: floor",
+    )
+    gamma_batch: Positive | None = Field(
+        None, description="private: expected rows of the draw that a factor is made from; default: all rows"
+    )
+    gamma_noise: Positive | None = Field(
+        None,
+        description="private: standard deviation of the noise on a factor's sum of probabilities; default: 5 times "
+        "that of a planned step, in proportion to the sampling probabilities",
+    )
+    scorer: str | None = Field(
+        None,
+        description="causal language model that gives the perplexities, a folder or hub name, and has seen no private "
+        "row; default: the base model",
+    )
+
+
 class Average(Section):
     kind: Literal["none", "ema", "tail"] = Field(
         "none",
@@ -331,6 +380,10 @@ class Config(Section):
     redacted: Redacted = Field(
         default_factory=Redacted,
         description="mechanisms selective and crt: the steps on what is not sensitive",
+    )
+    adaptive: Adaptive = Field(
+        default_factory=Adaptive,
+        description="mechanism adaptive: what each step's noise is multiplied by",
     )
     train: Train = Field(default_factory=Train, description="the optimisation")
     run: str = Field("runs/run", description="the run folder")

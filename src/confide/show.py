@@ -244,11 +244,46 @@ def plan(found: dict[str, Any]) -> None:
     for row in found["neighbours"]:
         if "impossible" in row:
             print(f"{row['change']}: not possible: {row['impossible']}")
-    print("\nnoise per gradient: standard deviation on the mean clipped gradient, in units of the clip norm")
+    for row in found.get("what_if", []):
+        print(
+            f"were there {number(row['units'])} units, {number(row['times_users'])} times as many: noise multiplier "
+            f"{number(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])} ({row['note']})"
+        )
+    print(f"\nnoise per gradient: {found['measure']}")
     print(
         f"tokens {number(chosen['tokens'])}, about {chosen['operations']:.2g} floating-point operations (estimate)"
     )
     print(f"memory at the peak of a step about {found['memory_bytes'] / 2**30:.2f} GiB (estimate)")
+
+
+def suggestions(found: dict[str, Any]) -> None:
+    """Settings of one target and budget, the most promising first, and what to write into the config."""
+    import yaml
+
+    columns = ["mechanism", "rows_per_unit", "batch", "steps", "noise_multiplier", "noise_per_gradient"]
+    rows = [
+        [
+            str(row["place"]),
+            *(number(row[key]) for key in (*columns, "rows_seen")),
+            f"{row['operations']:.2g}",
+        ]
+        for row in found["ranked"]
+    ]
+    header = ["", *(column.replace("_", " ") for column in columns), "rows seen", "operations"]
+    table(header, rows)
+    print()
+    for row in found["ranked"]:
+        print(f"{row['place']}. {row['reason']}")
+    print(
+        f"\n{found['considered']:,} settings that compute {found['budget_rows']:,.0f} rows, "
+        f"{found['impossible']:,} of them not possible; {found['basis']}"
+    )
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in found["ranked"][0]["settings"].items():
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = value
+    print("\nthe first one, for the config:\n")
+    print(yaml.safe_dump(nested, sort_keys=False), end="")
 
 
 def _secret_plan(found: dict[str, Any]) -> None:
@@ -307,6 +342,31 @@ def outcome(outcome: "Outcome", run: "Run") -> None:
 def evaluation(found: dict[str, Any]) -> None:
     for name, value in found.items():
         print(f"{name:<11} {number(value)}")
+
+
+def personalisation(found: dict[str, Any]) -> None:
+    """What training on half of each held-out user's rows did for the other half."""
+    low, high = found["interval"]
+    before, after = found["by_tokens"]
+    print(f"\npersonalised for {number(found['users'])} held-out users, {number(found['skipped'])} skipped")
+    table(
+        ["loss on the other half", "before", "after", "difference"],
+        [
+            [
+                "mean over users",
+                *map(number, (found["loss_before"], found["loss_after"], found["difference"])),
+            ],
+            ["weighted by tokens", *map(number, (before, after, after - before))],
+        ],
+    )
+    print(f"95% interval of the mean difference over users: {number(low)} to {number(high)}")
+    print(f"{number(found['improved'])} of {number(found['users'])} users improved")
+    print(
+        f"{number(found['epochs'])} epochs of {found['optimizer']} at learning rate {number(found['learning_rate'])}"
+    )
+    if found["tried"]:
+        losses = ", ".join(f"{number(loss)} at {number(rate)}" for rate, loss in found["tried"])
+        print(f"  chosen by the loss of {number(found['users_choosing'])} other users: {losses}")
 
 
 def checks(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ Every check compares two ways of computing one thing, so that each can fail. The
 autograd, one row at a time, and the numbers of the config itself.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -14,8 +15,10 @@ from scipy.stats import chi2
 from confide import models
 from confide.clipping import ClippedSum
 from confide.errors import InputError
+from confide.filtered import FilteredStep
 from confide.job import Job
 from confide.mechanisms.base import Combine
+from confide.mechanisms.concentration import ConcentrationFilter
 from confide.packing import pack
 from confide.sampling import Draw, Halt
 from confide.tasks import Batch
@@ -74,7 +77,8 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
         slow = _unit_gradients(precise, draw)
         error, clipping = _clipping(precise, draw, slow)
         checks = [clipping, _rows_alone(precise, draw), _coverage(precise, draw, before)]
-        checks += [_step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
+        step = _filtered if isinstance(_combine(precise), ConcentrationFilter) else _step
+        checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
     finally:
         with torch.no_grad():
             for name, parameter in job.model.named_parameters():
@@ -245,10 +249,12 @@ def _combine(job: Job) -> Combine:
     return job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
 
 
-def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
+def _take(
+    job: Job, draws: list[Draw], combine: Combine, number: int = 0, kind: type[Step] = Step
+) -> dict[str, torch.Tensor]:
     """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
     config = job.run.config
-    step = Step(
+    step = kind(
         job.model,
         job.task,
         _Fixed(draws),
@@ -273,6 +279,15 @@ def _private(job: Job) -> bool:
     return _combine(job).clip_norm is not None
 
 
+def _stated_noise(job: Job) -> float:
+    """Standard deviation of the noise on what moves the weights, from the numbers of the config and the claim."""
+    privacy, s = job.run.config.privacy, job.setting.noise_multiplier
+    if isinstance(_combine(job), ConcentrationFilter):
+        assert privacy.tau is not None
+        return s * privacy.tau / job.setting.terms.units
+    return s * privacy.clip_norm * _scale(job) if _private(job) else 0.0
+
+
 def _scale(job: Job) -> float:
     """What the clipped and noised sum is multiplied by, from the config: 1 / divisor, and 1 / C if normalised."""
     privacy = job.run.config.privacy
@@ -291,11 +306,28 @@ def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
     return Check("a step divides the clipped sum by a constant", error <= TOLERANCE, detail)
 
 
+def _filtered(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
+    """The filter on a few users: who is near whom, their mean where all are near, and no step where none are."""
+    vectors = [torch.cat([g.flatten().double() for _, g in sorted(unit.items())]) for unit in slow]
+    widest = max(float((a - b).norm()) for a in vectors for b in vectors)
+    # Without Laplace noise, which would end a run of so few users by chance.
+    combine = _combine(job)
+    assert isinstance(combine, ConcentrationFilter)
+    combine = replace(combine, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
+    near, far = replace(combine, tau=1.01 * widest + 1e-30), replace(combine, tau=1e-3 * widest)
+    expected = {name: values / len(slow) for name, values in _slow_sum(slow, None).items()}
+    error = _difference(job, _take_and_undo(job, [draw], near, kind=FilteredStep), expected)
+    ended = widest == 0 or not _take_and_undo(job, [draw], far, kind=FilteredStep)
+    end = "it ends" if ended else "it does not end"
+    detail = f"the mean of {len(slow)} users: relative error {error:.2e}; {end} where they are far apart"
+    return Check("a step is the mean of the users that are kept", error <= TOLERANCE and ended, detail)
+
+
 def _noise(job: Job, draw: Draw) -> Check:
     """What steps add to the sum has the stated standard deviation, in each parameter, anew each time."""
     name = "noise of the stated size"
-    stated = job.setting.noise_multiplier * job.run.config.privacy.clip_norm * _scale(job)
-    if not _private(job) or stated == 0:
+    stated = _stated_noise(job)
+    if stated == 0:
         quiet = not any(bool(v.any()) for v in _take(job, [], _combine(job)).values())
         return Check(name, quiet, "no noise is claimed, none is added" if quiet else "there is noise")
     clean = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
@@ -327,10 +359,12 @@ def _noise(job: Job, draw: Draw) -> Check:
     return Check(name, ok, detail)
 
 
-def _take_and_undo(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
+def _take_and_undo(
+    job: Job, draws: list[Draw], combine: Combine, number: int = 0, kind: type[Step] = Step
+) -> dict[str, torch.Tensor]:
     kept = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
     try:
-        return _take(job, draws, combine, number)
+        return _take(job, draws, combine, number, kind)
     finally:
         with torch.no_grad():
             for name, parameter in models.trainable(job.model).items():
@@ -350,6 +384,6 @@ def _empty_draw(job: Job) -> Check:
     _take(job, [], _combine(job))
     after = models.trainable(job.model)
     moved = sum(int(not torch.equal(before[name], after[name])) for name in before)
-    noisy = _private(job) and job.setting.noise_multiplier > 0
+    noisy = _stated_noise(job) > 0
     ok = moved == len(before) if noisy else moved == 0
     return Check("an empty draw is a noise-only step", ok, f"{moved} of {len(before)} parameters moved")

@@ -1,7 +1,13 @@
 """Processes, curves and calibration. Knows nothing of mechanisms, models or data."""
 
-from confide.accounting.calibration import least_noise, least_noise_for_kl, least_noise_for_reconstruction
+from confide.accounting.calibration import (
+    least_noise,
+    least_noise_for_kl,
+    least_noise_for_reconstruction,
+    nearly_least_noise,
+)
 from confide.accounting.curves import Curve, Direction, compose
+from confide.accounting.filter import RenyiBudget, RenyiFilter, SampledGaussian, Scaled
 from confide.accounting.phases import After, Untouched
 from confide.accounting.population import Population, Targets
 from confide.accounting.processes import (
@@ -11,6 +17,7 @@ from confide.accounting.processes import (
     TruncatedPoisson,
     delta_default,
 )
+from confide.accounting.repetition import Repeated, Trials
 from confide.accounting.replacement import Replacement, replaced
 from confide.accounting.stairs import Accountant, achieved, least_noise_for_secrets
 
@@ -23,8 +30,14 @@ __all__ = [
     "MixtureOfGaussians",
     "Population",
     "Process",
+    "RenyiBudget",
+    "RenyiFilter",
+    "Repeated",
     "Replacement",
+    "SampledGaussian",
+    "Scaled",
     "Targets",
+    "Trials",
     "TruncatedPoisson",
     "Untouched",
     "achieved",
@@ -34,5 +47,6 @@ __all__ = [
     "least_noise_for_kl",
     "least_noise_for_reconstruction",
     "least_noise_for_secrets",
+    "nearly_least_noise",
     "replaced",
 ]

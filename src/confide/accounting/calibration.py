@@ -13,6 +13,9 @@ from confide.errors import InputError
 LEAST, MOST = 1e-3, 1e7
 """The range of noise multipliers that is searched."""
 
+ROUGH = 3e-2
+"""The interval at which settings are compared that nobody claims yet."""
+
 Excess = Callable[[Curve], float]
 """log(what the curve gives / what was asked): at most 0 where the target is met."""
 
@@ -33,6 +36,28 @@ def least_noise(process: Process, epsilon: float, delta: float) -> float:
         lambda curve: _log_ratio(curve.epsilon(delta), epsilon),
         f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}: raise one of them",
     )
+
+
+def nearly_least_noise(process: Process, epsilon: float, delta: float, guess: float = 1.0) -> float:
+    """As `least_noise`, within about 1% and much faster: to compare many settings, never for a claim.
+
+    Args:
+        guess: a noise multiplier that is expected to be near.
+    """
+    slope, before = -1.5, None  # of log epsilon over log noise
+    for _ in range(50):
+        off = max(-3.0, min(3.0, _log_ratio(process.curve(guess, ROUGH).epsilon(delta), epsilon)))
+        place = math.log(guess)
+        if before is not None and before[0] != place:
+            slope = min(-0.3, (off - before[1]) / (place - before[0]))
+        before = (place, off)
+        step = max(-1.0, min(1.0, -off / slope))
+        guess *= math.exp(step)
+        if abs(step) < 0.02:
+            return guess
+        if not LEAST <= guess <= MOST:
+            break
+    raise InputError(f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}")
 
 
 def least_noise_for_reconstruction(process: Process, targets: Sequence[tuple[float, float]]) -> float:

@@ -1,7 +1,7 @@
 """The verbs of a run: from text to a trained model; and whole experiments."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,10 @@ from confide.cli.base import (
     verb,
 )
 from confide.errors import CheckFailed, InputError
+
+if TYPE_CHECKING:
+    from confide.job import Job
+    from confide.runs import Run
 
 
 @app.command()
@@ -59,20 +63,54 @@ def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fal
 
 @app.command()
 @verb
-def plan(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """What a config costs and guarantees, before any gradient."""
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    times_users: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="also the noise if there were so many times the users: a what-if, never a guarantee"
+        ),
+    ] = None,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="rank hundreds of settings at the same target and compute")
+    ] = False,
+    rows: Annotated[
+        float | None, typer.Option(help="--suggest: rows to compute in all; default: as this config does")
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="--suggest: measure gradients of 128 units first, which no guarantee covers"
+        ),
+    ] = False,
+    count: Annotated[int | None, typer.Option(help="--suggest: settings to show; default: 5", min=1)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="--suggest: write the config of the first one")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What a config costs and guarantees, or which to choose."""
     from confide import models, planning, show
     from confide.console import Console
     from confide.disk import write_text
     from confide.job import prepared_data
 
+    given = {"--rows": rows, "--measure": measure or None, "--count": count, "--out": out}
+    if not suggest and (stray := [name for name, value in given.items() if value is not None]):
+        raise InputError(f"{stray[0]} is an option of --suggest")
     run, console = run_of(config, overrides), Console()
+    if suggest:
+        _suggest(run, rows, measure, count, out, as_json)
+        return
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
         with console.track("settings compared") as track:
-            found = planning.plan(run.config, prepared.train.shape(), planning.Size.of(model), track)
+            found = planning.plan(
+                run.config, prepared.train.shape(), planning.Size.of(model), track, times_users or ()
+            )
         if "larger_priors" in found:
             write_text(run.root / "program.svg", planning.program_svg(found))
     if as_json:
@@ -81,6 +119,49 @@ def plan(config: ConfigPath, overrides: Overrides = None, as_json: Json = False)
     show.plan(found)
     if "larger_priors" in found:
         print(f"picture of the sweep: {run.root / 'program.svg'}")
+
+
+def _suggest(
+    run: "Run", rows: float | None, measure: bool, count: int | None, out: Path | None, as_json: bool
+) -> None:
+    from confide import show, suggesting
+    from confide.configuring import measured_norms
+    from confide.console import Console
+    from confide.disk import write_text
+    from confide.planning import Size
+    from confide.space import altered
+
+    console = Console()
+    if out is not None and out.exists():
+        raise InputError(f"{out}: exists already; give another name with --out")
+    if rows is not None and not rows > 0:
+        raise InputError(f"--rows {rows:g}: give how many rows all steps together may compute, as in 100000")
+    with run.locked():
+        job = job_of(run)
+        norms = None
+        if measure:
+            with console.track("gradients measured") as track:
+                lengths = [cap for cap in suggesting.CAPS["uls"] if isinstance(cap, int)]
+                found_norms = dict(zip(lengths, measured_norms(job, lengths), strict=True))
+            norms = found_norms.__getitem__
+        with console.track("settings compared") as track:
+            found = suggesting.suggest(
+                run.config,
+                job.setting.shape,
+                Size.of(job.model),
+                rows,
+                norms,
+                count or suggesting.SUGGESTED,
+                track,
+            )
+    if out is not None:
+        write_text(out, altered(run.config, found["ranked"][0]["settings"]).to_yaml())
+    if as_json:
+        print_json(found)
+        return
+    show.suggestions(found)
+    if out is not None:
+        print(f"\nwrote {out}: confide train {out}")
 
 
 @app.command()
@@ -120,6 +201,20 @@ def evaluate(
     run: RunFolder,
     base: Annotated[bool, typer.Option(help="evaluate the base model instead")] = False,
     twin: Annotated[bool, typer.Option(help="evaluate the non-private twin instead")] = False,
+    personalise: Annotated[
+        bool,
+        typer.Option(
+            "--personalise",
+            help="train a copy on half of each held-out user's rows too, and measure it on the other half",
+        ),
+    ] = False,
+    users: Annotated[int | None, typer.Option(help="--personalise: how many at most; default: 200")] = None,
+    epochs: Annotated[int | None, typer.Option(help="--personalise: over a user's rows; default: 4")] = None,
+    learning_rate: Annotated[
+        list[float] | None,
+        typer.Option(help="--personalise: give several to choose from; default: 0.003, 0.01, 0.03"),
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="--personalise: sgd or adam; default: sgd")] = None,
     as_json: Json = False,
 ) -> None:
     """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too."""
@@ -129,6 +224,10 @@ def evaluate(
     from confide.ranks import Ranks
     from confide.runs import Run
 
+    wanted = {"users": users, "epochs": epochs, "learning_rate": learning_rate, "optimizer": optimizer}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if given and not personalise:
+        raise InputError(f"--{min(given).replace('_', '-')} is an option of --personalise")
     loaded = Run.load(run, twin)
     found = None if base else loaded.last_checkpoint()
     if found is None and not base:
@@ -139,12 +238,26 @@ def evaluate(
         if found is not None:
             course.restore(found[1])
         with course.averaged():
-            result = job.evaluate()
+            result: dict[str, Any] | None = job.evaluate()
+            fitted = _personalised(job, given) if personalise else {}
     if not ranks.first:
         return
     if result is None:
         raise InputError(f"{run}: the config holds no evaluation data (data.eval)")
-    print_json(result) if as_json else show.evaluation(result)
+    if as_json:
+        print_json(result | fitted)
+        return
+    show.evaluation(result)
+    if fitted:
+        show.personalisation(fitted["personalisation"])
+
+
+def _personalised(job: "Job", options: dict[str, Any]) -> dict[str, Any]:
+    from confide.console import Console
+    from confide.personalisation import personalise
+
+    with Console().track("users personalised") as track:
+        return {"personalisation": personalise(job, **options, progress=track).to_json()}
 
 
 @app.command()
@@ -178,13 +291,21 @@ def quickstart(
 @app.command()
 @verb
 def study(
-    name: Annotated[str, typer.Argument(help="user-level, enron-cleaning, secret-protection, selective")],
-    data: Annotated[Path, typer.Argument(help="folder that holds the public data sets")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="user-level, enron-cleaning, secret-protection, selective, concentration, adaptive, "
+            "mean-estimation, noise-variance"
+        ),
+    ],
+    data: Annotated[
+        Path | None, typer.Argument(help="folder that holds the public data sets, for studies that read any")
+    ] = None,
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("runs/studies"),
     as_json: Json = False,
 ) -> None:
     """Repeat one paper's experiment and print its table."""
     from confide import studies
 
-    found = studies.find(name)(data, folder / name)
+    found = studies.run(name, data, folder / name)
     print_json(found) if as_json else print(found["markdown"])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _REGISTRY = {
     "none": "confide.mechanisms.none:NonPrivate",
+    "adaptive": "confide.mechanisms.adaptive:AdaptiveNoise",
+    "concentration": "confide.mechanisms.concentration:Concentration",
     "dp-sgd": "confide.mechanisms.dp_sgd:DPSGD",
     "group": "confide.mechanisms.group:GroupPrivacy",
     "els": "confide.mechanisms.els:ExampleLevelSampling",
@@ -65,15 +67,17 @@ def faults(config: "Config") -> Iterator[tuple[str, str]]:
 
 def _foreign(config: "Config") -> Iterator[tuple[str, str]]:
     """Settings of another mechanism, which would be read by nobody."""
-    from confide.settings import Policy, Redacted, Secrets
+    from confide.settings import Adaptive, Policy, Redacted, Secrets
 
     name, privacy = config.privacy.mechanism, config.privacy
     for key, owners, stated in (
         ("secrets", ("secret",), config.secrets != Secrets()),
         ("detector", ("selective", "redacted", "crt"), config.detector != Policy()),
         ("redacted", ("selective", "crt"), config.redacted != Redacted()),
+        ("adaptive", ("adaptive",), config.adaptive != Adaptive()),
         ("privacy.accountant", ("secret",), privacy.accountant != "blow-up"),
         ("privacy.bounding", ("owners",), privacy.bounding != "greedy"),
+        ("privacy.tau", ("concentration",), privacy.tau is not None),
     ):
         if stated and name not in owners:
             yield (

@@ -35,7 +35,7 @@ def calibrated(process: Process, epsilon: float, delta: float) -> float:
 
 
 Redaction = Literal["none", "instead", "beside", "apart"]
-Score = Callable[[], np.ndarray]  # perplexity of every row under the base model, made only when asked for
+Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
 
 
 class Sampler(Protocol):
@@ -141,6 +141,8 @@ class Mechanism(ABC):
     redaction: ClassVar[Redaction] = "none"
     lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
     compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
+    # What a plan's noise per gradient is.
+    measure: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -186,6 +188,11 @@ class Mechanism(ABC):
         assert epsilon is not None
         return calibrated(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
 
+    @property
+    def scorer(self) -> str | None:
+        """The language model whose perplexities a sampler may ask for; None: the base model."""
+        return None
+
     def told_apart(self, shape: Shape) -> bytes:
         """What, beside config and data, decides draws and noise: the run key is bound to it as well.
 
@@ -212,9 +219,18 @@ class Mechanism(ABC):
         """What the accounting takes draws to be; where it is not `sampling`, the guarantee is an estimate."""
         return "poisson" if self.sampling == "shuffle" else self.sampling
 
+    @property
+    def accounting(self) -> str:
+        """What of dp_accounting the claimed numbers come from."""
+        return "PLD"
+
     # claim -----------------------------------------------------------------------------------------
     def doubts(self) -> tuple[str, ...]:
         """Reasons of this mechanism why its figures are an estimate."""
+        return ()
+
+    def unproved(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+        """Reasons why the figures are an estimate on data of this shape, at this noise."""
         return ()
 
     def facts(self) -> tuple[str, ...]:
@@ -247,6 +263,7 @@ class Mechanism(ABC):
         known |= {
             "detector": config.detector,
             "redacted": config.redacted,
+            "adaptive": config.adaptive,
             "task": config.task,
         }
         known |= config.train.model_dump() | config.privacy.model_dump()

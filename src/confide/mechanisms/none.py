@@ -68,6 +68,10 @@ class NonPrivate(Mechanism):
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return 0.0
 
+    @property
+    def scorer(self) -> str | None:
+        return self.inner.scorer
+
     def told_apart(self, shape: Shape) -> bytes:
         return self.inner.told_apart(shape)
 

@@ -4,18 +4,23 @@ The only place where noise is calibrated and a guarantee is written: plan, train
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from confide.accounting import Curve
-from confide.claims import NOT_COVERED, PRIORS, Guarantee
+from confide.accounting import Curve, compose
+from confide.claims import PRIORS, Guarantee
 from confide.mechanisms.base import Mechanism, Terms
+from confide.mechanisms.tuned import UNTUNED, Tuning
 from confide.shape import Shape
 
 if TYPE_CHECKING:
     from confide.settings import Config
+
+
+_COARSE = 1e-3
+"""The interval at which many whole runs are composed: each of their curves may span a million points."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,15 @@ class Setting:
     terms: Terms
     noise_multiplier: float
     delta: float
+    tuning: Tuning = UNTUNED
+
+    def after(self, steps: int) -> Terms:
+        """The terms after `steps` steps."""
+        return self.tuning.terms(self.mechanism.terms(self.shape, steps))
 
     def curve(self, steps: int | None = None) -> Curve:
         """The privacy curve after `steps` steps; default: all."""
-        terms = self.terms if steps is None else self.mechanism.terms(self.shape, steps)
+        terms = self.terms if steps is None else self.after(steps)
         return terms.process.curve(self.noise_multiplier)
 
     def noise_per_gradient(self) -> float:
@@ -44,17 +54,59 @@ def settle(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     delta: float | None = None,
+    tuning: Tuning = UNTUNED,
 ) -> Setting:
     """Resolve rates, delta and noise: from `epsilon` the least noise, or the noise as given.
 
+    Args:
+        tuning: how the other settings are found; `epsilon` is a target for all that it counts.
+
     Raises:
-        InputError: the mechanism cannot run on such data, or no noise meets the target.
+        InputError: the mechanism cannot run on such data or be tuned so, or no noise meets the target.
     """
-    terms = mechanism.terms(shape)
+    terms = tuning.terms(mechanism.terms(shape))
     delta = terms.delta if delta is None else delta
     if noise_multiplier is None:
         noise_multiplier = mechanism.least_noise(terms, shape, epsilon, delta)
-    return Setting(mechanism, shape, terms, noise_multiplier, delta)
+    setting = Setting(mechanism, shape, terms, noise_multiplier, delta, tuning)
+    tuning.admit(setting, epsilon)
+    return setting
+
+
+def promise(setting: Setting, config: "Config") -> tuple[object, ...]:
+    """All that a claim rests on: what the candidates of a counted sweep must share."""
+    mechanism, terms = setting.mechanism, setting.terms
+    who = (mechanism.notion, mechanism.unit, mechanism.adjacency, mechanism.sampling, mechanism.worlds())
+    published = config.privacy.published_key is not None
+    return (
+        *who,
+        terms.process,
+        terms.zeroed,
+        setting.noise_multiplier,
+        setting.delta,
+        _estimates(setting, published, config),
+    )
+
+
+def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
+    """(epsilon, delta) of several runs on the same rows, each chosen in the light of those before; None: no protection.
+
+    Formal guarantee: runs of one process and noise compose as their losses add up, whatever else differs between
+    them. Runs that differ in these, but all have the same target, compose as so many times that epsilon and delta;
+    where their noise was stated instead, the largest epsilon among those that were made stands for it, which is an
+    estimate.
+    """
+    first = settings[0]
+    if any(setting.mechanism.notion == "none" for setting in settings):
+        return None
+    alike = {(s.terms.process, s.noise_multiplier, s.delta) for s in settings}
+    if len(alike) == 1:
+        curve = first.terms.process.curve(first.noise_multiplier, _COARSE)
+        epsilon, delta = compose([curve] * len(settings)).epsilon(first.delta), first.delta
+    else:
+        epsilon = len(settings) * max(setting.curve().epsilon(setting.delta) for setting in settings)
+        delta = min(1.0, len(settings) * max(setting.delta for setting in settings))
+    return (epsilon, delta) if math.isfinite(epsilon) else None
 
 
 _ROWS_CUT = {
@@ -82,20 +134,13 @@ def state_guarantee(
         published: whether the run key is known to others.
     """
     steps = max(1, steps)  # before the first, there is only the base model: one step's bound holds
-    mechanism, terms = setting.mechanism, setting.mechanism.terms(setting.shape, steps)
+    mechanism, terms, tuning = setting.mechanism, setting.after(steps), setting.tuning
     curve = terms.process.curve(setting.noise_multiplier)
     zeroed = curve
     if terms.zeroed != terms.process:
         zeroed = terms.zeroed.curve(setting.noise_multiplier)
     epsilon = curve.epsilon(setting.delta)
     protected = mechanism.notion != "none" and math.isfinite(epsilon)
-    estimates = list(mechanism.doubts())
-    if published:
-        estimates.append("the run key is published: no guarantee against who knows it")
-    if (
-        config.privacy.noise == "fast" and setting.noise_multiplier > 0
-    ):  # torch seeds it with 32 bits: so many noises can be tried one by one
-        estimates.append("the noise comes from a generator with a seed of 32 bits (noise: fast)")
     randomness = _RANDOMNESS[config.privacy.noise]
     if published:
         randomness = randomness.replace(
@@ -129,13 +174,19 @@ def state_guarantee(
         expected_batch=terms.expected_batch,
         sampling_probability=terms.sampling.range,
         accountant=" ".join(
-            filter(None, [f"dp_accounting PLD: {terms.process.describe()}", mechanism.calibration()])
+            filter(
+                None,
+                [
+                    f"dp_accounting {mechanism.accounting}: {terms.process.describe()}",
+                    mechanism.calibration(),
+                ],
+            )
         ),
         accountant_version=version("dp-accounting"),
         discretisation=curve.interval,
-        protected_output="every checkpoint and the final model of this run, released alone",
+        protected_output=tuning.output,
         not_covered=(
-            *NOT_COVERED,
+            *tuning.not_covered,
             *mechanism.exclusions(),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
@@ -144,12 +195,29 @@ def state_guarantee(
         randomness=f"{randomness}; {_FLOATS}",
         provenance=provenance,
         evidence=("no audit was made yet",),
-        estimates=tuple(estimates),
+        estimates=_estimates(setting, published, config),
         secret_targets=mechanism.asked(setting.shape),
-        epsilons=mechanism.epsilons(setting.shape, setting.noise_multiplier, setting.delta, steps),
+        epsilons=(
+            *mechanism.epsilons(setting.shape, setting.noise_multiplier, setting.delta, steps),
+            *tuning.epsilons(),
+        ),
         worlds=mechanism.worlds() if protected else "",
         closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )
+
+
+def _estimates(setting: Setting, published: bool, config: "Config") -> tuple[str, ...]:
+    """Reasons why the figures of a claim are an estimate."""
+    mechanism = setting.mechanism
+    unproved = mechanism.unproved(setting.shape, setting.noise_multiplier, setting.delta)
+    reasons = [*mechanism.doubts(), *unproved, *setting.tuning.doubts()]
+    if published:
+        reasons.append("the run key is published: no guarantee against who knows it")
+    if (
+        config.privacy.noise == "fast" and setting.noise_multiplier > 0
+    ):  # torch seeds it with 32 bits: so many noises can be tried one by one
+        reasons.append("the noise comes from a generator with a seed of 32 bits (noise: fast)")
+    return tuple(reasons)
 
 
 def _rows_cut(mechanism: Mechanism, config: "Config") -> str:

@@ -143,15 +143,20 @@ class UserLevelSampling(Mechanism):
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
         yield from super().faults(config)
-        if config.privacy.selection == "random-chunk" and config.task != "causal-lm":
-            yield (
-                "privacy.selection",
-                f"random-chunk cuts running text; task {config.task} needs whole rows: use random",
-            )
-        if config.privacy.resample:
-            yield (
-                "privacy.resample",
-                "uls averages over what a unit has: resample is an option of els and group",
-            )
-        if isinstance(config.data.unit, list) and len(config.data.unit) > 1:
-            yield "data.unit", "user sampling needs rows with one owner each: name one field"
+        yield from averaging_faults(config)
+
+
+def averaging_faults(config: "Config") -> Iterator[tuple[str, str]]:
+    """(key, sentence) for each setting that does not go with the mean of a unit's rows or chunks."""
+    if config.privacy.selection == "random-chunk" and config.task != "causal-lm":
+        yield (
+            "privacy.selection",
+            f"random-chunk cuts running text; task {config.task} needs whole rows: use random",
+        )
+    if config.privacy.resample:
+        yield (
+            "privacy.resample",
+            f"{config.privacy.mechanism} averages over what a unit has: resample is an option of els and group",
+        )
+    if isinstance(config.data.unit, list) and len(config.data.unit) > 1:
+        yield "data.unit", "user sampling needs rows with one owner each: name one field"

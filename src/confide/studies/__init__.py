@@ -12,17 +12,33 @@ _REGISTRY = {
     "enron-cleaning": "confide.studies.enron_cleaning",
     "secret-protection": "confide.studies.secret_protection",
     "selective": "confide.studies.selective",
+    "concentration": "confide.studies.concentration",
+    "adaptive": "confide.studies.adaptive",
 }
-NAMES = tuple(_REGISTRY)
+_WITHOUT_DATA = {
+    "mean-estimation": "confide.studies.mean_estimation",
+    "noise-variance": "confide.studies.noise_variance",
+}
+NAMES = (*_REGISTRY, *_WITHOUT_DATA)
 
 
-def find(name: str) -> Callable[[Path, Path], dict[str, Any]]:
-    """The `run(data, folder)` of a study: works in `folder`, returns facts and a Markdown table.
+def run(name: str, data: Path | None, folder: Path) -> dict[str, Any]:
+    """Run a study in `folder`: its facts, and a Markdown table.
+
+    Args:
+        data: the folder of public data sets; None for a study that makes its own numbers.
 
     Raises:
-        InputError: no such study.
+        InputError: no such study, data missing, or data for a study that reads none.
     """
-    if name not in _REGISTRY:
+    if name not in NAMES:
         raise InputError(f"{name!r} is not a study; there are {', '.join(NAMES)}")
-    run: Callable[[Path, Path], dict[str, Any]] = import_module(_REGISTRY[name]).run
-    return run
+    if name in _WITHOUT_DATA:
+        if data is not None:
+            raise InputError(f"DATA: study {name} reads no data; leave {data} out")
+        alone: Callable[[Path], dict[str, Any]] = import_module(_WITHOUT_DATA[name]).run
+        return alone(folder)
+    if data is None:
+        raise InputError(f"DATA: study {name} needs the folder that holds the public data sets")
+    on_data: Callable[[Path, Path], dict[str, Any]] = import_module(_REGISTRY[name]).run
+    return on_data(data, folder)

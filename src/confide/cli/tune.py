@@ -1,0 +1,173 @@
+"""`confide tune`: a sweep over settings, whose cost is counted or declared as not covered."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from confide.cli.base import ConfigPath, Json, Overrides, app, print_json, run_of, verb
+from confide.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.accounting import Trials
+    from confide.runs import Run
+    from confide.search import Search
+    from confide.tuning import Executor, Swept
+
+_SPACE = (
+    "what to try, once for each key: KEY=VALUE,VALUE... or KEY=LOW..HIGH, at the end :log for even logarithms"
+)
+
+
+@app.command()
+@verb
+def tune(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    space: Annotated[list[str] | None, typer.Option(metavar="KEY=...", help=_SPACE)] = None,
+    trials: Annotated[
+        float, typer.Option(help="how many runs; of a counted sweep on average, the number is random")
+    ] = 8,
+    shape: Annotated[
+        float | None,
+        typer.Option(
+            help="of the distribution of a counted number of trials: 1 geometric (default), 0 logarithmic"
+        ),
+    ] = None,
+    optuna: Annotated[
+        bool,
+        typer.Option(
+            "--optuna/--counted",
+            help="let Optuna choose each trial by the results so far, which the guarantee does not cover",
+        ),
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="run trials side by side on a Ray cluster: `local`, `auto` or an address"
+        ),
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option(help="with --optuna --ray: trials that are proposed together", min=1)
+    ] = 1,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="print what counted sweeps cost, and run nothing")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Try settings and release the best, with what that costs."""
+    run = run_of(config, overrides)
+    asked = _Asked(trials, shape, optuna, ray, at_once)
+    if plan:
+        _plan(run, asked.counted(), as_json)
+    else:
+        _sweep(run, space or [], asked, as_json)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options that say how to search."""
+
+    trials: float
+    shape: float | None
+    optuna: bool
+    ray: str | None
+    at_once: int
+
+    def counted(self) -> "Trials":
+        from confide.accounting import Trials
+
+        if self.optuna:
+            raise InputError("--plan tells what counted sweeps cost: it is not for --optuna")
+        return Trials(self.trials, 1.0 if self.shape is None else self.shape)
+
+    def search(self) -> "Search":
+        from confide.search import Adaptive, Independent
+
+        if self.at_once > 1 and not (self.optuna and self.ray):
+            raise InputError(
+                "--at-once is for --optuna with --ray: else trials need not be proposed together"
+            )
+        if not self.optuna:
+            return Independent(self.counted())
+        if self.shape is not None:
+            raise InputError(
+                "--shape is for a counted sweep: with --optuna the number of trials is not random"
+            )
+        if self.trials < 2 or self.trials != int(self.trials):
+            raise InputError(f"--trials {self.trials:g}: with --optuna a whole number of runs, two or more")
+        return Adaptive(int(self.trials), self.at_once)
+
+    def executor(self) -> "Executor":
+        if self.ray is None:
+            return map
+        from confide.cluster import on_ray
+
+        return on_ray(self.ray)
+
+
+def _sweep(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
+    from confide.console import Console
+    from confide.space import Space
+    from confide.tuning import sweep
+
+    found = sweep(run, Space.of(space), asked.search(), Console(), asked.executor())
+    print_json(_facts(found, run)) if as_json else _show(found, run)
+
+
+def _facts(found: "Swept", run: "Run") -> dict[str, Any]:
+    tried = [{"trial": t.number, "settings": t.candidate, "evaluation": t.evaluation} for t in found.trials]
+    return {
+        "private": {"trials": tried, "best": found.best.number},
+        "settings": found.best.candidate,
+        "base": found.outcome.base,
+        "final": found.outcome.final,
+        "guarantee": found.outcome.guarantee.to_json(),
+        "release": str(run.release),
+    }
+
+
+def _show(found: "Swept", run: "Run") -> None:
+    from confide import show
+
+    keys = list(found.best.candidate)
+    rows = [
+        [
+            f"{tried.number}{' (best)' if tried is found.best else ''}",
+            *(show.number(tried.candidate[key]) for key in keys),
+            *(show.number(tried.evaluation[name]) for name in ("loss", "perplexity")),
+        ]
+        for tried in sorted(found.trials, key=lambda tried: tried.loss)
+    ]
+    show.table(["trial", *keys, "held-out loss", "perplexity"], rows)
+    print("\nThis table is private, the number of its rows too: the guarantee is about the release alone.\n")
+    show.outcome(found.outcome, run)
+
+
+def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
+    from confide import models, show
+    from confide.console import Console
+    from confide.job import prepared_data
+    from confide.tuning import prices
+
+    console = Console()
+    with run.locked():
+        shape = prepared_data(run, models.load_tokenizer(run.config), console).train.shape()
+    found = prices(run.config, shape, trials)
+    if as_json:
+        print_json(found)
+        return
+    target = f"epsilon {show.number(found['epsilon'])} at delta {found['delta']:.3g}"
+    print(f"a single run: {target}, noise multiplier {show.number(found['noise_multiplier'])}\n")
+    header = [
+        "trials on average",
+        "19 of 20 at most",
+        "epsilon at that noise",
+        "noise for that epsilon",
+        "noise x",
+    ]
+    names = ("most", "epsilon_at_same_noise", "noise_multiplier", "relative_noise")
+    show.table(
+        header,
+        [[f"{row['trials']:g}", *(show.number(row[name]) for name in names)] for row in found["sweeps"]],
+    )

@@ -1,0 +1,221 @@
+"""The concentration filter on real text (000, section 5.3, Figures 3 and 7): its noise, and how near gradients are.
+
+Gradients are those of the bundled base model on text of 20 Newsgroups. They are private, and what is measured of them
+is covered by no guarantee.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from confide.accounting.concentration import NEAR, Filtered
+from confide.chart import Panel, panels_svg
+from confide.config import check
+from confide.console import Console
+from confide.disk import write_text
+from confide.errors import InputError
+from confide.filtered import FilteredStep
+from confide.job import Job
+from confide.mechanisms.concentration import Concentration, ConcentrationFilter, filter_noise, sampling_noise
+from confide.mechanisms.uls import UnitSampler
+from confide.noise import RunKey
+from confide.runs import Run
+from confide.sampling import OwnRates
+from confide.settings import Config
+from confide.training import Optimisation
+
+KEY = RunKey.from_text("study concentration")
+DOCUMENTS = 4000  # that are read
+USERS = 64  # whose gradients are compared
+KS = (1, 4, 16)  # chunks of each
+EPSILONS = (1.0, 3.0, 8.0)
+STEPS, ROWS = 100, 1024  # of a run; rows that a step of user sampling computes
+DRAWN_KS = (2, 10, 50)  # rows a user in user sampling: ROWS / k users a step
+RATIOS = tuple(2.0**power for power in range(-8, 2))  # tau / clip norm
+SHARES = (0.1, 0.5, 0.9)  # quantiles of distances that are told
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Users' mean gradients over k chunks: float64 norms of each user, and distances of each pair."""
+
+    k: int
+    norms: np.ndarray
+    distances: np.ndarray
+
+    @property
+    def norm(self) -> float:
+        """The median norm: what a clip norm would be about."""
+        return float(np.median(self.norms))
+
+    @property
+    def tau(self) -> float:
+        """The least tau at which a step passes but for noise."""
+        return _four_fifths(self.distances)
+
+    @property
+    def clipped_tau(self) -> float:
+        """The same of gradients that are clipped at the median norm."""
+        scale = np.minimum(1, self.norm / self.norms)
+        squares = self.norms**2
+        products = (squares[:, None] + squares - self.distances**2) / 2 * scale[:, None] * scale
+        clipped = products.diagonal()[:, None] + products.diagonal() - 2 * products
+        return _four_fifths(np.sqrt(np.maximum(clipped, 0)))
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """Of the distances between two different users, in units of the median norm."""
+        pairs = self.distances[np.triu_indices(len(self.distances), 1)]
+        return [float(value) for value in np.quantile(pairs, shares) / self.norm]
+
+
+def _four_fifths(distances: np.ndarray) -> float:
+    """The least distance that 4/5 of all ordered pairs do not exceed, each user with itself included."""
+    ordered = np.sort(distances, axis=None)
+    return float(ordered[math.ceil(NEAR * len(ordered)) - 1])
+
+
+def config(data: Path, folder: Path) -> Config:
+    source = data / "20newsgroups/20_newsgroups.jsonl.xz"
+    if not source.exists():
+        raise InputError(f"{source}: no such file; give the folder that holds 20newsgroups")
+    raw: dict[str, Any] = {
+        "model": "bundled",
+        "adapter": {"kind": "full"},
+        "data": {
+            "train": str(source),
+            "text": "{subject}\n{body}",
+            "unit": "from",
+            "strip_quotes": True,
+            "eval": 0.05,
+            "max_length": 64,
+            "duplicates": False,
+            "max_documents": DOCUMENTS,
+        },
+        "privacy": {
+            "mechanism": "concentration",
+            "epsilon": EPSILONS[1],
+            "tau": 1.0,
+        },
+        "train": {"steps": STEPS},
+        "run": str(folder / "run"),
+    }
+    return check(raw, "study concentration")
+
+
+def run(data: Path, folder: Path) -> dict[str, Any]:
+    """Measure distances, compute noises, draw both, and return facts and two tables."""
+    console = Console()
+    job = Job.of(Run(config(data, folder)), console)
+    measured = []
+    for k in KS:
+        console.say(f"{USERS} users' gradients over {k} chunks each")
+        measured.append(measure(job, k))
+    noises = [noise(job, epsilon) for epsilon in EPSILONS]
+    write_text(folder / "concentration.svg", _picture(measured, noises, job.setting.terms.units))
+    rows = [_facts(one) for one in measured]
+    return {"distances": rows, "noise": noises, "markdown": _tables(rows, noises)}
+
+
+def measure(job: Job, k: int) -> Measured:
+    """Gradients of the first of the units in an order that a public key gives, at the job's model as it is."""
+    graph, mechanism = job.prepared.train, job.mechanism
+    chosen = KEY.stream("study", "users").permutation(graph.n_units)[:USERS]
+    rates = OwnRates(np.isin(np.arange(graph.n_units), chosen).astype(float))
+    sampler = UnitSampler(graph, rates, KEY, f"study {k}", k, mechanism.row_length)
+    combine = ConcentrationFilter(None, 0.0, 1.0, tau=1.0, users=USERS, epsilon=math.inf)
+    optimisation = Optimisation(1, optimizer="sgd")
+    step = FilteredStep(
+        job.model, job.task, sampler, combine, optimisation, KEY, micro_tokens=job.micro_tokens
+    )
+    job.model.train()
+    step.collect(sampler.draw(0), 0)
+    return Measured(k, step.gradients.norms(), step.gradients.distances())
+
+
+def noise(job: Job, epsilon: float) -> dict[str, Any]:
+    """Noise on the mean gradient: of the filter in units of tau, of user sampling in units of the clip norm."""
+    mechanism = job.mechanism
+    assert isinstance(mechanism, Concentration)
+    users, delta = job.setting.terms.units, job.setting.delta
+    filtered = Filtered(users, STEPS, epsilon, delta)
+    noise_of_filter = filter_noise(users, STEPS, epsilon, delta)
+    sampled = {k: sampling_noise(users, ROWS / k, STEPS, epsilon, delta) for k in DRAWN_KS}
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "users": users,
+        "proved": filtered.proved(filtered.noise_multiplier),
+        "filter": noise_of_filter,
+        "sampling": sampled,
+        "crossing": {k: value / noise_of_filter for k, value in sampled.items()},
+    }
+
+
+def _facts(measured: Measured) -> dict[str, Any]:
+    return {
+        "k": measured.k,
+        "median_norm": measured.norm,
+        "quantiles": measured.quantiles(SHARES),
+        "tau": measured.tau,
+        "ratio": measured.tau / measured.norm,
+        "clipped_ratio": measured.clipped_tau / measured.norm,
+    }
+
+
+def _tables(rows: list[dict[str, Any]], noises: list[dict[str, Any]]) -> str:
+    lines = [
+        "| chunks a user | median norm | distance of a pair / median norm: 10% | 50% | 90% | tau | tau / median norm | "
+        "clipped at it |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        quantiles = " | ".join(f"{value:.2f}" for value in row["quantiles"])
+        lines.append(
+            f"| {row['k']} | {row['median_norm']:.3g} | {quantiles} | {row['tau']:.3g} | {row['ratio']:.2f} | "
+            f"{row['clipped_ratio']:.2f} |"
+        )
+    drawn = " | ".join(f"k = {k}" for k in DRAWN_KS)
+    lines += [
+        "",
+        f"| epsilon | proved | noise of the filter, in tau | of user sampling, in clip norms: {drawn} | "
+        f"crossing, tau / clip norm: {drawn} |",
+        "|---" * (3 + 2 * len(DRAWN_KS)) + "|",
+    ]
+    for one in noises:
+        sampled = " | ".join(f"{value:.3g}" for value in one["sampling"].values())
+        crossings = " | ".join(f"{value:.3f}" for value in one["crossing"].values())
+        lines.append(
+            f"| {one['epsilon']:g} | {one['proved']:.3g} | {one['filter']:.3g} | {sampled} | {crossings} |"
+        )
+    return "\n".join(lines)
+
+
+def _picture(measured: list[Measured], noises: list[dict[str, Any]], users: int) -> str:
+    panels = [
+        Panel(
+            f"epsilon {one['epsilon']:g}, {users:,} users, {STEPS} steps",
+            "tau / clip norm",
+            "noise / clip norm",
+            {"filter": [(ratio, ratio * one["filter"]) for ratio in RATIOS]}
+            | {
+                f"uls k={k}": [(RATIOS[0], value), (RATIOS[-1], value)]
+                for k, value in one["sampling"].items()
+            },
+            log_x=True,
+            log_y=True,
+        )
+        for one in noises
+    ]
+    shares = np.linspace(0.02, 0.98, 25)
+    lines = {
+        f"k = {one.k}": list(zip(one.quantiles(list(shares)), shares.tolist(), strict=True))
+        for one in measured
+    }
+    panels.append(
+        Panel("how far users' gradients are apart", "distance / median norm", "share of pairs below", lines)
+    )
+    return panels_svg("The concentration filter beside user sampling", panels)

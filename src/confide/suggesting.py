@@ -1,0 +1,277 @@
+"""Which setting to choose: many of them at one target and one compute budget, ranked by what they promise.
+
+What decides is the noise on a gradient beside the gradient, and the number of steps. The ranking is a rule of thumb:
+with noise of ratio times the variance of what a step follows, T steps are worth T / (1 + ratio) without noise. The
+noise of every setting is accounted, and that of the first ones certified.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from confide import mechanisms
+from confide.accounting import nearly_least_noise
+from confide.errors import InputError
+from confide.mechanisms.base import Mechanism, Terms
+from confide.mechanisms.statement import Setting, settle
+from confide.planning import Size
+from confide.shape import Shape
+
+if TYPE_CHECKING:
+    from confide.settings import Config
+
+STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
+"""Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
+
+CAPS: dict[str, tuple[int | str, ...]] = {
+    "uls": (1, 2, 4, 8, 16, 32),
+    "els": (1, 2, 4, 8, 16, "median"),
+    "group": (2, 4, 8),
+    "owners": (1, 2, 4, 8, 16),
+    "dp-sgd": (1,),
+}
+"""Rows per unit that are tried under each mechanism."""
+
+RIVALS = ("uls", "els", "group")
+"""Mechanisms that protect one user with rows of their own, and can stand in for each other."""
+
+SUGGESTED = 5
+"""How many of the first settings are certified and shown with a reason, unless more are asked for."""
+
+SHORTER = 0.43
+"""How much of the squared norm of one row's gradient is its own and not its user's: L(k)^2 is (1 - SHORTER) +
+SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled model (docs/configuring.md)."""
+
+DIMENSIONS = 0.02
+"""The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient: the
+one constant that no run was fitted to yet."""
+
+
+_BY_SHAPE = (
+    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise"
+)
+_MEASURED = (
+    "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
+)
+
+
+ALIKE = 0.03
+"""Settings whose logarithms of progress differ by less stand in the order of how many rows they can reach."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What every setting must meet: one delta for all, or those with fewer rows in use would claim less."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting at a target.
+
+    Attributes:
+        noise: standard deviation of the noise on the mean clipped gradient, in clip norms.
+        signal: what is left of a gradient's length in the mean, relative to rows alone: L(1) / L(k).
+        progress: what the steps are worth, in steps without noise.
+        reach: rows of the data that it computes at most, each counted once.
+    """
+
+    mechanism: Mechanism
+    terms: Terms
+    cap: int
+    noise_multiplier: float
+    noise: float
+    signal: float
+    progress: float
+    reach: float
+
+    @property
+    def ratio(self) -> float:
+        """Variance of the noise over that of the gradient, where progress is steps / (1 + ratio)."""
+        return self.mechanism.steps / self.progress - 1
+
+
+def suggest(
+    config: "Config",
+    shape: Shape,
+    size: Size,
+    rows: float | None = None,
+    norms: Callable[[int], float] | None = None,
+    count: int = SUGGESTED,
+    progress: Callable[[int], object] = lambda done: None,
+) -> dict[str, Any]:
+    """Settings of the config's target at a budget of rows computed in all, the most promising first.
+
+    *No guarantee*: the ranking follows from the shape, which is public, and from constants; with `norms` that were
+    measured on private rows it is not covered.
+
+    Args:
+        rows: the budget; default: what the config itself computes.
+        norms: k -> L(k), the norm of the mean gradient of k rows of a unit; default: a rule of thumb.
+        count: how many to certify and return.
+        progress: called as each setting has been looked at.
+
+    Returns:
+        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit, batch,
+        steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to
+        run it.
+
+    Raises:
+        InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
+    """
+    if config.privacy.epsilon is None:
+        raise InputError("privacy.epsilon: a suggestion needs a target; a stated noise_multiplier is none")
+    own = mechanisms.build(config)
+    terms = own.terms(shape)
+    budget = own.rows_computed(terms) if rows is None else rows
+    target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
+    lengths = norms or _rule_of_thumb
+    found: list[Candidate] = []
+    refused = 0
+    for family in _families(own, config):
+        near: list[float] = []
+        for steps in STEPS:
+            try:
+                mechanism = _at(family, shape, budget, steps)
+                terms = mechanism.terms(shape)
+                noise = nearly_least_noise(terms.process, target.epsilon, target.delta, _next(near))
+            except InputError:
+                refused += 1
+                near.clear()
+            else:
+                near.append(noise)
+                found.append(_candidate(mechanism, terms, noise, lengths, size))
+            progress(1)
+    if not found:
+        raise InputError(
+            f"{budget:g} rows: no setting spends them on {shape.units} units; give more with --rows"
+        )
+    found.sort(key=lambda each: (-round(math.log(each.progress) / ALIKE), -each.reach))
+    first = found[0]
+    return {
+        "budget_rows": budget,
+        "considered": len(found) + refused,
+        "impossible": refused,
+        "basis": _MEASURED if norms else _BY_SHAPE,
+        "ranked": [
+            _row(place, each, first, target, shape, size) for place, each in enumerate(found[:count], 1)
+        ],
+    }
+
+
+def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
+    """The mechanisms to compare, with each number of rows per unit; batch and steps are still open."""
+    if own.name not in CAPS:
+        raise InputError(
+            f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(CAPS)}"
+        )
+    names = RIVALS if own.name in RIVALS else (own.name,)
+    for name in names:
+        other = mechanisms.find(name).from_config(config)
+        other = replace(other, sampling_rate=None, divisor=None, max_batch=None, sampling="poisson")
+        if name != own.name and getattr(own, "selection", None) == "random-chunk":
+            other = replace(other, selection=None)  # type: ignore[call-arg]  # only user sampling cuts chunks
+        for cap in CAPS[name]:
+            yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
+
+
+def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
+    """The mechanism with the batch that spends the budget in so many steps."""
+    a_unit = replace(family, batch=1.0, steps=steps).terms(shape).rows_per_step
+    return replace(family, batch=budget / (steps * a_unit), steps=steps)
+
+
+def _next(near: list[float]) -> float:
+    """Where the noise of a few more steps is likely to lie, by that of the last ones."""
+    if len(near) < 2:
+        return near[-1] if near else 1.0
+    return near[-1] ** 2 / near[-2]
+
+
+def _rule_of_thumb(k: int) -> float:
+    return math.sqrt(1 - SHORTER + SHORTER / k)
+
+
+def _candidate(
+    mechanism: Mechanism, terms: Terms, noise_multiplier: float, lengths: Callable[[int], float], size: Size
+) -> Candidate:
+    averaged = _cap(mechanism, terms) if mechanism.draws == "units" else 1
+    signal = lengths(1) / lengths(averaged)
+    noise = noise_multiplier / terms.divisor
+    ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
+    return Candidate(
+        mechanism,
+        terms,
+        _cap(mechanism, terms),
+        noise_multiplier,
+        noise,
+        signal,
+        mechanism.steps / (1 + ratio),
+        min(float(terms.rows), mechanism.rows_computed(terms)),
+    )
+
+
+def _cap(mechanism: Mechanism, terms: Terms) -> int:
+    """Rows that a unit gives, of a mechanism that draws units in one step, of others in all."""
+    given = getattr(mechanism, "rows_per_unit", 1)
+    return terms.rows_per_unit or 1 if given == "median" else int(given)
+
+
+def _row(
+    place: int, each: Candidate, first: Candidate, target: Target, shape: Shape, size: Size
+) -> dict[str, Any]:
+    setting = settle(each.mechanism, shape, target.epsilon, None, target.delta)
+    rows = each.mechanism.rows_computed(each.terms)
+    tokens = rows * shape.tokens / max(shape.rows, 1)
+    return {
+        "place": place,
+        "mechanism": each.mechanism.name,
+        "rows_per_unit": each.cap,
+        "batch": each.mechanism.batch,
+        "steps": each.mechanism.steps,
+        "sampling_probability": each.terms.sampling.rate,
+        "noise_multiplier": setting.noise_multiplier,
+        "noise_per_gradient": setting.noise_per_gradient(),
+        "rows_seen": rows,
+        "operations": 6.0 * size.parameters * tokens,
+        "progress": each.progress,
+        "reason": _reason(each, first),
+        "settings": _settings(each, setting),
+    }
+
+
+def _settings(each: Candidate, setting: Setting) -> dict[str, Any]:
+    """The keys of the config that make it this setting."""
+    found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
+    if each.mechanism.name != "dp-sgd":
+        found["privacy.rows_per_unit"] = getattr(each.mechanism, "rows_per_unit")  # noqa: B009
+    found["privacy.selection"] = getattr(each.mechanism, "selection", None)
+    found["privacy.delta"] = setting.delta
+    found["train.batch"] = each.mechanism.batch
+    found["train.steps"] = each.mechanism.steps
+    return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
+
+
+def _reason(each: Candidate, first: Candidate) -> str:
+    """Why a setting stands where it stands, in a sentence."""
+    steps, most = each.mechanism.steps, first.mechanism.steps
+    facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
+    if each is first:
+        return f"{facts}: with more steps the noise of each would grow, with fewer little could be learned"
+    lost = {
+        "noise": 2 * math.log(each.noise / first.noise),
+        "signal": 2 * math.log(first.signal / each.signal),
+        "steps": math.log(most / steps),
+    }
+    why = {
+        "noise": f"{each.noise / first.noise:.3g} times the noise per gradient of the first",
+        "signal": f"{each.cap} rows of a unit at a time tell less of what units share than {first.cap}",
+        "steps": f"{steps} steps where the first takes {most}",
+    }
+    worst = max(lost, key=lambda name: lost[name])
+    if lost[worst] < ALIKE and each.reach < first.reach:
+        return f"{facts}: as good by this rule, but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
+    return f"{facts}: {why[worst]}"

@@ -1,0 +1,159 @@
+"""Suggestions: every setting meets the target and spends the budget, and the ranking follows its own rule."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from confide import mechanisms, suggesting
+from confide.config import check
+from confide.errors import InputError
+from confide.mechanisms.statement import settle
+from confide.planning import Size
+from confide.shape import Shape
+from confide.space import altered
+from confide.suggesting import suggest
+from tests.command import confide
+from tests.test_resume import config as run_config
+
+SIZE = Size(5_300_000, 5_300_000, 4, 256, 8192)
+
+
+def shape(units: int = 3000) -> Shape:
+    rows = np.minimum(np.random.default_rng(0).zipf(1.8, units), 60).astype(np.int64)
+    return Shape(rows, int(rows.sum()), int(rows.sum()) * 50, True)
+
+
+def config(mechanism: str = "uls", **privacy):
+    raw = {
+        "data": {"train": __file__, "unit": "user"},
+        "privacy": {"mechanism": mechanism, "epsilon": 8.0, "rows_per_unit": 2} | privacy,
+        "train": {"steps": 60, "batch": 100.0},
+    }
+    return check(raw)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return suggest(config(), shape(), SIZE, count=12)
+
+
+def test_hundreds_of_settings_are_considered(found):
+    assert found["considered"] >= 200
+    assert found["considered"] - found["impossible"] >= 150
+
+
+def test_every_suggestion_meets_the_target_and_spends_the_budget(found):
+    for row in found["ranked"]:
+        mechanism = mechanisms.build(altered(config(), row["settings"]))
+        setting = settle(mechanism, shape(), None, row["noise_multiplier"], row["settings"]["privacy.delta"])
+        assert setting.curve().epsilon(setting.delta) <= 8.0
+        assert setting.curve().epsilon(setting.delta) > 7.9
+        assert mechanism.rows_computed(setting.terms) == pytest.approx(found["budget_rows"], rel=1e-6)
+        assert setting.noise_per_gradient() == pytest.approx(row["noise_per_gradient"])
+
+
+def test_all_are_compared_at_one_delta(found):
+    assert len({row["settings"]["privacy.delta"] for row in found["ranked"]}) == 1
+
+
+def test_the_first_has_the_most_progress_and_the_reasons_tell_why(found):
+    ranked = found["ranked"]
+    assert ranked[0]["progress"] >= 0.96 * max(row["progress"] for row in ranked)
+    assert all(str(row["steps"]) in row["reason"] for row in ranked)
+    assert len({row["reason"] for row in ranked}) >= 4
+    assert not any(row["reason"].startswith(ranked[0]["reason"]) for row in ranked[1:])
+
+
+def test_of_settings_alike_the_one_that_reaches_more_rows_stands_first(found):
+    """User-level sampling of one row a step has the noise of example-level sampling of one row in all."""
+    order = [
+        row["mechanism"]
+        for row in found["ranked"]
+        if row["rows_per_unit"] == 1 and row["mechanism"] != "group"
+    ]
+    assert order[0] == "uls"
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(suggesting, "STEPS", (4, 16, 64, 256))
+    monkeypatch.setattr(suggesting, "CAPS", {"uls": (1, 2, 8), "els": (1, 4)})
+    monkeypatch.setattr(suggesting, "RIVALS", ("uls", "els"))
+
+
+def test_less_privacy_to_keep_or_more_users_allow_more_steps(few):
+    def steps(epsilon, units):
+        return suggest(config(epsilon=epsilon), shape(units), SIZE, rows=20_000, count=1)["ranked"][0][
+            "steps"
+        ]
+
+    assert steps(0.1, 3000) < steps(8.0, 3000)
+    assert steps(0.3, 1000) < steps(0.3, 100_000)
+
+
+def test_measured_norms_say_that_they_are_not_covered(few):
+    def flat(k):
+        return 1.0
+
+    def steep(k):
+        return k**-0.5
+
+    same = suggest(config(), shape(300), SIZE, norms=flat, rows=50_000, count=1)
+    other = suggest(config(), shape(300), SIZE, norms=steep, rows=50_000, count=1)
+    assert "not covered" in same["basis"]
+    assert "costs no privacy" in suggest(config(), shape(), SIZE, count=1)["basis"]
+    assert same["ranked"][0]["rows_per_unit"] == 1
+    assert (other["ranked"][0]["mechanism"], other["ranked"][0]["rows_per_unit"]) == ("uls", 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "words"),
+    [
+        (config(epsilon=None, noise_multiplier=1.0), None, "needs a target"),
+        (config("none", epsilon=None, rows_per_unit=4), None, "epsilon"),
+        (config(), 1e12, "no setting spends them"),
+    ],
+)
+def test_what_cannot_be_suggested_is_said(few, settings, rows, words):
+    with pytest.raises(InputError, match=words):
+        suggest(settings, shape(), SIZE, rows=rows)
+
+
+def test_the_other_mechanisms_have_no_rivals():
+    settings = config(epsilon=8.0)
+    redacted = settings.model_copy(
+        update={"privacy": settings.privacy.model_copy(update={"mechanism": "selective"})}
+    )
+    with pytest.raises(InputError, match="no suggestion for selective"):
+        suggest(redacted, shape(), SIZE)
+
+
+def test_it_is_quick():
+    began = time.process_time()
+    suggest(config(), shape(), SIZE, count=1)
+    assert time.process_time() - began < 40  # 20 s of two cores
+
+
+def test_the_command_writes_a_config_that_trains(few, tmp_path):
+    settings = run_config(tmp_path, privacy__noise_multiplier=None, privacy__epsilon=20.0)
+    path, out = tmp_path / "c.yaml", tmp_path / "best.yaml"
+    path.write_text(settings.to_yaml())
+    said = confide("plan", path, "--suggest", "--count", "2", "--out", out, "--json")
+    assert said.code == 0
+    best = json.loads(said.out)["ranked"][0]
+    assert confide("train", out, f"run={tmp_path / 'other'}", "train.steps=2").code == 0
+    assert f"mechanism: {best['mechanism']}" in out.read_text()
+    again = confide("plan", path, "--suggest", "--out", out)
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+@pytest.mark.parametrize("option", [("--rows", "100"), ("--measure",), ("--count", "3"), ("--out", "x.yaml")])
+def test_options_of_a_suggestion_need_it(tmp_path, option):
+    path = tmp_path / "c.yaml"
+    path.write_text(run_config(tmp_path).to_yaml())
+    said = confide("plan", path, *option)
+    assert said.code == 2
+    assert "is an option of --suggest" in said.err
