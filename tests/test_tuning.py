@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from confide import tuning
 from confide.accounting import MixtureOfGaussians, Repeated, Trials
 from confide.config import load
-from confide.errors import InputError
+from confide.errors import Diverged, InputError
 from confide.finetuning import fine_tune
 from confide.mechanisms.base import calibrated
 from confide.mechanisms.tuned import UNTUNED
@@ -83,11 +83,10 @@ def test_the_best_trial_is_released_with_a_guarantee_for_the_whole_sweep(world):
     found = sweep(run, SPACE, COUNTED)
     assert [tried.number for tried in found.trials] == [1, 2, 3]
     assert found.best.loss == min(tried.loss for tried in found.trials)
-    trials = run.root / "trials"
-    kept = {tried.number: trials / f"{tried.number:04}" / "model" for tried in found.trials}
-    assert [n for n, folder in kept.items() if same(folder, run.release)] == [found.best.number]
     assert found.outcome.final == found.best.evaluation
-    assert not list(trials.glob("*/release"))
+    assert len({tried.loss for tried in found.trials}) == 3
+    left = {path.name for path in (run.root / "trials").rglob("*")}
+    assert not left & {"release", "model", "guarantee.json", "model.safetensors"}
     guarantee = json.loads((run.release / "guarantee.json").read_text())
     assert guarantee == found.outcome.guarantee.to_json() == json.loads(run.guarantee_path.read_text())
     process = setting_of(run.config, _shape(run)).terms.process
@@ -198,15 +197,22 @@ def test_a_search_may_change_what_a_counted_sweep_may_not(world):
     assert found.outcome.guarantee.noise_multiplier == found.best.candidate["privacy.noise_multiplier"]
 
 
-def test_a_run_that_diverged_is_never_the_best(world):
+def test_a_trial_that_diverges_is_the_worst_and_the_sweep_goes_on(world):
+    found = sweep(started(world), Space.of(["train.learning_rate=0.01,1e37"]), COUNTED)
+    rates = [tried.candidate["train.learning_rate"] for tried in found.trials]
+    assert set(rates) == {0.01, 1e37}
+    assert [math.isinf(tried.loss) for tried in found.trials] == [rate == 1e37 for rate in rates]
+    assert found.best.candidate["train.learning_rate"] == 0.01
+    assert found.outcome.finished
+
+
+def test_where_every_trial_diverges_nothing_is_released(world):
     run = started(world)
-    first = sweep(run, SPACE, COUNTED)
-    spoilt = run.root / f"trials/{first.best.number:04}/result.json"
-    spoilt.write_text(json.dumps(first.best.evaluation | {"loss": math.nan}))
-    again = sweep(run, SPACE, COUNTED)
-    assert again.best.number != first.best.number
-    assert math.isinf(again.trials[first.best.number - 1].loss)
-    assert not same(run.release, spoilt.parent / "model")
+    for _ in range(2):
+        with pytest.raises(Diverged, match="every one of 3 trials diverged"):
+            sweep(run, Space.of(["train.learning_rate=1e36,1e37"]), COUNTED)
+    assert not run.release.exists()
+    assert not run.guarantee_path.exists()
 
 
 def test_an_executor_gets_every_batch_whole(world):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from confide.errors import InputError
+from confide.errors import Diverged, InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sharding import is_sharded, rest
@@ -98,7 +98,7 @@ def evaluate(
         raise InputError("data.eval: the held-out rows hold nothing to predict")
     loss = float(losses.sum() / tokens)
     if not math.isfinite(loss):
-        raise InputError(
+        raise Diverged(
             "the model's loss on the held-out rows is not a number: the training diverged, "
             "lower train.learning_rate and choose another `run` folder"
         )

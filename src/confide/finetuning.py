@@ -120,7 +120,8 @@ class _Loop:
         finished = self.done == self.steps or halted is not None
         if finished:
             self._evaluate("final")
-            self._release()
+            if self.job.run.releases:
+                self._release()
         base = final = None
         after = {}
         if self.metrics is not None:

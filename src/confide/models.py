@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 
-from confide.errors import InputError
+from confide.errors import Diverged, InputError
 from confide.settings import Policy
 from confide.sharding import is_sharded, whole
 
@@ -405,7 +405,7 @@ def save(
     """
     _quiet()
     held = dict(model.named_parameters()) if weights is None else weights
-    refuse_unsound(held, "train.learning_rate: the training diverged, lower it;")
+    refuse_unsound(held, "train.learning_rate: the training diverged, lower it;", Diverged)
     base = public_name(base)
     options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
     if hasattr(model, "peft_config"):
@@ -424,8 +424,10 @@ def save(
         raise
 
 
-def refuse_unsound(weights: Mapping[str, torch.Tensor], why: str) -> None:
-    """Raises InputError, beginning with `why`, if a weight is infinite or not a number."""
+def refuse_unsound(
+    weights: Mapping[str, torch.Tensor], why: str, error: type[InputError] = InputError
+) -> None:
+    """Raises `error`, beginning with `why`, if a weight is infinite or not a number."""
     for name, values in weights.items():
         if not bool(torch.isfinite(values).all()):
-            raise InputError(f"{why} {name} holds values that are infinite or not a number")
+            raise error(f"{why} {name} holds values that are infinite or not a number")

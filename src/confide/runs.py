@@ -40,9 +40,11 @@ class Run:
 
     Attributes:
         tuning: how its settings are found; bears on its noise and its claim.
+        releases: whether its model may leave the house when it is finished.
     """
 
     tuning: Tuning = UNTUNED
+    releases: bool = True
 
     def __init__(self, config: Config, twin: bool = False):
         self.config = config

@@ -16,7 +16,7 @@ from confide import models
 from confide.accounting import Repeated, Trials
 from confide.console import Console
 from confide.disk import write_text
-from confide.errors import InputError
+from confide.errors import Diverged, InputError
 from confide.finetuning import Outcome, fine_tune
 from confide.job import prepared_data
 from confide.ledger import Ledger
@@ -43,7 +43,8 @@ class Trial(Run):
         candidate: the settings that it tries; `config` is the sweep's with these.
         seal: what the sweep is, so that another one in the same folder draws afresh.
         tuning: as it bears on noise and claim.
-        is_released: whether it ends in the sweep's `release/` and `guarantee.json` instead of its own folder.
+        releases: whether it is the best one, and ends in the sweep's `release/`; of the others nothing is released,
+            so that no folder holds a guarantee that does not hold.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Trial(Run):
         config: Config,
         seal: bytes,
         tuning: Tuning,
-        is_released: bool = False,
+        releases: bool = False,
     ):
         folder = sweep.root / "trials" / f"{number:04}"
         super().__init__(config.model_copy(update={"run": str(folder)}))
@@ -66,8 +67,7 @@ class Trial(Run):
             tuning,
         )
         self.data = sweep.data
-        self.release = sweep.release if is_released else folder / "model"
-        self.guarantee_path = sweep.guarantee_path if is_released else folder / "guarantee.json"
+        self.release, self.guarantee_path, self.releases = sweep.release, sweep.guarantee_path, releases
 
     @property
     def begun(self) -> bool:
@@ -237,6 +237,11 @@ class _Sweep:
                 "claim must count them all: ask for as many"
             )
         best = min(self.tried, key=lambda tried: (tried.loss, tried.number))
+        if math.isinf(best.loss):
+            raise Diverged(
+                f"every one of {len(self.tried)} trials diverged, and nothing is released: search lower learning "
+                "rates in another `run` folder, and count what both sweeps cost together"
+            )
         return Swept(tuple(self.tried), best, self._release(self.trials[best.number - 1]))
 
     def _try(self, batch: list[Candidate]) -> list[float]:
@@ -256,7 +261,7 @@ class _Sweep:
         settings = [setting_of(trial.config, self.shape, trial.tuning) for trial in self.trials]
         tuning = self.search.released(settings)
         self.console.say(f"releasing the best of {len(self.trials)} trials")
-        again = Trial(self.run, best.number, best.candidate, best.config, self.seal, tuning, is_released=True)
+        again = Trial(self.run, best.number, best.candidate, best.config, self.seal, tuning, releases=True)
         return _finished(fine_tune(again, self.console))
 
 
@@ -266,8 +271,14 @@ def run_trial(trial: Trial, console: Console) -> Tried:
     if not path.exists():
         settings = ", ".join(f"{key}={value}" for key, value in trial.candidate.items())
         console.say(f"trial {trial.number}: {settings}")
-        outcome = _finished(fine_tune(trial, console))
-        write_text(path, json.dumps(outcome.final) + "\n")
+        try:
+            final = _finished(fine_tune(trial, console)).final
+        except (
+            Diverged
+        ):  # an output like any other, and the worst: a sweep that ended here would have to be counted
+            console.say(f"trial {trial.number} diverged")
+            final = {"loss": math.inf}
+        write_text(path, json.dumps(final) + "\n")
     return Tried(trial.number, trial.candidate, json.loads(path.read_text("utf-8")))
 
 

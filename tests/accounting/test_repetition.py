@@ -49,6 +49,13 @@ def test_the_number_of_trials_has_the_stated_distribution(mean, shape):
     assert trials.number(1 - 2.0**-53) < 1e5
 
 
+@pytest.mark.parametrize(("mean", "shape"), [(100, 50), (1000, 10), (10_000, 6)])
+def test_many_trials_are_drawn_where_few_are_as_good_as_impossible(mean, shape):
+    trials = Trials(float(mean), float(shape))
+    assert trials.number(0.5) == pytest.approx(mean, rel=0.1)
+    assert trials.number(0.05) < trials.number(0.95)
+
+
 @pytest.mark.parametrize(
     ("mean", "shape", "words"),
     [(1.0, 1.0, "no sweep"), (math.nan, 1.0, "no sweep"), (1e9, 1.0, "10,000"), (8.0, -0.5, "--shape")],

@@ -48,8 +48,9 @@ class Filtered:
 
     *By chance.* Let far pairs be those beyond 1. But for an event of probability delta/2 (a bound on T
     differences of Laplace noises), every step taken under D has at most h N^2 far pairs, h = 1/5 + (16 /
-    (epsilon N)) ln(4 T / (3 delta)). Whether it does is a function of the output so far, so both worlds may be
-    stopped where it does not.
+    (epsilon N)) ln(4 T / (3 delta)). Whether it does is a function of the output so far and of which rows, chunks
+    and hidden tokens are drawn; these do not depend on text, are the same in both worlds, and may be taken as known
+    to whoever looks. So both worlds may be stopped where it does not.
 
     *Where users lie.* Then D' has at most g N^2, g = h + 2/N. Let c be a user of D' with the fewest far ones
     and K those within 1 of c: |K| >= k N, k = 1 - g. Let k N - 1 >= 2N/3 and 2 (1/2 - 1/N)^2 > g. Users of K

@@ -32,7 +32,7 @@ class Trials:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 < self.mean <= 1e4:
+        if not 1.001 <= self.mean <= 1e4:
             raise InputError(
                 f"--trials: {self.mean:g} trials on average are no sweep: give a number above 1, at most 10,000"
             )
@@ -70,7 +70,8 @@ class Trials:
         else:
             mass = self.shape * (1 - g) / math.expm1(-self.shape * math.log(g))
         total = mass
-        while total <= uniform and mass > 1e-17:  # beyond, the uniform's 53 bits no longer tell numbers apart
+        # Far in the tail the uniform's 53 bits no longer tell numbers apart; before the mean a mass may be as small.
+        while total <= uniform and (mass > 1e-17 or count <= self.mean):
             mass *= (1 - g) * (count + self.shape) / (count + 1)
             count += 1
             total += mass

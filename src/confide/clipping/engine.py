@@ -14,7 +14,7 @@ from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot
 from confide.clipping.tap import Taps
 from confide.clipping.units import Units
-from confide.errors import InputError
+from confide.errors import Diverged, InputError
 from confide.ranks import Ranks
 from confide.sharding import added_up, is_sharded, part
 
@@ -22,7 +22,7 @@ Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 
-class NonFiniteGradient(InputError):
+class NonFiniteGradient(Diverged):
     """A unit's gradient is infinite or not a number; nothing of its call was added."""
 
 

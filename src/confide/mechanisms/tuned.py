@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from confide.accounting import Repeated, Trials
 from confide.claims import NOT_COVERED, TUNING
 from confide.errors import InputError
-from confide.mechanisms.base import calibrated
 
 if TYPE_CHECKING:
     from confide.mechanisms.base import Terms
@@ -92,16 +91,16 @@ class Counted(Tuning):
         several = mechanism.asked(setting.shape) or mechanism.epsilons(
             setting.shape, noise, setting.delta, mechanism.all_steps
         )
-        if several or (epsilon is not None and 0 < noise < _needed(setting, epsilon)):
+        if several or (epsilon is not None and noise > 0 and not _meets(setting, epsilon)):
             raise InputError(
                 f"privacy.mechanism: the claim of {mechanism.name}, as it is set here, does not follow from one "
                 "epsilon alone, so the cost of a sweep cannot be counted: use --optuna"
             )
 
 
-def _needed(setting: "Setting", epsilon: float) -> float:
-    """The noise with which a whole sweep meets its target."""
-    return calibrated(setting.terms.process, epsilon, setting.delta)  # type: ignore[arg-type]  # frozen values
+def _meets(setting: "Setting", epsilon: float) -> bool:
+    """Whether a whole sweep meets its target with the noise that the mechanism chose."""
+    return setting.curve().epsilon(setting.delta) <= epsilon
 
 
 @dataclass(frozen=True)
