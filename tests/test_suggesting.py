@@ -80,7 +80,7 @@ def test_of_settings_alike_the_one_that_reaches_more_rows_stands_first(found):
 def few(monkeypatch):
     monkeypatch.setattr(suggesting, "STEPS", (4, 16, 64, 256))
     monkeypatch.setattr(suggesting, "CAPS", {"uls": (1, 2, 8), "els": (1, 4)})
-    monkeypatch.setattr(suggesting, "RIVALS", ("uls", "els"))
+    monkeypatch.setattr(suggesting, "USER_LEVEL", ("uls", "els"))
 
 
 def test_less_privacy_to_keep_or_more_users_allow_more_steps(few):
@@ -128,6 +128,15 @@ def test_the_other_mechanisms_have_no_rivals():
     )
     with pytest.raises(InputError, match="no suggestion for selective"):
         suggest(redacted, shape(), SIZE)
+
+
+@pytest.mark.parametrize(("sampling", "resample"), [("shuffle", False), ("poisson", True)])
+def test_the_settings_are_those_that_were_accounted_for(few, sampling, resample):
+    settings = config("els", sampling=sampling, resample=resample)
+    for row in suggest(settings, shape(), SIZE, rows=20_000, count=12)["ranked"]:
+        mechanism = mechanisms.build(altered(settings, row["settings"]))
+        assert mechanism.sampling == "poisson"
+        assert mechanism.terms(shape()).rows_per_unit in (None, row["rows_per_unit"])
 
 
 def test_it_is_quick():

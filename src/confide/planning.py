@@ -56,6 +56,10 @@ class Size:
             vocabulary=whole.get_input_embeddings().num_embeddings,
         )
 
+    def operations(self, tokens: float) -> float:
+        """Forward 2, backward 4 operations a weight and token (Kaplan et al. 2020); attention left out."""
+        return 6.0 * self.parameters * tokens
+
 
 def plan(
     config: "Config",
@@ -247,13 +251,19 @@ def _cap(mechanism: Mechanism, shape: Shape) -> int:
     return mechanism.k(shape) if isinstance(mechanism, UserLevelSampling) else 1
 
 
-def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") -> Mechanism:
-    """Another mechanism of the config that computes as many rows a step."""
+def rival(name: str, mechanism: Mechanism, config: "Config") -> Mechanism:
+    """Another mechanism of the config, without the literal constants that stand for the batch."""
     other = replace(
         mechanisms.find(name).from_config(config), sampling_rate=None, divisor=None, max_batch=None
     )
-    if getattr(mechanism, "selection", None) == "random-chunk":
+    if name != mechanism.name and getattr(mechanism, "selection", None) == "random-chunk":
         other = replace(other, selection=None)  # type: ignore[call-arg]  # only user sampling cuts chunks
+    return other
+
+
+def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") -> Mechanism:
+    """Another mechanism of the config that computes as many rows a step."""
+    other = rival(name, mechanism, config)
     terms = mechanism.terms(shape)
     # Rows are drawn one by one, or as many at a time as a unit gives.
     a_unit = replace(other, batch=1.0, sampling="poisson").terms(shape).rows_per_step
@@ -296,8 +306,7 @@ def _row(
         "noise_per_gradient": setting.noise_per_gradient(),
         "rows_per_step": terms.rows_per_step,
         "tokens": round(tokens),
-        # Forward 2, backward 4 operations a weight and token (Kaplan et al. 2020); attention left out.
-        "operations": 6.0 * size.parameters * tokens,
+        "operations": size.operations(tokens),
         "relative_compute": tokens / first["tokens"] if first else 1.0,
         "relative_noise": setting.noise_per_gradient() / first["noise_per_gradient"] if first else 1.0,
     }

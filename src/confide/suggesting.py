@@ -15,7 +15,7 @@ from confide.accounting import nearly_least_noise
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Terms
 from confide.mechanisms.statement import Setting, settle
-from confide.planning import Size
+from confide.planning import USER_LEVEL, Size, rival
 from confide.shape import Shape
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ CAPS: dict[str, tuple[int | str, ...]] = {
     "dp-sgd": (1,),
 }
 """Rows per unit that are tried under each mechanism."""
-
-RIVALS = ("uls", "els", "group")
-"""Mechanisms that protect one user with rows of their own, and can stand in for each other."""
 
 SUGGESTED = 5
 """How many of the first settings are certified and shown with a reason, unless more are asked for."""
@@ -125,6 +122,10 @@ def suggest(
     if config.privacy.epsilon is None:
         raise InputError("privacy.epsilon: a suggestion needs a target; a stated noise_multiplier is none")
     own = mechanisms.build(config)
+    if own.adjacency == "add-or-remove":
+        raise InputError(
+            "privacy.adjacency: add-or-remove needs literal constants, and a suggestion has none"
+        )
     terms = own.terms(shape)
     budget = own.rows_computed(terms) if rows is None else rows
     target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
@@ -168,12 +169,9 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
         raise InputError(
             f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(CAPS)}"
         )
-    names = RIVALS if own.name in RIVALS else (own.name,)
+    names = USER_LEVEL if own.name in USER_LEVEL else (own.name,)
     for name in names:
-        other = mechanisms.find(name).from_config(config)
-        other = replace(other, sampling_rate=None, divisor=None, max_batch=None, sampling="poisson")
-        if name != own.name and getattr(own, "selection", None) == "random-chunk":
-            other = replace(other, selection=None)  # type: ignore[call-arg]  # only user sampling cuts chunks
+        other = replace(rival(name, own, config), sampling="poisson")
         for cap in CAPS[name]:
             yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
 
@@ -236,7 +234,7 @@ def _row(
         "noise_multiplier": setting.noise_multiplier,
         "noise_per_gradient": setting.noise_per_gradient(),
         "rows_seen": rows,
-        "operations": 6.0 * size.parameters * tokens,
+        "operations": size.operations(tokens),
         "progress": each.progress,
         "reason": _reason(each, first),
         "settings": _settings(each, setting),
@@ -249,6 +247,8 @@ def _settings(each: Candidate, setting: Setting) -> dict[str, Any]:
     if each.mechanism.name != "dp-sgd":
         found["privacy.rows_per_unit"] = getattr(each.mechanism, "rows_per_unit")  # noqa: B009
     found["privacy.selection"] = getattr(each.mechanism, "selection", None)
+    found["privacy.resample"] = getattr(each.mechanism, "resample", False)
+    found["privacy.sampling"] = each.mechanism.sampling
     found["privacy.delta"] = setting.delta
     found["train.batch"] = each.mechanism.batch
     found["train.steps"] = each.mechanism.steps

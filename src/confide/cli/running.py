@@ -124,10 +124,11 @@ def plan(
 def _suggest(
     run: "Run", rows: float | None, measure: bool, count: int | None, out: Path | None, as_json: bool
 ) -> None:
-    from confide import show, suggesting
+    from confide import models, show, suggesting
     from confide.configuring import measured_norms
     from confide.console import Console
     from confide.disk import write_text
+    from confide.job import prepared_data
     from confide.planning import Size
     from confide.space import altered
 
@@ -137,9 +138,12 @@ def _suggest(
     if rows is not None and not rows > 0:
         raise InputError(f"--rows {rows:g}: give how many rows all steps together may compute, as in 100000")
     with run.locked():
-        job = job_of(run)
+        tokenizer = models.load_tokenizer(run.config)
+        prepared = prepared_data(run, tokenizer, console)
+        model = models.load_model(run.config, prepared.classes, len(tokenizer))
         norms = None
         if measure:
+            job = job_of(run)
             with console.track("gradients measured") as track:
                 lengths = [cap for cap in suggesting.CAPS["uls"] if isinstance(cap, int)]
                 found_norms = dict(zip(lengths, measured_norms(job, lengths), strict=True))
@@ -147,8 +151,8 @@ def _suggest(
         with console.track("settings compared") as track:
             found = suggesting.suggest(
                 run.config,
-                job.setting.shape,
-                Size.of(job.model),
+                prepared.train.shape(),
+                Size.of(model),
                 rows,
                 norms,
                 count or suggesting.SUGGESTED,
