@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide import mechanisms
+from confide.audit.canaries import game_of
 from confide.errors import InputError
-from confide.settings import Config
+from confide.settings import Canaries, Config
 
 
 class _Loader(yaml.SafeLoader):
@@ -303,7 +304,40 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.unit", "clean: enron is for mail: name the unit, usually `unit: from`"
     if data.unit == []:
         yield "data.unit", "an empty list names no unit: give a field, or null for each document"
+    yield from _canary_faults(config)
     yield from mechanisms.faults(config)
+
+
+def _canary_faults(config: Config) -> Iterator[tuple[str, str]]:
+    canaries = config.canaries
+    if not canaries.count:
+        changed = [key for key in Canaries.model_fields if getattr(canaries, key) != getattr(Canaries(), key)]
+        for key in changed:
+            yield f"canaries.{key}", "there are no canaries: set canaries.count, or leave this out"
+        return
+    if config.task == "classification":
+        yield (
+            "canaries.count",
+            "canaries are text to be learnt by heart: a language model's, not a classifier's",
+        )
+    if canaries.family == "digits" and canaries.template.count("{}") != 1:
+        yield "canaries.template", "must hold {} once, where the number stands"
+    if canaries.family != "digits" and canaries.template != Canaries().template:
+        yield "canaries.template", f"is an option of family digits, not of {canaries.family}"
+    if canaries.family == "generated" and config.task != "causal-lm":
+        yield (
+            "canaries.family",
+            f"generated text needs a causal language model, not {config.task}: use digits",
+        )
+    if canaries.white_box and config.train.distributed == "fsdp":
+        yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
+    if canaries.white_box and game_of(config) == "value":
+        yield (
+            "canaries.white_box",
+            f"tells whether a unit is there, and {config.privacy.mechanism} protects contents",
+        )
+    if canaries.white_box and config.privacy.mechanism == "none":
+        yield "canaries.white_box", "mechanism none adds no noise, and its sums are not for everybody's eyes"
 
 
 def reference() -> str:

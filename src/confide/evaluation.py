@@ -11,7 +11,7 @@ from confide.errors import Diverged, InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sharding import is_sharded, rest
-from confide.tasks import Task
+from confide.tasks import Batch, Task
 from confide.units import UnitGraph
 
 _HIDE = RunKey.from_text("evaluation")  # the same hidden tokens for every model that is compared
@@ -34,14 +34,11 @@ def row_losses(
     ranks = ranks or Ranks()
     among = np.arange(graph.n_rows) if among is None else among
     found = torch.zeros((3, len(among)), dtype=torch.float64)
-    masked = task.kind == "masked-lm"
     was_training = model.training
     model.eval()
     for places, idle in _dealt(list(batches(graph.lengths_of(among), micro_tokens)), ranks, model):
         rows = among[places]
-        labels = None if graph.labels is None else np.asarray(graph.labels[rows])
-        hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if masked else None
-        loss, counted, hit = task.token_losses(model, task.collate(graph.fetch(rows), labels, hide))
+        loss, counted, hit = task.token_losses(model, collated(task, graph, rows))
         if idle:
             continue
         sums = ((loss * counted).sum(1).double(), counted.sum(1), (hit & counted).sum(1))
@@ -54,6 +51,14 @@ def row_losses(
     ranks.add_up([found])
     losses, counts, correct = found.cpu().numpy()
     return losses, counts.astype(np.int64), correct.astype(np.int64)
+
+
+def collated(task: Task, graph: UnitGraph, rows: np.ndarray) -> Batch:
+    """Rows as a batch; of a masked LM the tokens that are hidden are the same whenever a row is evaluated."""
+    labels = None if graph.labels is None else np.asarray(graph.labels[rows])
+    masked = task.kind == "masked-lm"
+    hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if masked else None
+    return task.collate(graph.fetch(rows), labels, hide)
 
 
 def batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:

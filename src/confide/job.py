@@ -14,6 +14,8 @@ from torch import nn
 
 from confide import __version__, evaluation, mechanisms, models, preparation, scoring
 from confide.allocator import keep_freed_memory
+from confide.audit.canaries import GRAPH, Manifest
+from confide.audit.readings import Readings
 from confide.averaging import Averages
 from confide.claims import Guarantee
 from confide.console import Console
@@ -32,7 +34,7 @@ from confide.runs import Run
 from confide.settings import Config
 from confide.sharding import part, shard
 from confide.tasks import Task
-from confide.training import Optimisation, Step
+from confide.training import Observer, Optimisation, Step
 from confide.units import UnitGraph
 
 LITTLE_LEFT = 0.6
@@ -168,7 +170,35 @@ class Job:
             self.micro_tokens,
             self.ranks,
             say,
+            self._observer(stage),
         )
+
+    def _observer(self, stage: Stage) -> Observer | None:
+        """Who keeps what the noised sums tell of canaries, where the config asks for it."""
+        if not self.run.config.canaries.white_box or self.run.twin or stage.on_public:
+            return None
+        return self.readings(stage)
+
+    def readings(self, stage: Stage) -> Readings:
+        """What is kept of the canaries in the noised sums of a stage."""
+        manifest, graph = self.manifest(), self._graph(stage)
+        contents, units = UnitGraph.open(self.run.data / GRAPH), manifest.units(graph)
+        return Readings(
+            self.model,
+            self.task,
+            self.run.folder / f"readings-{stage.name}.f32",
+            stage.steps,
+            units
+            if stage.mechanism.draws == "units"
+            else np.concatenate([graph.rows_of(int(u)) for u in units]),
+            contents,
+            tuple(manifest.rows(contents)),
+            self.ranks.first,
+        )
+
+    def manifest(self) -> Manifest:
+        """What was planted."""
+        return Manifest.load(self.run.data)
 
     def _perplexities(self, scorer: str | None) -> np.ndarray:
         """Of every row under a model that has seen none of them: the scorer, or the base as it is now."""
@@ -210,7 +240,7 @@ class Job:
             "config": self.key.fingerprint(self.run.binding().encode()),
             "data": self.key.fingerprint(_digest(self.prepared.train)),
             "model": self.key.fingerprint(self.base),
-        }
+        } | ({"canaries": self.manifest().commitment} if self.run.config.canaries.count else {})
 
     def provenance(self) -> dict[str, str]:
         return {

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from confide import mechanisms
+from confide.audit import canaries
+from confide.audit.canaries import Manifest
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.noise import RunKey
@@ -81,6 +83,8 @@ def source_of(config: "Config") -> str:
         parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
     if redaction_of(config) != "none":
         parts["redaction"] = [redaction_of(config), config.redacted.span_tokens, _marks(config)]
+    if config.canaries.count:
+        parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box"})
     return json.dumps(parts, sort_keys=True)
 
 
@@ -235,6 +239,7 @@ class _Preparation:
         self.redaction: Redaction = redaction_of(config)
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
+        self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
 
     def write(self, folder: Path, cache: Path) -> dict[str, Any]:
         """All graphs, into `folder`; returns the facts."""
@@ -253,6 +258,8 @@ class _Preparation:
                 writers["public"] = self._writer(stack, folder / "public")
             self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
             self._check_found(writers)
+            if self.manifest is not None:
+                self._plant(self.manifest, writers, stack.enter_context(self._beside(folder)))
         if isinstance(data.eval, str):
             with ExitStack() as stack:
                 self._fill(data.eval, {"eval": self._writer(stack, folder / "eval")}, 1.0)
@@ -266,6 +273,9 @@ class _Preparation:
         for name in ("eval", "public"):
             facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
         facts["counts"] = dict(self.counts)
+        if self.manifest is not None:
+            self.manifest.write(folder)
+            facts["canaries"] = len(self.manifest.canaries)
         if data.duplicates:
             facts["duplicates"] = self._duplicates()
         if self.config.task == "classification":
@@ -279,20 +289,7 @@ class _Preparation:
         """Every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
         for batch in _batches(_limited(self.config, source, self.counts), _BATCH):
-            mentioned = self._mentions(batch) if trains else None
-            self.any_found = self.any_found or bool(mentioned and any(mentioned))
-            placed = list(self._placed(batch, share))
-            if self.redacted is not None and trains:
-                private = [(at, label) for at, side, label in placed if side == "train"]
-                self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
-                placed = [entry for entry in placed if entry[1] != "train"]
-            rows = self.cutter.rows([batch[at].text for at, _, _ in placed])
-            for (at, side, label), own in zip(placed, rows, strict=True):
-                for row in own:
-                    units: Sequence[str] = batch[at].units
-                    if mentioned is not None and side == "train":
-                        units = row.secrets(mentioned[at])
-                    writers[side].add(row.tokens, units, label)
+            self._write(batch, list(self._placed(batch, share)), writers)
             if self.progress is not None:
                 self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
         if self.finders is not None and trains:
@@ -304,6 +301,42 @@ class _Preparation:
             raise InputError(
                 f"data.eval: a share of {share:g} of the units left none to hold out; raise it, or name a file"
             )
+
+    def _write(
+        self,
+        batch: list[Document],
+        placed: list[tuple[int, str, int | None]],
+        writers: dict[str, GraphWriter],
+    ) -> None:
+        """The rows of documents, each into the graph of its side."""
+        mentioned = self._mentions(batch) if "train" in writers else None
+        self.any_found = self.any_found or bool(mentioned and any(mentioned))
+        if self.redacted is not None:
+            private = [(at, label) for at, side, label in placed if side == "train"]
+            self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
+            placed = [entry for entry in placed if entry[1] != "train"]
+        rows = self.cutter.rows([batch[at].text for at, _, _ in placed])
+        for (at, side, label), own in zip(placed, rows, strict=True):
+            for row in own:
+                units: Sequence[str] = batch[at].units
+                if mentioned is not None and side == "train":
+                    units = row.secrets(mentioned[at])
+                writers[side].add(row.tokens, units, label)
+
+    def _plant(self, manifest: Manifest, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
+        """Canaries among the training rows; `beside` gets the rows of all that could have been planted."""
+        for batch in _batches(manifest.documents(), _BATCH):
+            self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
+        nothing = canaries.blank(self.tokenizer)
+        for name in manifest.absent(mechanisms.build(self.config).draws):
+            writers["train"].add(nothing, [name])
+        for canary in manifest.canaries:
+            for world, rows in enumerate(self.cutter.rows(canary.contents)):
+                for row in rows:
+                    beside.add(row.tokens, [f"{canary.name}/{world}"])
+
+    def _beside(self, folder: Path) -> GraphWriter:
+        return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})
 
     def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
         """Where in the batch each document is that is used, its side, and its class."""

@@ -6,7 +6,7 @@ covers it, so a claim built on it is an estimate.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ class Draw:
         weight: float32[rows], the row's weight in its group's gradient.
         labels: int64[rows] or None.
         noise_factor: what the noise multiplier is multiplied by in this step; 1 but for a mechanism that adapts it.
+        who: int64[groups], the unit of each group, or its row where rows are drawn; None where nobody may ask.
     """
 
     rows: list[np.ndarray]
@@ -31,10 +32,23 @@ class Draw:
     weight: np.ndarray
     labels: np.ndarray | None = None
     noise_factor: float = 1.0
+    who: np.ndarray | None = None
 
     @property
     def groups(self) -> int:
         return int(self.group[-1]) + 1 if len(self.group) else 0
+
+    def only(self, wanted: np.ndarray) -> "Draw":
+        """The draw of some of its groups, bool[groups]."""
+        places = np.flatnonzero(wanted[self.group])
+        return replace(
+            self,
+            rows=[self.rows[i] for i in places],
+            group=(np.cumsum(wanted) - 1)[self.group[places]],
+            weight=self.weight[places],
+            labels=None if self.labels is None else self.labels[places],
+            who=None if self.who is None else self.who[wanted],
+        )
 
 
 @dataclass(frozen=True)

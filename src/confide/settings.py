@@ -353,6 +353,32 @@ class Train(Section):
     )
 
 
+class Canaries(Section):
+    count: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="made-up units planted among the private ones, each by a fair coin, for `confide audit`; they "
+        "count as units; 0: none",
+    )
+    family: Literal["digits", "rare-tokens", "generated"] = Field(
+        "digits",
+        description="a random number in `template`; random tokens of the vocabulary; text that the base model makes, "
+        "spread over its perplexities",
+    )
+    template: str = Field("My ID is {}.", description="digits: the text, with {} where the number stands")
+    digits: Annotated[int, Field(ge=1, le=12)] = Field(6, description="digits: how many of them")
+    tokens: Annotated[int, Field(ge=2)] = Field(
+        24, description="rare-tokens, generated: how many tokens a canary has"
+    )
+    insertions: Count | list[Count] = Field(
+        1,
+        description="documents that hold a canary's text, all of its unit; of a list the canaries take turns",
+    )
+    white_box: bool = Field(
+        False,
+        description="also keep what each step's noised sum tells of each canary, as the guarantee lets everybody see",
+    )
+
+
 class Config(Section):
     model: str = Field(
         "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
@@ -384,6 +410,9 @@ class Config(Section):
     adaptive: Adaptive = Field(
         default_factory=Adaptive,
         description="mechanism adaptive: what each step's noise is multiplied by",
+    )
+    canaries: Canaries = Field(
+        default_factory=Canaries, description="what is planted so that the claim can be attacked"
     )
     train: Train = Field(default_factory=Train, description="the optimisation")
     run: str = Field("runs/run", description="the run folder")

@@ -372,3 +372,77 @@ def personalisation(found: dict[str, Any]) -> None:
 def checks(found: dict[str, Any]) -> None:
     for check in found["checks"]:
         print(f"{'ok  ' if check['ok'] else 'FAIL'}  {check['name']}: {check['detail']}")
+
+
+def as_json(found: Any) -> str:
+    import json
+
+    return json.dumps(found, indent=2) + "\n"
+
+
+def audited(found: dict[str, Any]) -> None:
+    """What the attacks on a run came to."""
+    claim = found["claim"]
+    print(f"verdict: {found['verdict']}")
+    if found["verdict"] != "nothing claimed":
+        print(
+            f"claim: epsilon {number(claim['epsilon'])} at delta {claim['delta']:.3g}, {claim['adjacency']}, "
+            f"unit: {claim['unit']}"
+        )
+    for game in found.get("games", []):
+        print(f"  {game['words']}")
+    if "exposure" in found:
+        exposed = found["exposure"]
+        print(f"\nexposure in bits, of {exposed['most']:.2f} at most")
+        rows = [
+            [
+                name,
+                number(own["count"]),
+                f"{own['mean']:.2f}",
+                f"{own['null_mean']:.2f}",
+                f"{own['p_value']:.2g}",
+            ]
+            for name, own in exposed["groups"].items()
+        ]
+        table(["canaries", "secrets", "mean", "of an untouched model", "p-value"], rows)
+    if "membership" in found or "users" in found:
+        print()
+        rows = [_rates(name, own) for name, own in found.get("membership", {}).get("attacks", {}).items()]
+        if "users" in found:
+            rows.append(_rates("users", found["users"]["rates"]))
+        if "ceiling" in found:
+            most = found["ceiling"]
+            rows.append(
+                [
+                    "the guarantee's ceiling",
+                    f"{most['auroc']:.3f}",
+                    "",
+                    f"{dict(most['true_positive_rate'])[0.01]:.3f}",
+                    "",
+                ]
+            )
+        table(["membership", "AUROC", "95%", "found at 1% false alarms", "95%"], rows)
+    if "extraction" in found:
+        own = found["extraction"]
+        greedy = own["greedy"]
+        shares = [greedy[side]["share"] for side in ("tuned", "base")]
+        low, high = greedy["difference"]["low"], greedy["difference"]["high"]
+        print(
+            f"\nextraction: given {own['prefix']} tokens, the next {own['suffix']} word for word, of "
+            f"{number(greedy['rows'])} rows: {shares[0]:.1%} (base model: {shares[1]:.1%}; difference "
+            f"{low:.1%} to {high:.1%})"
+        )
+    for name, why in found["left_out"].items():
+        print(f"\nleft out: {name}: {why}")
+    print("\nWhat is printed here was computed from private rows, and no guarantee covers it.")
+
+
+def _rates(name: str, rates: dict[str, Any]) -> list[str]:
+    area, low = rates["auroc"], rates["true_positive_rate"][0]
+    return [
+        name,
+        f"{area['value']:.3f}",
+        f"{area['low']:.3f} to {area['high']:.3f}",
+        f"{low['value']:.3f}",
+        f"{low['low']:.3f} to {low['high']:.3f}",
+    ]

@@ -18,6 +18,7 @@ from confide import models
 from confide.noise import Stream
 
 IGNORE = -100
+_PIECE = 1 << 22  # logits of which statistics are taken at a time
 MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
 
 Batch = Mapping[str, torch.Tensor]
@@ -154,6 +155,29 @@ class Task:
         logits, targets = self._logits(model, batch), self._targets(batch)
         best = logits.argmax(-1).view(targets.shape)
         return self._losses(logits, targets), targets != IGNORE, best == targets
+
+    def token_statistics(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(log-probability, counted, mean, deviation), each (B, n), from one forward pass.
+
+        The log-probability is that of the token to be predicted; mean and standard deviation are those of the
+        log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. Beside
+        the logits themselves, no tensor of their size is made.
+        """
+        logits, targets = self._logits(model, batch), self._targets(batch).reshape(-1)
+        flat, counted = logits.reshape(-1, logits.shape[-1]), targets != IGNORE
+        found = torch.zeros((3, len(targets)), device=flat.device)
+        for places in counted.nonzero()[:, 0].split(max(1, _PIECE // flat.shape[-1])):
+            logs = flat[places].float().log_softmax(-1)
+            found[0, places] = logs.gather(1, targets[places, None])[:, 0]
+            logs.clamp_(min=-1e4)  # a token that is ruled out counts as nothing, not as 0 times infinity
+            weights = logs.exp()
+            mean = torch.linalg.vecdot(weights, logs)
+            logs.sub_(mean[:, None]).square_()
+            found[1, places], found[2, places] = mean, torch.linalg.vecdot(weights, logs).sqrt()
+        shape = (logits.shape[0], -1)
+        return found[0].view(shape), counted.view(shape), found[1].view(shape), found[2].view(shape)
 
     def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none."""

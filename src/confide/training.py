@@ -7,6 +7,7 @@ sum, add noise, divide, move.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,6 +23,18 @@ from confide.ranks import Ranks
 from confide.sampling import Draw, Halt
 from confide.sharding import first_index, is_sharded, like, part_of, whole
 from confide.tasks import Batch, Task
+
+Vectors = dict[str, torch.Tensor]
+
+
+class Observer(Protocol):
+    """Somebody who knows all of a step but some units: what the guarantee is against."""
+
+    def unknown(self, draw: Draw) -> np.ndarray:
+        """The groups of the draw that are not known, bool[groups]."""
+
+    def read(self, step: int, known: Vectors, total: Vectors) -> None:
+        """Told the noised sum of a step and the part of it that is known, both scaled."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,7 @@ class Step:
         micro_tokens: tokens of a physical micro-batch; halved when memory does not suffice.
         ranks: the processes that take the step together.
         say: told in a sentence when memory did not suffice.
+        observer: reads the noised sums, in an audit; such a step adds up known and unknown units one after the other.
     """
 
     def __init__(
@@ -103,12 +117,13 @@ class Step:
         micro_tokens: int = 8192,
         ranks: Ranks | None = None,
         say: Callable[[str], None] = lambda text: None,
+        observer: Observer | None = None,
     ):
         self.model, self.task, self.sampler, self.combine = model, task, sampler, combine
         self.optimisation, self.key, self.phase = optimisation, key, phase
         self.fast = noise == "fast"
         self.micro_tokens = micro_tokens
-        self.ranks, self.say = ranks or Ranks(), say
+        self.ranks, self.say, self.observer = ranks or Ranks(), say, observer
         self.parameters = models.trainable(model)
         self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
@@ -126,11 +141,16 @@ class Step:
         draw = self.sampler.draw(step)
         if isinstance(draw, Halt):
             return draw
-        norms = self._add_draw(draw, step)
+        known, norms = self._known(draw, step)
         if isinstance(norms, Halt):
             return norms
         total = self._total()
+        for name, vector in known.items():
+            total[name] += vector
         self._add_noise(total, step, draw.noise_factor)
+        if self.observer is not None:
+            scaled = {name: vector * self.combine.scale for name, vector in known.items()}
+            self.observer.read(step, scaled, total)
         for name, vector in total.items():
             self.parameters[name].grad = like(vector, self.parameters[name])
         if before_update is not None:
@@ -141,6 +161,18 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return self._report(step, draw, norms, rate)
+
+    def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | Halt]:
+        """What an observer knows of the sum, taken apart from the rest; and the norms of all units."""
+        if self.observer is None:
+            return {}, self._add_draw(draw, step)
+        unknown = self.observer.unknown(draw)
+        before = self._add_draw(draw.only(~unknown), step)
+        known = self._total()
+        after = self._add_draw(draw.only(unknown), step)
+        if isinstance(before, Halt) or isinstance(after, Halt):
+            raise AssertionError("a step that may end the run has no observer")
+        return known, before + after
 
     def _total(self) -> dict[str, torch.Tensor]:
         """What the draw came to, before noise: the sum of the clipped gradients."""

@@ -1,6 +1,6 @@
 """The verbs, a file for each family. Importing one adds its verbs to `app`, in this order."""
 
-from confide.cli import running, secrets, redact, tune  # noqa: F401, I001
+from confide.cli import running, secrets, redact, tune, audit  # noqa: F401, I001
 from confide.cli.base import app
 
 

@@ -37,6 +37,7 @@ class RowSampler:
             group=np.arange(len(drawn)),
             weight=np.ones(len(drawn), np.float32),
             labels=None if labels is None else np.asarray(labels[drawn]),
+            who=drawn,
         )
 
 

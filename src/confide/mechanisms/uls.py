@@ -38,7 +38,7 @@ class UnitSampler:
         counts = np.bincount(group, minlength=len(units))
         # The mean over what was drawn of a unit: 1/k' each, however many rows it has.
         weight = 1.0 / counts[group] if len(group) else np.zeros(0)
-        return Draw(rows, group, weight.astype(np.float32), labels)
+        return Draw(rows, group, weight.astype(np.float32), labels, who=units)
 
     def _rows(
         self, units: np.ndarray, stream: Stream

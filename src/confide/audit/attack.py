@@ -1,0 +1,302 @@
+"""`confide audit`: all attacks on one run, from its own records and its model.
+
+The model is looked at twice in the same way, before training and after it: what the base model knew is not the run's
+doing. Whatever comes out is computed from private rows, and no guarantee covers it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from confide import evaluation
+from confide.audit import exposure, extraction, membership
+from confide.audit.canaries import GRAPH, Manifest
+from confide.audit.candidates import Candidates
+from confide.audit.game import ALPHA, Claim, play, verdict
+from confide.audit.inference import Asked, Users, ask, infer
+from confide.audit.membership import Columns
+from confide.audit.rates import ceiling
+from confide.audit.trie import Trie
+from confide.errors import InputError
+from confide.job import Job
+from confide.ledger import Ledger
+from confide.mechanisms.none import NonPrivate
+from confide.units import UnitGraph
+
+ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an audit does.
+
+    Attributes:
+        attacks: which, of `ATTACKS`.
+        guesses: of the game of the claim; None: a third of the canaries.
+        alpha: probability of a false alarm of the whole game.
+        users, rows: of membership and user inference, on each side, and of each user, at most.
+        prefix, suffix: tokens that an extraction is given, and must give back.
+        secrets: whose exposure is computed, at most.
+    """
+
+    attacks: tuple[str, ...] = ATTACKS
+    guesses: int | None = None
+    alpha: float = ALPHA
+    users: int = 500
+    rows: int = 4
+    prefix: int = 16
+    suffix: int = 16
+    secrets: int = 64
+
+
+def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
+    """Attack a run that was trained. The model of the job must be the base model, and is the trained one afterwards.
+
+    Returns:
+        `verdict` and `claim`, and for each attack that this run allows its result, for each other the reason why not
+        (`left_out`).
+
+    Raises:
+        InputError: nothing was trained, or the canaries are not those of the ledger.
+    """
+    options = options or Options()
+    found = job.run.last_checkpoint()
+    if found is None:
+        raise InputError(f"{job.run.folder}: nothing was trained here yet")
+    steps, state = found
+    run = _Audit(job, options, steps)
+    before = run.look()
+    course = job.course()
+    course.restore(state)
+    with course.averaged():
+        after = run.look()
+        exposed = run.exposed() if run.manifest and "exposure" in run.attacks else None
+    return run.report(before, after, exposed)
+
+
+def sealed(job: Job) -> Manifest:
+    """The manifest, if it is the one that the ledger's first line names.
+
+    Raises:
+        InputError: it was changed after the run began, or the run began without one.
+    """
+    manifest, ledger = job.manifest(), Ledger(job.run.ledger_path)
+    ledger.close()
+    if not ledger.entries or ledger.entries[0].get("canaries") != manifest.commitment:
+        raise InputError(
+            f"{job.run.data}: these canaries are not those that {job.run.ledger_path} was sealed with before training; "
+            "coins that may have been chosen afterwards prove nothing"
+        )
+    return manifest
+
+
+def claim_of(job: Job, steps: int) -> Claim:
+    """What the run claims after `steps` steps."""
+    guarantee = job.guarantee(steps)
+    return Claim(
+        guarantee.unit,
+        guarantee.adjacency,
+        guarantee.epsilon,
+        guarantee.delta,
+        None if guarantee.notion == "none" else job.setting.curve(steps),
+        not (job.mechanism.inner if isinstance(job.mechanism, NonPrivate) else job.mechanism).grouped,
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Users that were trained on, or held out, and the rows of them that are looked at."""
+
+    graph: UnitGraph
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What one model says: of canaries' contents, of members' and others' rows, and of what it gives back."""
+
+    canaries: list[np.ndarray]
+    sides: list[Columns]
+    given_back: extraction.Extraction | None
+
+
+class _Audit:
+    """The attacks that a run allows, and what is needed for them."""
+
+    def __init__(self, job: Job, options: Options, steps: int):
+        self.job, self.options, self.steps = job, options, steps
+        self.claim = claim_of(job, steps)
+        self.left_out: dict[str, str] = {}
+        self.manifest = self._manifest()
+        self.attacks = [name for name in options.attacks if self._allowed(name)]
+        generator = np.random.default_rng(job.run.key().stream("audit", "sample").uint64(4))
+        self.sides = list(self._sides(generator)) if {"membership", "users"} & set(self.attacks) else []
+        self.rows = self._long_rows(generator) if "extraction" in self.attacks else None
+
+    # what there is to attack -----------------------------------------------------------------------
+    def _manifest(self) -> Manifest | None:
+        return sealed(self.job) if self.job.run.config.canaries.count else None
+
+    def _allowed(self, name: str) -> bool:
+        config = self.job.run.config
+        if name in ("claim", "exposure") and self.manifest is None:
+            self.left_out[name] = "no canaries were planted: set canaries.count before training"
+        elif name == "exposure" and config.canaries.family != "digits":
+            self.left_out[name] = (
+                f"canaries of family {config.canaries.family} have no candidates to rank them among"
+            )
+        elif name in ("exposure", "extraction") and config.task != "causal-lm":
+            self.left_out[name] = (
+                f"it is about text that a model writes, and this one's task is {config.task}"
+            )
+        elif name in ("membership", "users") and self.job.prepared.held_out is None:
+            self.left_out[name] = "no rows were held out to compare with (data.eval)"
+        elif name == "users" and config.data.unit is None:
+            self.left_out[name] = "the data name no user (data.unit)"
+        return name not in self.left_out
+
+    def _sides(self, generator: np.random.Generator) -> Iterator[_Side]:
+        """Units that were trained on, units that were held out, and others of these that RMIA compares rows with."""
+        train, held_out, most = self.job.prepared.train, self.job.prepared.held_out, self.options.users
+        assert held_out is not None
+        real = np.ones(train.n_units, dtype=bool)
+        if self.manifest is not None:
+            real[self.manifest.units(train)] = False
+        apart = generator.permutation(held_out.n_units)
+        half = max(1, min(most, held_out.n_units - held_out.n_units // 4))
+        for graph, units in (
+            (train, generator.permutation(np.flatnonzero(real))[:most]),
+            (held_out, apart[:half]),
+            (held_out, apart[half : half + most]),
+        ):
+            among = np.zeros(graph.n_rows, dtype=bool)
+            for unit in units.tolist():
+                among[graph.rows_of(unit)] = True
+            if among.any():
+                yield _Side(graph, ask(graph, self.options.rows, among))
+
+    def _long_rows(self, generator: np.random.Generator) -> np.ndarray | None:
+        length = self.options.prefix + self.options.suffix
+        try:
+            return extraction.draw_rows(self.job.prepared.train, length, self.options.users, generator)
+        except InputError as error:
+            self.left_out["extraction"] = str(error)
+            self.attacks.remove("extraction")
+            return None
+
+    # one model -------------------------------------------------------------------------------------
+    def look(self) -> _Looked:
+        job = self.job
+        canaries = []
+        if self.manifest is not None and "claim" in self.attacks:
+            contents = UnitGraph.open(job.run.data / GRAPH)
+            worlds = range(1 if self.manifest.game == "presence" else 2)
+            canaries = [self._losses(contents, self.manifest.rows(contents, world)) for world in worlds]
+        sides = [
+            membership.columns(job.model, job.task, side.graph, side.asked.among, job.micro_tokens)
+            for side in self.sides
+        ]
+        given_back = None
+        if self.rows is not None:
+            prefix, suffix = self.options.prefix, self.options.suffix
+            given_back = extraction.extract(
+                job.model, job.prepared.train, self.rows, prefix, suffix, micro_tokens=job.micro_tokens
+            )
+        return _Looked(canaries, sides, given_back)
+
+    def _losses(self, graph: UnitGraph, rows: list[np.ndarray]) -> np.ndarray:
+        """The sum of token losses over each canary's rows: float64[m]."""
+        job = self.job
+        losses, _, _ = evaluation.row_losses(
+            job.model, job.task, graph, job.micro_tokens, among=np.concatenate(rows)
+        )
+        return np.array([own.sum() for own in np.split(losses, np.cumsum([len(r) for r in rows])[:-1])])
+
+    def exposed(self) -> dict[str, Any]:
+        """The exposure of canaries' secrets in the model as it is, by how often they were planted."""
+        manifest, config = self.manifest, self.job.run.config.canaries
+        assert manifest is not None
+        candidates = Candidates.digits(config.template, config.digits)
+        trie = Trie.of(candidates, self.job.tokenizer)
+        chosen = [canary for canary in manifest.canaries if canary.is_planted][: self.options.secrets]
+        held = [canary for canary in manifest.canaries if not canary.is_planted][: self.options.secrets]
+        secrets = [canary.secrets[canary.coin] for canary in chosen] + [canary.secrets[0] for canary in held]
+        found = exposure.exact(self.job.model, trie, candidates.numbers(secrets))
+        times = np.array([canary.insertions for canary in chosen])
+        groups = {
+            f"planted {n} times": [found[i] for i in np.flatnonzero(times == n)] for n in np.unique(times)
+        }
+        if held:
+            groups["not planted"] = list(found[len(chosen) :])
+        return {
+            "most": exposure.most(candidates.size),
+            "positions": found[0].positions,
+            "plain_positions": found[0].plain_positions,
+            "groups": {
+                name: asdict(exposure.combined(own)) | {"exposures": [one.exposure for one in own]}
+                for name, own in groups.items()
+            },
+        }
+
+    # both together ---------------------------------------------------------------------------------
+    def report(self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None) -> dict[str, Any]:
+        claim = {
+            name: value for name, value in asdict(self.claim).items() if name not in ("curve", "one_row")
+        }
+        result: dict[str, Any] = {"verdict": "underpowered", "claim": claim, "steps": self.steps}
+        if self.claim.curve is None:
+            result["verdict"] = "nothing claimed"
+        else:
+            result["ceiling"] = ceiling(self.claim.curve).to_json()
+        if "claim" in self.attacks:
+            result |= self._played(before, after)
+        if exposed is not None:
+            result["exposure"] = exposed
+        if "membership" in self.attacks:
+            result["membership"] = self._members(before, after).to_json()
+        if "users" in self.attacks:
+            pairs = zip(self.sides, after.sides, before.sides, strict=True)
+            trained, held_out, *_ = (Users(side.asked, own, base) for side, own, base in pairs)
+            result["users"] = infer(trained, held_out).to_json()
+        if before.given_back is not None and after.given_back is not None:
+            result["extraction"] = {
+                "prefix": self.options.prefix,
+                "suffix": self.options.suffix,
+                "greedy": extraction.compare(after.given_back.greedy, before.given_back.greedy).to_json(),
+            }
+        return result | {"left_out": self.left_out}
+
+    def _played(self, before: _Looked, after: _Looked) -> dict[str, Any]:
+        job, manifest = self.job, self.manifest
+        assert manifest is not None
+        learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
+        # of values: how much more of the one content than of the other
+        scores = {"release": learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]}
+        if job.run.config.canaries.white_box and not job.run.twin:
+            scores["steps"] = job.readings(job.stages()[-1]).scores(self.steps)
+        players = self.claim.players(manifest)
+        alpha = self.options.alpha / len(scores)
+        games = [
+            play(self.claim, view, own[players], manifest.coins[players] == 0, self.options.guesses, alpha)
+            for view, own in scores.items()
+        ]
+        return {
+            "verdict": verdict(self.claim, games),
+            "game": manifest.game,
+            "games": [game.to_json() | {"words": game.in_words(self.claim)} for game in games],
+        }
+
+    def _members(self, before: _Looked, after: _Looked) -> membership.Membership:
+        scores, units = [], []
+        population = (after.sides[2].loss, before.sides[2].loss[None]) if len(self.sides) > 2 else None
+        for side, own, base in list(zip(self.sides, after.sides, before.sides, strict=True))[:2]:
+            compressed = membership.compressed_lengths(side.graph, own.rows, self.job.tokenizer)
+            found = membership.scores(own, base, compressed)
+            found["lira"] = membership.lira(own.loss, base.loss[None])
+            if population is not None:
+                found["rmia"] = membership.rmia(own.loss, base.loss[None], *population)
+            scores.append(found)
+            units.append(membership.unit_of(side.graph, own.rows))
+        return membership.compare(scores[0], scores[1], (units[0], units[1]))

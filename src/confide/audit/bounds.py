@@ -1,0 +1,332 @@
+"""What guessing games show: lower bounds on epsilon, and p-values of claims. Only counts come in, no models.
+
+| game | bound | is about |
+|---|---|---|
+| one run, m units in or out by fair coins | `one_run`; with a whole curve `fdp.f_dp` | zero-out or add/remove |
+| many runs, one unit in or out in each | `clopper_pearson` | the same |
+| k equally likely texts for each unit | `k_ary`; with a whole curve `fdp.f_dp_p_value` with `choices` | replace-one |
+| guesses of secrets with a ceiling r(p) on each | `ceiling_p_value` | that ceiling |
+
+Every bound holds with probability 1 - alpha over the game, for a plan (how many guesses, which way) that was fixed
+before the scores were seen. `best_of` tries several plans and pays for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special, stats
+
+from confide.accounting import Curve, MixtureOfGaussians
+from confide.audit.fdp import Sides, check_alpha, check_counts, f_dp
+from confide.errors import InputError
+
+Array = np.ndarray
+
+
+# one run -------------------------------------------------------------------------------------------------------
+def one_run_p_value(coins: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """p-value of "the mechanism is (epsilon, delta)-DP", after v of r guesses about m fair coins were right.
+
+    Formal guarantee: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", Theorem 5.2. For
+    coins that are fair and independent, and at most r guesses, each chosen by the output in any way, with
+    X ~ Binomial(r, e^epsilon / (1 + e^epsilon)):
+        P[N >= v] <= P[X >= v] + 2 m delta max over i in 1..m of P[v - i <= X < v] / i.
+
+    Args:
+        coins: m, units in the game, guessed or not.
+        guesses: r.
+        correct: v.
+
+    Raises:
+        InputError: the counts do not fit each other, or epsilon or delta cannot be.
+    """
+    check_counts(coins, guesses, correct)
+    if not epsilon >= 0:
+        raise InputError(f"epsilon must be at least 0, not {epsilon}")
+    _check_delta(delta)
+    q = float(special.expit(epsilon))
+    value = float(stats.binom.sf(correct - 1, guesses, q))
+    if delta > 0:
+        value += 2 * coins * delta * _largest_mean(guesses, correct, q)
+    return min(1.0, value)
+
+
+def one_run(coins: int, guesses: int, correct: int, delta: float, alpha: float = 0.05) -> float:
+    """Lower bound on epsilon at `delta`, after v of r guesses about m fair coins were right; 0 if nothing is shown.
+
+    Formal guarantee: a mechanism that is (epsilon, delta)-DP is given a bound above epsilon with probability at most
+    alpha. What is (epsilon, delta)-DP is so for every larger epsilon too, so each epsilon whose `one_run_p_value` is at
+    most alpha refutes all below it.
+
+    Raises:
+        InputError: as `one_run_p_value`, or alpha is not between 0 and 1.
+    """
+    check_alpha(alpha)
+    return _last(lambda e: one_run_p_value(coins, guesses, correct, e, delta) <= alpha)
+
+
+def _largest_mean(r: int, v: int, q: float) -> float:
+    """max over i of P[v - i <= X < v] / i for X ~ Binomial(r, q): float.
+
+    The masses rise to the mode and fall, so the running mean from v - 1 downwards is largest before they fall below it.
+    12 standard deviations and 50 under the mode they weigh less than 1e-30, any mean that counts at least about 1 / r.
+    """
+    if v == 0:
+        return 0.0
+    below = 12 * math.sqrt(r * q * (1 - q)) + 50
+    last = max(0, min(v - 1, math.floor(r * q - below)))
+    masses = stats.binom.pmf(np.arange(v - 1, last - 1, -1), r, q)
+    return float(np.max(np.cumsum(masses) / np.arange(1, len(masses) + 1)))
+
+
+def _last(refuted: Callable[[float], bool]) -> float:
+    """The largest epsilon >= 0 that is refuted, from below, within 1e-9; 0 where not even 0 is."""
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * max(1.0, high):
+        middle = (low + high) / 2
+        if refuted(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# many runs -----------------------------------------------------------------------------------------------------
+def clopper_pearson(tp: int, fn: int, fp: int, tn: int, delta: float, alpha: float = 0.05) -> float:
+    """Lower bound on epsilon from independent runs, each with the unit in or out, and one yes-or-no answer about each.
+
+    Formal guarantee: with probability at least 1 - alpha. Half of alpha goes to a lower bound of the true positive
+    rate, half to an upper bound of the false positive rate (Clopper and Pearson 1934, one-sided each). Both directions
+    of the definition, tpr <= e^epsilon fpr + delta and tnr <= e^epsilon fnr + delta, follow from this one pair, so
+    taking the larger costs nothing more. The runs must be independent, and the threshold behind the answers fixed
+    beforehand.
+
+    Args:
+        tp, fn: runs with the unit in that were answered "in", "out".
+        fp, tn: runs without it that were answered "in", "out".
+
+    Raises:
+        InputError: a count is negative, a world has no run, or delta or alpha cannot be.
+    """
+    check_alpha(alpha)
+    _check_delta(delta)
+    if min(tp, fn, fp, tn) < 0:
+        raise InputError("tp, fn, fp and tn must be counts of at least 0")
+    if tp + fn == 0 or fp + tn == 0:
+        raise InputError("tp, fn, fp and tn must hold at least one run with the unit and one without")
+    tpr = _rate_from_below(tp, tp + fn, alpha / 2)
+    fnr = 1 - tpr
+    tnr = _rate_from_below(tn, fp + tn, alpha / 2)
+    fpr = 1 - tnr
+    return max(_log_ratio(tpr - delta, fpr), _log_ratio(tnr - delta, fnr))
+
+
+def _rate_from_below(successes: int, trials: int, alpha: float) -> float:
+    """Clopper and Pearson's lower bound: the rate at which so many successes or more have probability alpha."""
+    if successes == 0:
+        return 0.0
+    return float(special.betaincinv(successes, trials - successes + 1, alpha))
+
+
+def _log_ratio(above: float, below: float) -> float:
+    return math.log(above / below) if above > below else 0.0
+
+
+# k texts -------------------------------------------------------------------------------------------------------
+def k_ary(guesses: int, correct: int, k: int, alpha: float = 0.05) -> float:
+    """Lower bound on *replace-one* epsilon at delta 0, from r guesses of texts drawn uniformly from k each, v right.
+
+    Formal guarantee: with probability at least 1 - alpha. Under (epsilon, 0)-DP for replacing a unit's text, given the
+    output and all other texts each of a unit's k texts has probability at most p = e^epsilon / (e^epsilon + k - 1); so,
+    unit after unit, a guess is right with probability at most p whatever came before, and the number of right guesses
+    is stochastically below Binomial(r, p). One run with all units is as good as many, and the guesser may choose whom
+    to guess. With delta > 0 this is no theorem: `fdp.f_dp_p_value` with `choices` is. Compare with replace-one epsilon,
+    which is up to twice that of a zero-out claim.
+
+    Raises:
+        InputError: the counts do not fit each other, or k is below 2.
+    """
+    check_counts(guesses, guesses, correct)
+    check_alpha(alpha)
+    if k < 2:
+        raise InputError(f"k must be at least 2 texts, not {k}")
+    p = _rate_from_below(correct, guesses, alpha)
+    return _log_ratio(p * (k - 1), 1 - p)
+
+
+def ceiling_p_value(guesses: int, correct: int, ceiling: float, independent: bool) -> float:
+    """p-value of "each of r guesses is right with probability at most `ceiling`", after v were.
+
+    Formal guarantee: `independent` says what is known of the guesses.
+
+    - True: each is right with probability at most `ceiling` given whether those before it were, as when each is made
+      in a run of its own. Then v is stochastically below Binomial(r, ceiling), and this is its tail.
+    - False: many guesses about one run. A ceiling r(p) holds for each alone, and a mechanism may keep it that tells
+      everything with probability about r(p) and otherwise nothing; only the mean is bounded, so this is Markov's
+      r ceiling / v. Where a curve is known, `fdp.f_dp_p_value` with `choices` can say far more.
+
+    In both cases which secrets are guessed must be fixed before the output is seen: a ceiling is no bound for the one
+    guess of many that looks surest.
+
+    Raises:
+        InputError: the counts do not fit each other, or the ceiling is no probability.
+    """
+    check_counts(guesses, guesses, correct)
+    if not 0 <= ceiling <= 1:
+        raise InputError(f"ceiling must be a probability, not {ceiling}")
+    if correct == 0:
+        return 1.0
+    if independent:
+        return float(stats.binom.sf(correct - 1, guesses, ceiling))
+    return min(1.0, guesses * ceiling / correct)
+
+
+# guesses -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Plan:
+    """How a game is guessed, fixed before any score is seen.
+
+    guesses: r. sides: "both": the r/2 highest scores in, the r/2 lowest out (of an odd r one more in); "in": the r
+    highest in.
+    """
+
+    guesses: int
+    sides: Sides = "both"
+
+
+def guess(scores: Array, plan: Plan) -> Array:
+    """Guesses from scores: int8[m], 1 in, -1 out, 0 no guess.
+
+    Args:
+        scores: float64[m], higher where a unit is more likely in. Equal scores are taken in their order, so the order
+            must not know the coins.
+
+    Raises:
+        InputError: a score is not a number, or the plan does not fit so many scores.
+    """
+    found = np.asarray(scores, dtype=np.float64)
+    if found.ndim != 1 or np.isnan(found).any():
+        raise InputError("scores must be one number for each unit, none of them NaN")
+    check_counts(len(found), plan.guesses, 0)
+    if plan.sides not in ("both", "in"):
+        raise InputError(f"sides must be both or in, not {plan.sides}")
+    order = np.argsort(found, kind="stable")
+    out = plan.guesses // 2 if plan.sides == "both" else 0
+    answers = np.zeros(len(found), dtype=np.int8)
+    answers[order[:out]] = -1
+    answers[order[len(found) - (plan.guesses - out) :]] = 1
+    return answers
+
+
+def count_correct(answers: Array, coins: Array) -> int:
+    """How many guesses are right. answers: int8[m], of `guess`; coins: bool[m], True where a unit was in.
+
+    Raises:
+        InputError: not as many answers as coins.
+    """
+    sides = np.where(np.asarray(coins, dtype=bool), 1, -1)
+    if sides.shape != np.shape(answers):
+        raise InputError(f"coins must be one for each of the {np.size(answers)} answers, not {sides.size}")
+    return int(np.sum(answers == sides))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The plan that showed most, how many of its guesses were right, and its bound, corrected for all plans."""
+
+    plan: Plan
+    correct: int
+    bound: float
+
+
+def best_of(
+    plans: Sequence[Plan],
+    scores: Array,
+    coins: Array,
+    bound: Callable[[Plan, int, float], float],
+    alpha: float = 0.05,
+) -> Best:
+    """The largest lower bound of several plans, each at alpha / (number of plans).
+
+    Formal guarantee: if `bound` fails with probability at most its level, this fails with at most alpha (Bonferroni),
+    for plans that were fixed before the scores were seen. Without the correction the largest over many thresholds
+    fails far more often.
+
+    Args:
+        bound: (plan, correct, level) -> lower bound on epsilon, as `one_run`.
+
+    Raises:
+        InputError: there is no plan, or what `guess` and `bound` raise.
+    """
+    check_alpha(alpha)
+    if not plans:
+        raise InputError("plans must hold at least one number of guesses")
+    found = []
+    for plan in plans:
+        right = count_correct(guess(scores, plan), coins)
+        found.append(Best(plan, right, bound(plan, right, alpha / len(plans))))
+    return max(found, key=lambda best: best.bound)
+
+
+# what a game could show ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Strongest:
+    """The largest bounds that a game could have shown, had every guess been right.
+
+    A game whose strongest bound is below the claim says nothing about it: it is *underpowered*. f_dp is None where no
+    family of curves was given.
+    """
+
+    one_run: float
+    f_dp: float | None = None
+
+
+def strongest(
+    coins: int,
+    guesses: int,
+    delta: float,
+    alpha: float = 0.05,
+    family: Callable[[float], Curve] | None = None,
+    start: float = 1.0,
+    sides: Sides = "both",
+) -> Strongest:
+    """What one run with m coins and r guesses could show at most: `one_run` and `fdp.f_dp` at v = r."""
+    by_pair = one_run(coins, guesses, guesses, delta, alpha)
+    if family is None:
+        return Strongest(by_pair)
+    return Strongest(by_pair, f_dp(coins, guesses, guesses, family, delta, alpha, start, sides))
+
+
+def strongest_clopper_pearson(inside: int, outside: int, delta: float, alpha: float = 0.05) -> float:
+    """What so many runs with the unit and without it could show at most."""
+    return clopper_pearson(inside, 0, 0, outside, delta, alpha)
+
+
+def strongest_k_ary(guesses: int, k: int, alpha: float = 0.05) -> float:
+    """What r guesses among k texts each could show at most."""
+    return k_ary(guesses, guesses, k, alpha)
+
+
+# Gaussian differential privacy ---------------------------------------------------------------------------------
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at `delta` of mu-Gaussian differential privacy, N(mu, 1) against N(0, 1); within 1e-6, from above.
+
+    Raises:
+        InputError: mu or delta cannot be.
+    """
+    if not (mu > 0 and math.isfinite(mu)):
+        raise InputError(f"mu must be a number above 0, not {mu}")
+    return MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu).epsilon(delta)
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 <= delta < 1:
+        raise InputError(f"delta must lie between 0 and 1, not {delta}")

@@ -1,0 +1,236 @@
+"""Canaries: made-up units, planted among the private ones before training, each by a fair coin that is sealed.
+
+What is planted follows from a seed alone, and the ledger's first line holds a hash of it: whoever audits can show that
+no coin was chosen in the light of the model.
+
+*Presence*: a unit is there, or its rows predict nothing, which is the unit zeroed out. *Value*, where text is protected
+and not whole units (selective DP, secrets): one of two contents stands there.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from confide.disk import write_text
+from confide.errors import InputError
+from confide.noise import RunKey, Stream
+from confide.text import Document
+from confide.units import UnitGraph
+
+if TYPE_CHECKING:
+    from confide.settings import Config
+
+FILE = "canaries.json"
+GRAPH = "canaries"
+"""In the data folder: what was planted, and the rows of every content, planted or not."""
+
+SPREAD = 4  # texts that the base model makes for each canary that is taken of them
+WHERE = "canaries"
+
+Game = Literal["presence", "value"]
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One made-up unit.
+
+    Attributes:
+        name: of the unit.
+        contents: the texts that may stand there: one of the game of presence, two of that of values.
+        coin: which of them does; of presence 0 if it does and 1 if nothing does.
+        insertions: documents of the unit that hold the text.
+        secrets: the part of each text that was chosen at random, where there is one.
+    """
+
+    name: str
+    contents: tuple[str, ...]
+    coin: int
+    insertions: int
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def is_planted(self) -> bool:
+        return self.coin < len(self.contents)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was planted.
+
+    Attributes:
+        seed: hexadecimal digits, from which all coins and texts follow.
+        game: presence or value.
+        family: as in `canaries.family`.
+        template: of the family `digits`.
+        canaries: in the order of their numbers.
+    """
+
+    seed: str
+    game: Game
+    family: str
+    template: str
+    canaries: tuple[Canary, ...]
+
+    @classmethod
+    def draw(cls, config: "Config", tokenizer: Any, key: RunKey | None) -> "Manifest":
+        """Flip the coins and make the texts. Without a run key the seed comes from the operating system.
+
+        Raises:
+            InputError: the family cannot make such texts; names the key.
+        """
+        settings = config.canaries
+        seed = secrets.token_hex(32)
+        if key is not None:
+            seed = key.stream("audit", "canaries").uint64(4).tobytes().hex()
+        source = RunKey.from_text(f"canaries {seed}")
+        game = game_of(config)
+        sides = 1 if game == "presence" else 2
+        contents = list(_contents(config, tokenizer, settings.count * sides, source))
+        coins = source.stream("audit", "coins").below(np.full(settings.count, 2))
+        turns = [settings.insertions] if isinstance(settings.insertions, int) else settings.insertions
+        canaries = []
+        for number, coin in enumerate(coins.tolist()):
+            own = contents[number * sides : (number + 1) * sides]
+            chosen = tuple(secret for _, secret in own if secret is not None)
+            texts = tuple(text for text, _ in own)
+            canaries.append(Canary(_name(seed, number), texts, coin, turns[number % len(turns)], chosen))
+        return cls(seed, game, settings.family, settings.template, tuple(canaries))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Manifest":
+        """The manifest in a data folder.
+
+        Raises:
+            InputError: there is none, or it is damaged.
+        """
+        path = folder / FILE
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            canaries = tuple(
+                Canary(c["name"], tuple(c["contents"]), c["coin"], c["insertions"], tuple(c["secrets"]))
+                for c in found.pop("canaries")
+            )
+            return cls(**found, canaries=canaries)
+        except FileNotFoundError:
+            raise InputError(
+                f"{path}: no canaries were planted; set canaries.count before training to audit the claim itself"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path} is damaged: the coins cannot be trusted") from None
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / FILE, self._text())
+
+    def _text(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @property
+    def commitment(self) -> str:
+        """SHA-256 of the manifest. It tells nothing of it: the seed in it has 256 random bits."""
+        return hashlib.sha256(self._text().encode()).hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        """What is planted, to be read like any other training text."""
+        for canary in self.canaries:
+            if canary.is_planted:
+                for _ in range(canary.insertions):
+                    yield Document(canary.contents[canary.coin], (canary.name,), None, WHERE)
+
+    def absent(self, draws: str) -> Iterator[str]:
+        """The units of rows that predict nothing, one entry a row: as many as there would be with their text.
+
+        Where whole units are drawn one is enough, and of several a chunk would predict one from the other.
+        """
+        for canary in self.canaries:
+            if not canary.is_planted:
+                yield from [canary.name] * (1 if draws == "units" else canary.insertions)
+
+    def rows(self, graph: UnitGraph, world: int = 0) -> list[np.ndarray]:
+        """The rows of each canary's content in the graph of all contents: int64 row numbers."""
+        places = {name: unit for unit, name in enumerate(graph.unit_names())}
+        return [graph.rows_of(places[f"{canary.name}/{world}"]) for canary in self.canaries]
+
+    def units(self, graph: UnitGraph) -> np.ndarray:
+        """The canaries among the units of the training graph: int64[m]."""
+        places = {name: unit for unit, name in enumerate(graph.unit_names())}
+        return np.array([places[canary.name] for canary in self.canaries])
+
+    @property
+    def coins(self) -> np.ndarray:
+        """int64[m]."""
+        return np.array([canary.coin for canary in self.canaries])
+
+
+def game_of(config: "Config") -> Game:
+    """What the mechanism's neighbours differ in."""
+    from confide import mechanisms
+
+    mechanism = mechanisms.find(config.privacy.mechanism)
+    return "value" if mechanism.redaction != "none" or mechanism.protects_secrets else "presence"
+
+
+def blank(tokenizer: Any) -> np.ndarray:
+    """A row that predicts nothing under any task: one special token."""
+    for token in (tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.pad_token_id):
+        if token is not None:
+            return np.array([token])
+    return np.zeros(1, np.int64)
+
+
+def _name(seed: str, number: int) -> str:
+    return f"canary {seed[:8]} {number}"  # no unit of the data has such a name but by foul play
+
+
+def _contents(
+    config: "Config", tokenizer: Any, count: int, source: RunKey
+) -> Iterator[tuple[str, str | None]]:
+    """(text, its random part) for each content."""
+    settings, stream = config.canaries, source.stream("audit", "contents")
+    if settings.family == "digits":
+        numbers = _distinct(count, 10**settings.digits, stream)
+        for number in numbers:
+            secret = f"{number:0{settings.digits}d}"
+            yield settings.template.replace("{}", secret), secret
+    elif settings.family == "rare-tokens":
+        whole = _whole_tokens(tokenizer)
+        picked = stream.below(np.full(count * settings.tokens, len(whole))).reshape(count, -1)
+        for row in picked:
+            yield "".join(whole[i] for i in row).strip(), None
+    else:
+        from confide.audit.generated import texts
+
+        for text in texts(config, tokenizer, count, SPREAD, stream):
+            yield text, None
+
+
+def _distinct(count: int, size: int, stream: Stream) -> list[int]:
+    """Different numbers below `size`, uniformly."""
+    if count > size // 2:
+        raise InputError(
+            f"canaries.digits: {count} different numbers need more than {len(str(size)) - 1} digits"
+        )
+    found: dict[int, None] = {}
+    start = 0
+    while len(found) < count:
+        for word in stream.uint64(count, start).tolist():
+            if len(found) < count:
+                found[word % size] = None
+        start += count
+    return list(found)
+
+
+def _whole_tokens(tokenizer: Any) -> Sequence[str]:
+    """Texts of tokens that are words or beginnings of words, with a space before."""
+    special = set(tokenizer.all_special_ids)
+    ids = [i for i in range(len(tokenizer)) if i not in special]
+    texts = [tokenizer.decode([i]) for i in ids]
+    words = [f" {text.strip()}" for text in texts if len(text.strip()) > 1 and "\ufffd" not in text]
+    if len(words) < 2:
+        raise InputError("canaries.family: rare-tokens finds no whole words in this tokenizer; use digits")
+    return words

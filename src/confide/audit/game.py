@@ -1,0 +1,157 @@
+"""The game that a claim defines, and what came of it: a violation, consistent with the claim, or underpowered.
+
+Who is in the game, what its coins stand for and which curve it is held against follow from the run's own records, so
+that no claim is attacked at another unit or adjacency than its own.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from confide.accounting import Curve
+from confide.audit.bounds import Plan, count_correct, guess, one_run
+from confide.audit.canaries import Canary, Manifest
+from confide.audit.fdp import f_dp_least_correct, f_dp_p_value
+from confide.errors import InputError
+
+ALPHA = 0.05
+SHARE = 1 / 3
+"""Of the coins that are guessed, unless it is said before."""
+
+Verdict = Literal["violation", "consistent", "underpowered", "nothing claimed"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is attacked.
+
+    Attributes:
+        unit, adjacency: in the words of the guarantee.
+        epsilon, delta: as claimed; epsilon inf where nothing is.
+        curve: that the claim rests on; None where nothing is claimed.
+        one_row: whether the unit is one row.
+    """
+
+    unit: str
+    adjacency: str
+    epsilon: float
+    delta: float
+    curve: Curve | None
+    one_row: bool
+
+    def players(self, manifest: Manifest) -> np.ndarray:
+        """The canaries that are one unit each of this claim: int64, their numbers.
+
+        Raises:
+            InputError: there is none, as where each stands in several rows and the claim is for one.
+        """
+        fits = [i for i, canary in enumerate(manifest.canaries) if self._is_one_unit(canary)]
+        if not fits:
+            raise InputError(
+                f"canaries.insertions: every canary stands in several rows, and the claim is for {self.unit}: such a "
+                "game is about another unit than the claim's; plant some with insertions: 1"
+            )
+        return np.array(fits)
+
+    def _is_one_unit(self, canary: Canary) -> bool:
+        return canary.insertions == 1 or not self.one_row
+
+
+@dataclass(frozen=True)
+class Played:
+    """A game that was played.
+
+    Attributes:
+        view: what the guesser saw: the released model, or every noised sum ("steps").
+        coins, guesses, correct: m, r and v.
+        needed: the fewest right guesses that would have refuted the claim; None where not even all would have.
+        p_value: of the claim's own curve.
+        bound: what is shown: a lower bound on epsilon at the claim's delta, by Steinke et al. 2023.
+        strongest: the same, had every guess been right.
+        confidence: of `bound`, for this game alone.
+    """
+
+    view: str
+    coins: int
+    guesses: int
+    correct: int
+    needed: int | None
+    p_value: float
+    bound: float
+    strongest: float
+    confidence: float
+
+    def verdict(self) -> Verdict:
+        if self.needed is not None and self.correct >= self.needed:
+            return "violation"
+        return "underpowered" if self.needed is None else "consistent"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": self.verdict()}
+
+    def in_words(self, claim: Claim) -> str:
+        """What was guessed, what it shows, and what it could have shown at most."""
+        seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
+        told = f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
+        shown = f"this shows epsilon >= {self.bound:.3g}, and {self.strongest:.3g} is the most that it could have shown"
+        if claim.curve is None:
+            return f"{told}; {shown}"
+        if self.needed is None:
+            return f"{told}; not even all of them would refute epsilon {claim.epsilon:.3g}: {shown}"
+        return f"{told}, and {self.needed} would refute epsilon {claim.epsilon:.3g}; {shown}"
+
+
+def play(
+    claim: Claim,
+    view: str,
+    scores: np.ndarray,
+    coins: np.ndarray,
+    guesses: int | None = None,
+    alpha: float = ALPHA,
+) -> Played:
+    """Guess by scores, compare with the coins.
+
+    Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha
+    (`fdp.f_dp_p_value`), for coins that are fair and independent of all else, scores that are made of what the claim
+    covers, and a number of guesses that was fixed before.
+
+    Args:
+        scores: float64[m], higher where a canary is more likely in.
+        coins: bool[m], whether it is.
+        guesses: r; default: a third of m, at least 1.
+        alpha: probability of a false alarm of this game.
+
+    Raises:
+        InputError: more guesses than coins.
+    """
+    m = len(coins)
+    plan = Plan(max(1, round(SHARE * m)) if guesses is None else guesses)
+    correct = count_correct(guess(scores, plan), coins)
+    needed, p_value = None, 1.0
+    if claim.curve is not None:
+        needed = f_dp_least_correct(claim.curve, m, plan.guesses, alpha)
+        p_value = f_dp_p_value(claim.curve, m, plan.guesses, correct)
+    delta = claim.delta
+    return Played(
+        view,
+        m,
+        plan.guesses,
+        correct,
+        needed,
+        p_value,
+        one_run(m, plan.guesses, correct, delta, alpha),
+        one_run(m, plan.guesses, plan.guesses, delta, alpha),
+        1 - alpha,
+    )
+
+
+def verdict(claim: Claim, games: list[Played]) -> Verdict:
+    """Of all games together, each of which was played at its share of alpha."""
+    if claim.curve is None:
+        return "nothing claimed"
+    found = {game.verdict() for game in games}
+    for worst in ("violation", "consistent"):
+        if worst in found:
+            return worst
+    return "underpowered"

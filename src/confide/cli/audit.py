@@ -1,0 +1,49 @@
+"""`confide audit`: attack a run at the unit that it claims to protect."""
+
+from typing import Annotated
+
+import typer
+
+from confide.cli.base import Json, RunFolder, app, print_json, verb
+from confide.errors import CheckFailed, InputError
+
+
+@app.command()
+@verb
+def audit(
+    run: RunFolder,
+    twin: Annotated[bool, typer.Option(help="attack the non-private twin instead")] = False,
+    attacks: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="claim, exposure, membership, users, extraction; default: all"),
+    ] = None,
+    guesses: Annotated[
+        int | None,
+        typer.Option(help="about the canaries' coins, fixed before; default: a third of them", min=1),
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="probability of a false alarm, of all games together")] = 0.05,
+    users: Annotated[int, typer.Option(help="trained on and held out, at most, each", min=2)] = 500,
+    rows: Annotated[int, typer.Option(help="of each user, at most", min=1)] = 4,
+    secrets: Annotated[int, typer.Option(help="whose exposure is computed, at most", min=1)] = 64,
+    as_json: Json = False,
+) -> None:
+    """Attack a trained run at the unit that it protects."""
+    from confide import show
+    from confide.audit import attack
+    from confide.cli.base import job_of
+    from confide.disk import write_text
+    from confide.runs import Run
+
+    chosen = tuple(attacks.split(",")) if attacks else attack.ATTACKS
+    if unknown := [name for name in chosen if name not in attack.ATTACKS]:
+        raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
+    if not 0 < alpha < 1:
+        raise InputError(f"--alpha {alpha:g}: a probability between 0 and 1, as in 0.05")
+    found_run = Run.load(run, twin)
+    with found_run.locked():
+        options = attack.Options(chosen, guesses, alpha, users, rows, secrets=secrets)
+        found = attack.audit(job_of(found_run), options)
+        write_text(found_run.folder / "audit.json", show.as_json(found))
+    print_json(found) if as_json else show.audited(found)
+    if found["verdict"] == "violation":
+        raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")

@@ -1,0 +1,97 @@
+"""A game says "violation" of trainers that break their claim, and of others at most as often as it may."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from confide.accounting import MixtureOfGaussians
+from confide.audit.canaries import Canary, Manifest
+from confide.audit.game import ALPHA, Claim, play, verdict
+from confide.errors import InputError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from audit_power import GAMES, power
+
+TRIALS = 5
+
+
+@pytest.mark.parametrize("game", GAMES, ids=lambda game: game.fault)
+def test_a_trainer_that_breaks_its_claim_is_caught(game):
+    """At the sizes that `benchmarks/audit_power.py` states; 4 of 5 is the power of 0.8 that is promised."""
+    assert power(game, TRIALS, is_broken=True) >= 0.8
+
+
+@pytest.mark.parametrize("game", GAMES, ids=lambda game: game.fault)
+def test_the_trainer_that_keeps_its_claim_is_not(game):
+    assert power(game, TRIALS, is_broken=False) <= 1 / TRIALS  # two of five have a chance of 2% at most
+
+
+def gaussian(mu: float) -> Claim:
+    curve = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu)
+    return Claim("one user", "zero-out", curve.epsilon(1e-5), 1e-5, curve, one_row=False)
+
+
+def scores(mu: float, coins: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    return generator.normal(size=len(coins)) + mu * coins
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    generator, alarms, trials = np.random.default_rng(0), 0, 2000
+    sample = generator.random((trials, 60)) < 0.5
+    for coins in sample:
+        found = scores(0.7, coins, generator)
+        order = np.argsort(found)
+        correct = int(coins[order[-10:]].sum() + (~coins[order[:10]]).sum())
+        alarms += correct >= LEAST
+    assert alarms / trials <= ALPHA + 2 * np.sqrt(ALPHA * (1 - ALPHA) / trials)
+
+
+LEAST = play(gaussian(0.7), "steps", np.zeros(60), np.zeros(60, bool), 20).needed or 21
+
+
+def test_a_claim_that_no_score_could_refute_is_underpowered():
+    coins = np.arange(30) % 2 == 0
+    claim = gaussian(2.5)
+    game = play(claim, "release", coins.astype(float), coins, 10)
+    assert game.correct == 10
+    assert game.needed is None
+    assert verdict(claim, [game]) == "underpowered"
+    assert game.strongest == game.bound < claim.epsilon
+    assert "not even all of them" in game.in_words(claim)
+
+
+def test_perfect_guesses_refute_a_small_claim():
+    coins = np.arange(200) % 2 == 0
+    claim = gaussian(0.3)
+    game = play(claim, "release", coins.astype(float), coins, 60)
+    assert verdict(claim, [game]) == "violation"
+    assert game.p_value < 1e-3
+    assert game.bound > claim.epsilon
+
+
+def test_guessing_at_random_is_consistent_with_a_small_claim():
+    generator = np.random.default_rng(1)
+    coins = generator.random(400) < 0.5
+    claim = gaussian(0.3)
+    game = play(claim, "release", generator.normal(size=400), coins, 100)
+    assert verdict(claim, [game]) == "consistent"
+    assert game.bound == 0
+
+
+def test_a_game_about_another_unit_than_the_claims_is_refused():
+    canaries = tuple(Canary(f"c{i}", ("text",), 0, 10) for i in range(4))
+    manifest = Manifest("00", "presence", "digits", "{}", canaries)
+    by_row = Claim("one row", "zero-out", 1.0, 1e-5, None, one_row=True)
+    with pytest.raises(InputError, match="another unit than the claim's"):
+        by_row.players(manifest)
+    assert (
+        len(Claim("all rows of one user", "zero-out", 1.0, 1e-5, None, one_row=False).players(manifest)) == 4
+    )
+
+
+def test_without_a_claim_there_is_nothing_to_violate():
+    claim = Claim("one row", "not applicable", float("inf"), 1e-5, None, one_row=True)
+    coins = np.arange(200) % 2 == 0
+    assert verdict(claim, [play(claim, "release", coins.astype(float), coins, 60)]) == "nothing claimed"

@@ -1,0 +1,472 @@
+"""Ranks from the trie equal brute force, estimates hold what they state, p-values keep their level."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from confide import models
+from confide.audit import exposure, skewnormal, trie
+from confide.audit.candidates import END, Candidates
+from confide.audit.exposure import (
+    combined,
+    exact,
+    extrapolated,
+    fisher,
+    most,
+    null_mean,
+    sampled,
+    share_interval,
+)
+from confide.audit.likelihood import totals
+from confide.audit.skewnormal import SkewNormal
+from confide.audit.trie import Trie, search
+from confide.errors import CheckFailed, Diverged, InputError
+from confide.settings import Config, Data
+
+LETTERS = list("0123456789. abcdeIDMy")
+MERGES = [("1", "2"), ("4", "4"), ("44", "4"), ("7", "."), ("7", " "), ("b", "c")]
+
+
+def tokenizer(start: bool = True):
+    """Of single characters, some digits merged with each other and with what comes after them."""
+    pieces = ["<s>", *LETTERS, *("".join(pair) for pair in MERGES)]
+    inner = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
+    inner.pre_tokenizer = Split("\n", "isolated")  # the whole text is one word to the merges
+    special = {"bos_token": "<s>"} if start else {}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+
+
+VOCABULARY = len(LETTERS) + len(MERGES) + 1
+SIZES = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+LAYERS = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 48,
+}
+
+
+def model(kind: str = "gpt2", seed: int = 0):
+    """A random model in float64, in which ranks do not hang on rounding; its logits tell texts well apart."""
+    torch.manual_seed(seed)
+    if kind == "gpt2":
+        made = GPT2LMHeadModel(GPT2Config(**SIZES, n_positions=48, n_embd=16, n_layer=2, n_head=2))
+    elif kind == "llama":
+        made = LlamaForCausalLM(LlamaConfig(**SIZES, **LAYERS))
+    else:
+        made = MistralForCausalLM(MistralConfig(**SIZES, **LAYERS, sliding_window=4))
+    with torch.no_grad():
+        for weights in made.parameters():
+            if weights.dim() > 1:
+                weights.mul_(8)
+    return made.double().eval()
+
+
+def forgetful():
+    """A model that keeps nothing of what it read."""
+    made = model()
+    original = made.forward
+
+    def forward(*arguments, **named):
+        output = original(*arguments, **{**named, "use_cache": False})
+        output.past_key_values = None
+        return output
+
+    made.forward = forward
+    return made
+
+
+def brute(made, space: Candidates, own) -> np.ndarray:
+    """float64[|R|]: each text alone, by the tokenizer and plain log-probabilities."""
+    texts = [own(space.text(number), add_special_tokens=False)["input_ids"] for number in range(space.size)]
+    found = np.zeros(space.size)
+    for length in {len(text) for text in texts}:
+        numbers = [number for number, text in enumerate(texts) if len(text) == length]
+        ids = torch.tensor([[0, *texts[number]] for number in numbers])
+        with torch.no_grad():
+            each = made(input_ids=ids[:, :-1]).logits.log_softmax(-1)
+        found[numbers] = each.gather(2, ids[:, 1:, None]).sum((1, 2))
+    return found
+
+
+def ranks(scores: np.ndarray) -> np.ndarray:
+    return np.array([(scores >= own).sum() for own in scores])
+
+
+# the search ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "template", "digits"),
+    [
+        ("gpt2", "My ID {}.", 3),
+        ("gpt2", "My ID {}", 2),
+        ("llama", "{} abc.", 2),
+        ("llama", "a{}. bcd 44712", 2),
+        ("mistral", "abcde {}. b", 2),
+    ],
+)
+def test_all_ranks_equal_brute_force(kind, template, digits):
+    space, own, made = Candidates.digits(template, digits), tokenizer(), model(kind)
+    assert space.size == 10**digits
+    lengths = {len(own(space.text(number))["input_ids"]) for number in range(space.size)}
+    assert len(lengths) > 1  # candidates' tokens differ in number
+    scores = brute(made, space, own)
+    found = exact(made, Trie.of(space, own), np.arange(space.size))
+    assert [each.rank for each in found] == ranks(scores).tolist()
+    assert found[7].exposure == pytest.approx(math.log2(space.size) - math.log2(ranks(scores)[7]))
+    assert {each.method for each in found} == {"exact"}
+
+
+def test_scores_are_those_of_plain_passes_whatever_the_batch(monkeypatch):
+    space, own, made = Candidates.digits("My {} b", 2), tokenizer(), model("llama")
+    wanted = brute(made, space, own)
+    tree = Trie.of(space, own)
+    for widest in (3, 512):
+        monkeypatch.setattr(trie, "_WIDEST", widest)
+        found = search(made, tree)
+        np.testing.assert_allclose(found.totals, wanted, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(totals(made, tree.rows(np.arange(100))), wanted, rtol=0, atol=1e-10)
+
+
+def test_a_model_without_a_cache_reads_whole_paths():
+    space, own = Candidates.digits("My ID {}.", 2), tokenizer()
+    tree = Trie.of(space, own)
+    found, cached = search(forgetful(), tree), search(model(), tree)
+    np.testing.assert_allclose(found.totals, cached.totals, rtol=0, atol=1e-10)
+    assert found.positions > 4 * cached.positions
+
+
+def test_beginnings_and_duplicates_are_candidates_like_others():
+    # "a" begins "ab" and "abc"; an unknown letter is dropped, so "a?" has the tokens of "a".
+    space = Candidates.among("My {}", ["abc", "a", "ab", "a?", "e"])
+    own, made = tokenizer(), model()
+    scores = brute(made, space, own)
+    found = exact(made, Trie.of(space, own), np.arange(5))
+    assert scores[1] == scores[3]
+    assert [each.rank for each in found] == ranks(scores).tolist()
+
+
+def test_positions_are_the_nodes_that_have_something_to_predict():
+    rows = np.array([[0, 5, *map(int, f"{i:04d}")] for i in range(10_000)])
+    tree = Trie.of_rows(rows)
+    assert search(model(), tree).positions == 2 + 10 + 100 + 1000
+    assert tree.plain_positions == 60_000
+    longer = Trie.of_rows(np.pad(rows[:100, 2:], ((0, 0), (1, 1)), constant_values=9))
+    assert search(model(), longer).positions == 3 + 10 + 100  # the shared 9 00, then the digits
+
+
+def test_pruning_keeps_ranks_and_saves_passes():
+    space, own, made = Candidates.digits("My ID {}.", 3), tokenizer(), model()
+    tree = Trie.of(space, own)
+    scores = search(made, tree).totals
+    order = np.argsort(-scores)
+    several = exact(made, tree, order[[0, 40, 700]])
+    for place, together in zip((0, 40, 700), several, strict=True):
+        (alone,) = exact(made, tree, [order[place]])
+        assert alone.rank == together.rank == place + 1
+    assert exact(made, tree, [order[0]])[0].positions < several[0].positions / 3
+
+
+def test_a_floor_drops_nothing_that_reaches_it():
+    space, own, made = Candidates.digits("{} b", 3), tokenizer(), model("llama")
+    tree = Trie.of(space, own)
+    whole = search(made, tree).totals
+    floor = float(np.median(whole))
+    found = search(made, tree, floor).totals
+    assert np.array_equal(np.isfinite(found), whole >= floor)
+    np.testing.assert_allclose(found[whole >= floor], whole[whole >= floor], rtol=0, atol=1e-10)
+
+
+def test_progress_tells_of_every_candidate():
+    told = []
+    space, own = Candidates.digits("My {}.", 3), tokenizer()
+    exact(model(), Trie.of(space, own), [500], progress=told.append)
+    assert sum(told) == 1000
+    assert min(told) >= 0
+
+
+def test_a_bound_is_above_the_exposure_and_saves_passes():
+    space, own, made = Candidates.digits("My ID {}.", 3), tokenizer(), model()
+    tree = Trie.of(space, own)
+    order = np.argsort(-search(made, tree).totals)
+    places = [0, 30, 600, 900]
+    certain = exact(made, tree, order[places])
+    found = exact(made, tree, order[places], least=3.0)
+    assert [each.method for each in found] == ["exact", "exact", "bounded", "bounded"]
+    assert [each.rank for each in found[:2]] == [1, 31]
+    for bound, true in zip(found[2:], certain[2:], strict=True):
+        assert true.exposure <= bound.exposure <= 3.0
+        assert bound.interval == (0.0, bound.exposure)
+        assert bound.p_value == 1.0
+    assert found[0].positions < certain[0].positions
+
+
+def test_a_cache_that_lies_is_found_out(monkeypatch):
+    original = trie._cut
+    monkeypatch.setattr(trie, "_cut", lambda cache, rows: original(cache, rows * 0))
+    with pytest.raises(CheckFailed, match="cache"):
+        exact(model(), Trie.of(Candidates.digits("My ID {}.", 3), tokenizer()), np.arange(0, 1000, 90))
+
+
+def test_the_bundled_model_equals_brute_force():
+    settings = Config(model="bundled", data=Data(train="x", max_length=2))
+    own = models.load_tokenizer(settings)
+    made = models.load_model(settings, vocabulary=len(own)).double()
+    tree = Trie.of(Candidates.digits("My ID is {}.", 2), own)
+    plain = totals(made, tree.rows(np.arange(100)))
+    found = exact(made, tree, np.arange(100))
+    assert [each.rank for each in found] == ranks(plain).tolist()
+
+
+# exposure ------------------------------------------------------------------------------------------------------
+def vectors(shared):
+    return json.loads((shared / "vectors" / "audit.json").read_text())["exposure"]
+
+
+def test_greatest_exposure_and_its_mean_by_chance_meet_the_vectors(shared):
+    assert most(10**6) == pytest.approx(vectors(shared)["max_six_digits"], abs=1e-9)
+    assert null_mean(10**6) == pytest.approx(vectors(shared)["null_mean"], abs=1e-6)
+
+
+def test_mean_exposure_over_all_secrets_is_that_of_chance():
+    space, own, made = Candidates.digits("My {}", 3), tokenizer(), model()
+    found = exact(made, Trie.of(space, own), np.arange(1000))
+    assert np.mean([each.exposure for each in found]) == pytest.approx(null_mean(1000), abs=1e-9)
+    assert combined(found).mean == pytest.approx(combined(found).null_mean)
+
+
+def test_a_model_that_learnt_one_secret_by_heart_exposes_it_fully():
+    space, own, made = Candidates.digits("My ID {}.", 3), tokenizer(), model().float()
+    tree, secret = Trie.of(space, own), 844
+    before = exact(made, tree, [secret])[0]
+    assert before.rank > 1
+    ids = torch.from_numpy(tree.rows(np.array([secret]))[0])[None]
+    optimizer = torch.optim.Adam(made.parameters(), lr=3e-3)
+    for _ in range(60):
+        loss = made(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = exact(made, tree, [secret, 17])
+    assert after[0].rank == 1
+    assert after[0].exposure == most(1000)
+    assert after[0].p_value == 1 / 1000
+    assert after[1].rank > 1
+    assert made.training is False
+
+
+def test_ties_count_against_the_secret():
+    made = model()
+    with torch.no_grad():
+        made.transformer.wte.weight.zero_()  # every token is as probable as any other
+    space, own = Candidates.among("My {}", ["a", "b", "c", "d"]), tokenizer()
+    found = exact(made, Trie.of(space, own), np.arange(4))
+    assert [each.rank for each in found] == [4] * 4
+    assert {each.exposure for each in found} == {0.0}
+    assert {each.p_value for each in found} == {1.0}
+
+
+# estimates -----------------------------------------------------------------------------------------------------
+def test_sampling_all_others_is_exact():
+    space, own, made = Candidates.digits("My ID {}.", 2), tokenizer(), model()
+    generator = np.random.default_rng(0)
+    for one, all_ in zip(
+        exact(made, Trie.of(space, own), [3, 44, 71]),
+        sampled(made, own, space, [3, 44, 71], 99, generator),
+        strict=True,
+    ):
+        assert all_.rank == one.rank
+        assert all_.interval == pytest.approx((one.exposure, one.exposure))
+        assert all_.p_value == one.p_value
+        assert all_.is_estimate
+        assert not one.is_estimate
+
+
+def test_a_sampled_interval_holds_the_exact_exposure():
+    space, own, made = Candidates.digits("My ID {}.", 3), tokenizer(), model()
+    secrets = np.arange(0, 1000, 20)
+    truth = exact(made, Trie.of(space, own), secrets)
+    found = sampled(made, own, space, secrets, 100, np.random.default_rng(1))
+    held = [a.interval[0] <= b.exposure <= a.interval[1] for a, b in zip(found, truth, strict=True)]
+    assert np.mean(held) >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / len(secrets))
+    assert np.mean([each.interval[1] - each.interval[0] for each in found]) < 1.5
+
+
+def test_an_interval_of_a_population_holds_at_every_truth():
+    population, drawn = 40, 13
+    intervals = np.array([share_interval(hits, drawn, population) for hits in range(drawn + 1)])
+    for truth in range(population + 1):
+        chance = stats.hypergeom.pmf(np.arange(drawn + 1), population, truth, drawn)
+        assert chance[intervals[:, 0] > truth].sum() <= 0.025
+        assert chance[intervals[:, 1] < truth].sum() <= 0.025
+    assert share_interval(0, drawn, population)[1] < 12
+    assert share_interval(13, 13, 13) == (13, 13)
+
+
+def test_in_a_large_population_it_is_clopper_and_pearsons():
+    low, high = share_interval(7, 200, 10**9)
+    known = stats.binomtest(7, 200).proportion_ci(0.95, "exact")
+    assert (low / 10**9, high / 10**9) == pytest.approx((known.low, known.high), rel=1e-4)
+
+
+def test_a_skew_normal_is_fitted_and_extrapolated():
+    for alpha in (-3.0, 0.0, 4.0):
+        truth = stats.skewnorm(alpha, loc=30, scale=2.5)
+        fitted = SkewNormal.fit(truth.rvs(400_000, random_state=1))
+        far = truth.ppf([1e-5, 1e-3, 0.5, 0.99])
+        exposures = -np.log2(fitted.below(far))
+        np.testing.assert_allclose(exposures, -np.log2(truth.cdf(far)), rtol=0.03, atol=0.01)
+    drawn = SkewNormal(30, 2.5, 0.9).draw(100_000, np.random.default_rng(0))
+    assert stats.kstest(drawn, stats.skewnorm(0.9 / math.sqrt(0.19), 30, 2.5).cdf).pvalue > 1e-3
+
+
+def test_the_fit_is_refused_where_losses_follow_something_else():
+    generator = np.random.default_rng(2)
+    losses = np.concatenate([generator.normal(20, 1, 300), generator.normal(26, 1, 300)])
+    assert SkewNormal.fit(losses).goodness(losses, generator) <= 0.01
+
+
+def test_the_fit_is_refused_at_its_level_where_losses_follow_it(monkeypatch):
+    monkeypatch.setattr(skewnormal, "REPLICATES", 39)
+    generator, trials = np.random.default_rng(3), 80
+    small = 0
+    for _ in range(trials):
+        losses = SkewNormal(20, 3, 0.8).draw(100, generator)
+        small += SkewNormal.fit(losses).goodness(losses, generator) <= 0.05
+    assert small <= trials * 0.05 + 3 * math.sqrt(trials * 0.05 * 0.95)
+
+
+def test_an_extrapolated_exposure_is_an_estimate_near_the_exact_one():
+    space, own, made = Candidates.digits("My ID {}.", 3), tokenizer(), model("llama")
+    tree = Trie.of(space, own)
+    order = np.argsort(-search(made, tree).totals)
+    secrets = order[[100, 500]]
+    found = extrapolated(made, own, space, secrets, 300, np.random.default_rng(4))
+    for each, true in zip(found, exact(made, tree, secrets), strict=True):
+        assert each.exposure == pytest.approx(true.exposure, abs=0.8)
+        assert each.interval[0] < each.exposure < each.interval[1] <= most(1000)
+        assert each.p_value is None
+        assert each.fit is not None
+        assert each.to_json()["estimate"] is True
+
+
+# p-values ------------------------------------------------------------------------------------------------------
+TRIALS, AT_MOST = 2000, 0.05 + 2 * math.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_secrets_that_the_model_does_not_depend_on_raise_no_alarm():
+    space, own, made = Candidates.digits("My ID {}.", 3), tokenizer(), model()
+    generator = np.random.default_rng(5)
+    everyone = exact(made, Trie.of(space, own), np.arange(1000))
+    drawn = generator.integers(1000, size=(TRIALS, 6))
+    p = np.array([combined([everyone[i] for i in row]).p_value for row in drawn])
+    assert (p <= 0.05).mean() <= AT_MOST
+    assert (p <= 0.05).mean() > 0.02  # and the test is not so safe that it is of no use
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """Log-probabilities are rounded so far that many candidates are equal."""
+
+    def rounded(values):
+        return np.round(values / 20) * 20
+
+    def found(*arguments):
+        scores = search(*arguments)
+        return trie.Scores(rounded(scores.totals), scores.positions)
+
+    monkeypatch.setattr(exposure, "search", found)
+    monkeypatch.setattr(exposure, "totals", lambda made, rows: rounded(totals(made, rows)))
+
+
+def test_ties_raise_no_alarm(coarse):
+    space, own = Candidates.digits("My ID {}.", 3), tokenizer()
+    everyone = exact(model(), Trie.of(space, own), np.arange(1000))
+    assert len({each.rank for each in everyone}) < 20
+    drawn = np.random.default_rng(7).integers(1000, size=(TRIALS, 6))
+    p = np.array([combined([everyone[i] for i in row]).p_value for row in drawn])
+    assert (p <= 0.05).mean() <= AT_MOST
+
+
+def test_sampled_ranks_raise_no_alarm():
+    """As `sampled` has it: the secret's place among others drawn without replacement from a small space."""
+    space, own, made = Candidates.digits("My ID {}.", 2), tokenizer(), model()
+    generator = np.random.default_rng(8)
+    found = sampled(made, own, space, generator.integers(100, size=TRIALS), 39, generator)
+    p = np.array([combined([each]).p_value for each in found])
+    assert (p <= 0.05).mean() <= AT_MOST
+    assert (p <= 0.05).mean() >= 0.05 - (AT_MOST - 0.05)  # two places of forty
+
+
+def test_fishers_method():
+    assert fisher([0.03]) == pytest.approx(0.03)
+    values = [0.2, 0.04, 0.6, 0.01]
+    assert fisher(values) == pytest.approx(stats.combine_pvalues(values, "fisher").pvalue)
+    assert fisher([1.0] * 5) == 1.0
+    assert fisher([1e-6] * 3) < 1e-14
+
+
+# faults of the user --------------------------------------------------------------------------------------------
+def test_candidates_that_cannot_be_ranked_are_refused():
+    with pytest.raises(InputError, match="template"):
+        Candidates.digits("My ID", 3)
+    with pytest.raises(InputError, match="template"):
+        Candidates.digits("{} {}", 3)
+    with pytest.raises(InputError, match="twice"):
+        Candidates.among("My {}", ["a", "b", "a"])
+    space = Candidates.digits("My ID {}.", 3)
+    for secret in ("12", "12a", "1234", "١٢٣"):
+        with pytest.raises(InputError, match="not among"):
+            space.numbers([secret])
+    assert space.numbers(["007", "999"]).tolist() == [7, 999]
+    with pytest.raises(InputError, match="put text before it"):
+        Trie.of(Candidates.digits("{}.", 2), tokenizer(start=False))
+    with pytest.raises(InputError, match="48"):
+        search(model(), Trie.of(Candidates.digits("My ID {}" + " a" * 30, 2), tokenizer()))
+
+
+def test_a_model_that_diverged_is_refused():
+    made = model()
+    with torch.no_grad():
+        made.transformer.wte.weight[12] = torch.nan
+    with pytest.raises(Diverged, match="not numbers"):
+        search(made, Trie.of(Candidates.digits("My ID {}.", 2), tokenizer()))
+
+
+def test_samples_that_cannot_be_drawn_are_refused():
+    space, own, made = Candidates.digits("My ID {}.", 2), tokenizer(), model()
+    generator = np.random.default_rng(0)
+    with pytest.raises(InputError, match="100 others"):
+        sampled(made, own, space, [1], 100, generator)
+    with pytest.raises(InputError, match="at least 100"):
+        extrapolated(made, own, space, [1], 50, generator)
+    with pytest.raises(InputError, match="same loss"):
+        SkewNormal.fit(np.full(200, 7.0))
+    with pytest.raises(InputError, match="p-values"):
+        combined([])
+
+
+def test_a_text_without_a_start_token_is_scored_from_its_second_token():
+    space = Candidates.digits("My ID {}.", 2)
+    with_start = Candidates.tokens(space, tokenizer())
+    without = Candidates.tokens(space, tokenizer(start=False))
+    assert np.array_equal(with_start[:, 1:], without)
+    assert (with_start[:, 0] == 0).all()
+    assert (without[12] == END).sum() == 1  # "12" is one token
