@@ -11,12 +11,14 @@ import argparse
 import json
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from confide.accounting import Curve, MixtureOfGaussians, Process
 from confide.audit.game import Claim, play
 from confide.audit.readings import Readings
 from confide.clipping import ClippedSum
@@ -89,6 +91,11 @@ def tiny(users: int, seed: int) -> GPT2LMHeadModel:
     return model
 
 
+@cache
+def claimed(process: Process, noise_multiplier: float) -> Curve:
+    return process.curve(noise_multiplier)
+
+
 def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
     """The verdict on one run."""
     key = RunKey.from_text(f"audit power {seed}")
@@ -141,10 +148,8 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         step.clipped = ClippedSum(model, step._loss, None)
     for number in range(game.steps):
         step(number)
-    guarantee = setting.curve()
-    claim = Claim(
-        mechanism.unit, mechanism.adjacency, guarantee.epsilon(DELTA), DELTA, guarantee, one_row=False
-    )
+    curve = claimed(setting.terms.process, setting.noise_multiplier)
+    claim = Claim(mechanism.unit, mechanism.adjacency, curve.epsilon(DELTA), DELTA, curve, one_row=False)
     return play(claim, "steps", readings.scores(game.steps), coins, game.guesses).verdict()
 
 
@@ -158,9 +163,7 @@ def power(game: Game, trials: int, is_broken: bool) -> float:
 
 
 def epsilon(game: Game) -> float:
-    from confide.accounting import MixtureOfGaussians
-
-    return MixtureOfGaussians.bernoulli(game.rate, game.steps).curve(game.noise).epsilon(DELTA)
+    return claimed(MixtureOfGaussians.bernoulli(game.rate, game.steps), game.noise).epsilon(DELTA)
 
 
 def main() -> None:

@@ -245,10 +245,8 @@ class _Audit:
         claim = {
             name: value for name, value in asdict(self.claim).items() if name not in ("curve", "one_row")
         }
-        result: dict[str, Any] = {"verdict": "underpowered", "claim": claim, "steps": self.steps}
-        if self.claim.curve is None:
-            result["verdict"] = "nothing claimed"
-        else:
+        result: dict[str, Any] = {"verdict": verdict(self.claim, []), "claim": claim, "steps": self.steps}
+        if self.claim.curve is not None:
             result["ceiling"] = ceiling(self.claim.curve).to_json()
         if "claim" in self.attacks:
             result |= self._played(before, after)

@@ -185,8 +185,9 @@ def sampled(
     """Estimates of exposure from `count` random other candidates for each secret, drawn without replacement.
 
     The rank's interval is Clopper and Pearson's, of a population of |R| - 1 (the hypergeometric distribution in place
-    of the binomial one). p = (1 + drawn ones that are not below the secret) / (count + 1). Each secret has a draw of
-    its own, so that p-values of several are independent.
+    of the binomial one). p = (1 + drawn ones that are not below the secret) / (count + 1), and the exposure is -log2 p:
+    no more than log2(count + 1), however few candidates are above the secret. Each secret has a draw of its own, so
+    that p-values of several are independent.
 
     Raises:
         InputError: there are not as many others; or as `exact`.
@@ -196,19 +197,19 @@ def sampled(
     for mine, others in zip(own, drawn, strict=True):
         above = int((others >= mine).sum())
         low, high = share_interval(above, count, candidates.size - 1, confidence)
-        rank = 1 + (candidates.size - 1) * above / count
+        p = (1 + above) / (count + 1)
         bits = tuple(math.log2(candidates.size / (1 + many)) for many in (high, low))
         results.append(
             Exposure(
-                exposure=math.log2(candidates.size / rank),
-                rank=rank,
+                exposure=-math.log2(p),
+                rank=candidates.size * p,
                 candidates=candidates.size,
                 method="sampled",
                 positions=found.positions,
                 plain_positions=found.plain,
                 interval=(bits[0], bits[1]),
                 confidence=confidence,
-                p_value=(1 + above) / (count + 1),
+                p_value=p,
             )
         )
     return tuple(results)

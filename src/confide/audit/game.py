@@ -19,7 +19,7 @@ ALPHA = 0.05
 SHARE = 1 / 3
 """Of the coins that are guessed, unless it is said before."""
 
-Verdict = Literal["violation", "consistent", "underpowered", "nothing claimed"]
+Verdict = Literal["violation", "consistent", "underpowered", "nothing claimed", "not attacked"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,14 @@ class Claim:
         """The canaries that are one unit each of this claim: int64, their numbers.
 
         Raises:
-            InputError: there is none, as where each stands in several rows and the claim is for one.
+            InputError: there is none, as where each stands in several rows and the claim is for one; or contents were
+                swapped, and the claim compares a unit with none.
         """
+        if manifest.game == "value" and self.adjacency == "zero-out":
+            raise InputError(
+                "privacy.adjacency: the canaries hold one of two texts, which is replace-one, and the claim is for "
+                "zero-out: such a game would refute what was never claimed"
+            )
         fits = [i for i, canary in enumerate(manifest.canaries) if self._is_one_unit(canary)]
         if not fits:
             raise InputError(
@@ -150,6 +156,8 @@ def verdict(claim: Claim, games: list[Played]) -> Verdict:
     """Of all games together, each of which was played at its share of alpha."""
     if claim.curve is None:
         return "nothing claimed"
+    if not games:
+        return "not attacked"
     found = {game.verdict() for game in games}
     for worst in ("violation", "consistent"):
         if worst in found:

@@ -1,0 +1,159 @@
+"""`confide audit` on small runs, from the outside."""
+
+import json
+
+import pytest
+
+from confide.audit import attack
+from confide.audit.canaries import FILE
+from confide.config import check
+from confide.console import Console
+from confide.errors import InputError
+from confide.finetuning import fine_tune
+from confide.job import Job
+from confide.runs import Run
+from tests.audit.test_canaries import planted
+from tests.command import confide
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A private run with canaries, and a twin that learnt them by heart."""
+    folder = tmp_path_factory.mktemp("audited")
+    raw = planted(folder / "a", family="rare-tokens", tokens=6, white_box=True).model_dump(mode="json")
+    raw["train"] |= {"steps": 60, "batch": 60.0, "learning_rate": 0.05, "schedule": "constant"}
+    config = check(raw)
+    fine_tune(Run(config), QUIET)
+    fine_tune(Run(config, twin=True), QUIET)
+    return config
+
+
+def test_an_audit_prints_its_verdict_and_keeps_it(trained):
+    found = confide("audit", trained.run, "--json", "--guesses", "16", "--users", "20")
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert result["verdict"] in ("consistent", "underpowered")
+    assert {game["view"] for game in result["games"]} == {"release", "steps"}
+    assert all(game["guesses"] == 16 for game in result["games"])
+    assert all(0 <= game["bound"] <= game["strongest"] for game in result["games"])
+    assert set(result["membership"]["attacks"]) >= {
+        "loss",
+        "zlib",
+        "reference",
+        "min-k",
+        "min-k++",
+        "lira",
+        "rmia",
+    }
+    assert "rare-tokens" in result["left_out"]["exposure"]
+    assert (Run(trained).folder / "audit.json").exists()
+    assert not (Run(trained).release / "audit.json").exists()
+
+
+def test_a_person_reads_the_same(trained):
+    found = confide("audit", trained.run, "--users", "20")
+    assert found.code == 0, found.err
+    for part in (
+        "verdict: ",
+        "left out: exposure",
+        "the guarantee's ceiling",
+        "extraction",
+        "no guarantee covers it",
+    ):
+        assert part in found.out
+
+
+def test_the_twin_claims_nothing_and_gives_its_canaries_away(trained):
+    found = confide("audit", trained.run, "--twin", "--json", "--attacks", "claim", "--guesses", "10")
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert result["verdict"] == "nothing claimed"
+    (game,) = result["games"]
+    assert game["correct"] >= 9
+    assert game["bound"] > 0
+
+
+def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
+    """The twin's weights under the private run's claim, which is made small: exit code 1."""
+    import dataclasses
+
+    job = Job.of(Run(trained), QUIET)
+    twin = Run(trained, twin=True).last_checkpoint()
+    monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
+    setting = dataclasses.replace(job.setting, noise_multiplier=20.0)
+    false = dataclasses.replace(job, setting=setting)
+    options = attack.Options(attacks=("claim",), guesses=14)
+    monkeypatch.setattr(Job, "readings", lambda self, stage: _Nothing(len(job.manifest().canaries)))
+    assert attack.audit(false, options)["verdict"] == "violation"
+
+
+class _Nothing:
+    def __init__(self, count):
+        self.count = count
+
+    def scores(self, steps):
+        import numpy as np
+
+        return np.zeros(self.count)
+
+
+def test_coins_that_were_changed_after_training_are_refused(trained):
+    path = Run(trained).data / FILE
+    before = path.read_text()
+    try:
+        changed = json.loads(before)
+        changed["canaries"][0]["coin"] ^= 1
+        path.write_text(json.dumps(changed))
+        found = confide("audit", trained.run, "--attacks", "claim")
+        assert found.code == 2
+        assert "sealed with before training" in found.err
+    finally:
+        path.write_text(before)
+
+
+def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
+    raw = planted(tmp_path / "a", digits=2, insertions=[1, 3]).model_dump(mode="json")
+    raw["train"]["steps"] = 2
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    found = confide("audit", str(run.root), "--json", "--attacks", "exposure")
+    assert found.code == 0, found.err
+    exposed = json.loads(found.out)["exposure"]
+    assert set(exposed["groups"]) == {"planted 1 times", "planted 3 times", "not planted"}
+    assert sum(own["count"] for own in exposed["groups"].values()) == 40
+    assert exposed["positions"] < exposed["plain_positions"]
+    assert "exposure in bits" in confide("audit", str(run.root), "--attacks", "exposure").out
+
+
+def test_without_canaries_the_other_attacks_still_run(tmp_path):
+    raw = planted(tmp_path / "a").model_dump(mode="json") | {"canaries": {}}
+    raw["train"]["steps"] = 2
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    found = confide("audit", str(run.root), "--json", "--users", "10")
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert "canaries.count" in result["left_out"]["claim"]
+    assert result["verdict"] == "not attacked"
+    assert "membership" in result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--attacks", "clam"), "there are claim, exposure"),
+        (("--alpha", "2"), "a probability between 0 and 1"),
+        (("--guesses", "500"), "guesses must be at most"),
+    ],
+)
+def test_wrong_arguments_say_what_is_wrong(trained, arguments, message):
+    found = confide("audit", trained.run, *arguments)
+    assert found.code == 2
+    assert message in found.err
+
+
+def test_nothing_trained_is_said(tmp_path):
+    with pytest.raises(InputError, match="nothing was trained"):
+        attack.audit(Job.of(Run(planted(tmp_path / "a")), QUIET))
