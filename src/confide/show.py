@@ -424,14 +424,16 @@ def audited(found: dict[str, Any]) -> None:
         table(["membership", "AUROC", "95%", "found at 1% false alarms", "95%"], rows)
     if "extraction" in found:
         own = found["extraction"]
-        greedy = own["greedy"]
-        shares = [greedy[side]["share"] for side in ("tuned", "base")]
-        low, high = greedy["difference"]["low"], greedy["difference"]["high"]
-        print(
-            f"\nextraction: given {own['prefix']} tokens, the next {own['suffix']} word for word, of "
-            f"{number(greedy['rows'])} rows: {shares[0]:.1%} (base model: {shares[1]:.1%}; difference "
-            f"{low:.1%} to {high:.1%})"
-        )
+        print(f"\nextraction: given {own['prefix']} tokens of a row, the next {own['suffix']} word for word")
+        kinds = {"greedy": "greedily", "discoverable": f"in {own['samples']} samples, probably"}
+        rows = []
+        for kind, how in kinds.items():
+            shares = [own[kind][side] for side in ("tuned", "base", "difference")]
+            cells = [f"{share['share']:.1%}" for share in shares]
+            rows.append(
+                [how, number(own[kind]["rows"]), *cells, f"{shares[2]['low']:.1%} to {shares[2]['high']:.1%}"]
+            )
+        table(["", "rows", "this model", "base model", "difference", "95%"], rows)
     for name, why in found["left_out"].items():
         print(f"\nleft out: {name}: {why}")
     print("\nWhat is printed here was computed from private rows, and no guarantee covers it.")

@@ -49,6 +49,7 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     }
     assert "rare-tokens" in result["left_out"]["exposure"]
     assert (Run(trained).folder / "audit.json").exists()
+    assert "Members found" in (Run(trained).folder / "audit.svg").read_text()
     assert not (Run(trained).release / "audit.json").exists()
 
 
@@ -124,6 +125,7 @@ def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
     assert set(exposed["groups"]) == {"planted 1 times", "planted 3 times", "not planted"}
     assert sum(own["count"] for own in exposed["groups"].values()) == 40
     assert exposed["positions"] < exposed["plain_positions"]
+    assert "Exposure of planted numbers" in (run.folder / "audit.svg").read_text()
     assert "exposure in bits" in confide("audit", str(run.root), "--attacks", "exposure").out
 
 

@@ -19,13 +19,19 @@ from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
 from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
+from confide.course import Course
 from confide.errors import InputError
 from confide.job import Job
 from confide.ledger import Ledger
 from confide.mechanisms.none import NonPrivate
+from confide.mechanisms.rows import RowSampler
 from confide.units import UnitGraph
 
 ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
+
+
+SAMPLES = 100
+"""Sampled continuations, of which one at least is to be the row's with probability 1/2 (Hayes et al. 2024)."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Options:
         alpha: probability of a false alarm of the whole game.
         users, rows: of membership and user inference, on each side, and of each user, at most.
         prefix, suffix: tokens that an extraction is given, and must give back.
-        secrets: whose exposure is computed, at most.
+        secrets: numbers whose exposure is computed, at most; as many of those not planted as of others.
     """
 
     attacks: tuple[str, ...] = ATTACKS
@@ -73,7 +79,7 @@ def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
     with course.averaged():
         after = run.look()
         exposed = run.exposed() if run.manifest and "exposure" in run.attacks else None
-    return run.report(before, after, exposed)
+    return run.report(before, after, exposed, _in_use(course, job.prepared.train.n_rows))
 
 
 def sealed(job: Job) -> Manifest:
@@ -103,6 +109,16 @@ def claim_of(job: Job, steps: int) -> Claim:
         None if guarantee.notion == "none" else job.setting.curve(steps),
         not (job.mechanism.inner if isinstance(job.mechanism, NonPrivate) else job.mechanism).grouped,
     )
+
+
+def _in_use(course: Course, rows: int) -> np.ndarray | None:
+    """The rows that training could draw, bool[M], where it drew from a fixed choice of them; None: all."""
+    found = np.zeros(rows, dtype=bool)
+    for step in course.each():
+        if not isinstance(step.sampler, RowSampler):
+            return None
+        found[step.sampler.rows] = True
+    return found
 
 
 @dataclass(frozen=True)
@@ -220,28 +236,31 @@ class _Audit:
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)
         trie = Trie.of(candidates, self.job.tokenizer)
-        chosen = [canary for canary in manifest.canaries if canary.is_planted][: self.options.secrets]
-        held = [canary for canary in manifest.canaries if not canary.is_planted][: self.options.secrets]
-        secrets = [canary.secrets[canary.coin] for canary in chosen] + [canary.secrets[0] for canary in held]
-        found = exposure.exact(self.job.model, trie, candidates.numbers(secrets))
-        times = np.array([canary.insertions for canary in chosen])
-        groups = {
-            f"planted {n} times": [found[i] for i in np.flatnonzero(times == n)] for n in np.unique(times)
-        }
-        if held:
-            groups["not planted"] = list(found[len(chosen) :])
+        by_times: dict[int, list[str]] = {}
+        for canary in manifest.canaries:
+            times = canary.insertions if canary.is_planted else 0
+            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.is_planted else 0])
+        each = max(1, self.options.secrets // len(by_times))
+        kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
+        numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])
+        found = iter(exposure.exact(self.job.model, trie, numbers))
+        groups = {times: [next(found) for _ in secrets] for times, secrets in kept.items()}
+        first = next(iter(groups.values()))[0]
         return {
             "most": exposure.most(candidates.size),
-            "positions": found[0].positions,
-            "plain_positions": found[0].plain_positions,
+            "positions": first.positions,
+            "plain_positions": first.plain_positions,
             "groups": {
-                name: asdict(exposure.combined(own)) | {"exposures": [one.exposure for one in own]}
-                for name, own in groups.items()
+                f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
+                | {"insertions": times, "exposures": [one.exposure for one in own]}
+                for times, own in groups.items()
             },
         }
 
     # both together ---------------------------------------------------------------------------------
-    def report(self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None) -> dict[str, Any]:
+    def report(
+        self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None, in_use: np.ndarray | None
+    ) -> dict[str, Any]:
         claim = {
             name: value for name, value in asdict(self.claim).items() if name not in ("curve", "one_row")
         }
@@ -257,12 +276,16 @@ class _Audit:
         if "users" in self.attacks:
             pairs = zip(self.sides, after.sides, before.sides, strict=True)
             trained, held_out, *_ = (Users(side.asked, own, base) for side, own, base in pairs)
-            result["users"] = infer(trained, held_out).to_json()
+            result["users"] = infer(trained, held_out, in_use).to_json()
         if before.given_back is not None and after.given_back is not None:
             result["extraction"] = {
                 "prefix": self.options.prefix,
                 "suffix": self.options.suffix,
                 "greedy": extraction.compare(after.given_back.greedy, before.given_back.greedy).to_json(),
+                "samples": SAMPLES,
+                "discoverable": extraction.compare(
+                    after.given_back.discoverable(SAMPLES, 0.5), before.given_back.discoverable(SAMPLES, 0.5)
+                ).to_json(),
             }
         return result | {"left_out": self.left_out}
 
@@ -287,14 +310,15 @@ class _Audit:
         }
 
     def _members(self, before: _Looked, after: _Looked) -> membership.Membership:
-        scores, units = [], []
-        population = (after.sides[2].loss, before.sides[2].loss[None]) if len(self.sides) > 2 else None
-        for side, own, base in list(zip(self.sides, after.sides, before.sides, strict=True))[:2]:
-            compressed = membership.compressed_lengths(side.graph, own.rows, self.job.tokenizer)
-            found = membership.scores(own, base, compressed)
-            found["lira"] = membership.lira(own.loss, base.loss[None])
-            if population is not None:
-                found["rmia"] = membership.rmia(own.loss, base.loss[None], *population)
-            scores.append(found)
-            units.append(membership.unit_of(side.graph, own.rows))
-        return membership.compare(scores[0], scores[1], (units[0], units[1]))
+        """With the base model as the one reference: it has seen none of these rows."""
+        sides = [
+            membership.Side(
+                own,
+                (base,),
+                membership.compressed_lengths(side.graph, own.rows, self.job.tokenizer),
+                membership.unit_of(side.graph, own.rows),
+            )
+            for side, own, base in zip(self.sides, after.sides, before.sides, strict=True)
+        ]
+        members, others, *more = sides
+        return membership.attack(members, others, more[0] if more else None)

@@ -86,8 +86,7 @@ def statistic(asked: Asked, own: Columns, reference: Columns, per: str = "token"
     """
     if per not in PER:
         raise ValueError(f"per is {' or '.join(PER)}, not {per!r}")
-    if not (np.array_equal(own.rows, reference.rows) and np.array_equal(own.tokens, reference.tokens)):
-        raise ValueError("the reference must have been asked for the same tokens of the same rows")
+    own.check_same(reference)
     here, places = own.places(asked.rows)
     present, user = np.unique(asked.units[here], return_inverse=True)
     ratios = (reference.loss - own.loss)[places] * own.tokens[places]

@@ -62,6 +62,11 @@ class Columns:
         here = self.rows[found] == rows
         return here, found[here]
 
+    def check_same(self, reference: "Columns") -> None:
+        """Raises ValueError if the other model was asked for other tokens."""
+        if not (np.array_equal(self.rows, reference.rows) and np.array_equal(self.tokens, reference.tokens)):
+            raise ValueError("the reference must have been asked for the same tokens of the same rows")
+
 
 @torch.no_grad()
 def columns(
@@ -189,8 +194,7 @@ def scores(
             raise ValueError("compressed lengths are needed of the rows that the columns have")
         found["zlib"] = -own.loss * own.tokens / compressed
     if reference is not None:
-        if not (np.array_equal(own.rows, reference.rows) and np.array_equal(own.tokens, reference.tokens)):
-            raise ValueError("the reference must have been asked for the same tokens of the same rows")
+        own.check_same(reference)
         found["reference"] = reference.loss - own.loss
     if own.min_k is not None and own.min_k_plus_plus is not None:
         found |= {"min-k": own.min_k, "min-k++": own.min_k_plus_plus}
@@ -221,10 +225,11 @@ def lira(loss: np.ndarray, references: np.ndarray, individual_from: int = INDIVI
     deviation = np.ones(())
     if len(others) > 1:
         variances = others.var(axis=0, ddof=1)
-        shared = float(variances.mean()) or 1.0
-        deviation = np.sqrt(
-            np.maximum(variances, shared / 1000) if len(others) >= individual_from else shared
-        )
+        shared = variances.mean()
+        if len(others) < individual_from:
+            variances = np.full_like(variances, shared)
+        if shared > 1e-20:  # else the models are all the same
+            deviation = np.sqrt(np.maximum(variances, shared / 1000))
     return (own - others.mean(axis=0)) / deviation
 
 
@@ -320,6 +325,8 @@ class Side:
 
     def matrix(self) -> np.ndarray:
         """Losses under the reference models: float64[k, n]."""
+        for reference in self.references:
+            self.own.check_same(reference)
         return np.stack([reference.loss for reference in self.references])
 
     def scores(self) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ def audit(
     """Attack a trained run at the unit that it protects."""
     from confide import show
     from confide.audit import attack
+    from confide.audit.picture import audit_svg
     from confide.cli.base import job_of
     from confide.disk import write_text
     from confide.runs import Run
@@ -44,6 +45,9 @@ def audit(
         options = attack.Options(chosen, guesses, alpha, users, rows, secrets=secrets)
         found = attack.audit(job_of(found_run), options)
         write_text(found_run.folder / "audit.json", show.as_json(found))
+        picture = audit_svg(found)
+        if picture is not None:
+            write_text(found_run.folder / "audit.svg", picture)
     print_json(found) if as_json else show.audited(found)
     if found["verdict"] == "violation":
         raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")
