@@ -320,11 +320,6 @@ def _canary_faults(config: Config) -> Iterator[tuple[str, str]]:
             "canaries.count",
             "canaries are text to be learnt by heart: a language model's, not a classifier's",
         )
-    if config.privacy.mechanism == "secret":
-        yield (
-            "canaries.count",
-            "there is no game for mechanism secret yet, whose units are the secrets that are listed",
-        )
     if canaries.family == "digits" and canaries.template.count("{}") != 1:
         yield "canaries.template", "must hold {} once, where the number stands"
     if canaries.family != "digits" and canaries.template != Canaries().template:
@@ -334,15 +329,41 @@ def _canary_faults(config: Config) -> Iterator[tuple[str, str]]:
             "canaries.family",
             f"generated text needs a causal language model, not {config.task}: use digits",
         )
-    if canaries.white_box and config.train.distributed == "fsdp":
-        yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
-    if canaries.white_box and game_of(config) == "value":
+    if canaries.guesses is not None and canaries.guesses > canaries.count:
+        yield "canaries.guesses", f"{canaries.guesses} are more than the {canaries.count} canaries"
+    yield from _game_faults(config)
+
+
+def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
+    """(key, sentence) where the claim has no game of such canaries."""
+    canaries, privacy = config.canaries, config.privacy
+    name, game = privacy.mechanism, game_of(config)
+    if name in ("secret", "crt"):
+        yield "canaries.count", f"there is no game for mechanism {name} yet"
+    elif game == "value" and canaries.family != "digits":
         yield (
-            "canaries.white_box",
-            f"tells whether a unit is there, and {config.privacy.mechanism} protects contents",
+            "canaries.family",
+            f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
         )
-    if canaries.white_box and config.privacy.mechanism == "none":
-        yield "canaries.white_box", "mechanism none adds no noise, and its sums are not for everybody's eyes"
+    several = canaries.insertions if isinstance(canaries.insertions, int) else max(canaries.insertions)
+    chunks = config.task == "causal-lm" and privacy.selection in (None, "random-chunk")
+    by_unit = name in ("uls", "concentration", "none") and isinstance(config.data.unit, str)
+    if several > 1 and chunks and by_unit:
+        yield (
+            "canaries.insertions",
+            "a random chunk would run over several rows of a canary that is not there, and predict one from the other: "
+            "use insertions: 1, or privacy.selection: random",
+        )
+    if not canaries.white_box:
+        return
+    if config.train.distributed == "fsdp":
+        yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
+    if game == "value":
+        yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
+    if name in ("none", "concentration"):
+        yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
+    if privacy.sampling != "poisson":
+        yield "canaries.white_box", "who else was drawn may be known under sampling: poisson alone"
 
 
 def reference() -> str:

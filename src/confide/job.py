@@ -22,7 +22,7 @@ from confide.console import Console
 from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
-from confide.mechanisms.base import Mechanism, Stage, Terms
+from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
 from confide.mechanisms.concentration import ConcentrationFilter
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
@@ -149,11 +149,6 @@ class Job:
         values = {name: getattr(train, name) for name in Optimisation.__dataclass_fields__}
         values |= {"steps": stage.steps, "learning_rate": stage.learning_rate or train.learning_rate}
 
-        def score() -> Any:
-            return self.run.once(
-                "perplexities", lambda: self._perplexities(stage.mechanism.scorer), self.ranks
-            )
-
         alone = self.alone(stage)
         combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
         is_filter = isinstance(combine, ConcentrationFilter)
@@ -161,7 +156,7 @@ class Job:
         return build(
             self.model,
             self.task,
-            stage.mechanism.sampler(alone.prepared.train, self.key, stage.name, score),
+            self.sampler(stage),
             combine,
             Optimisation(**values),
             self.key,
@@ -172,6 +167,16 @@ class Job:
             say,
             self._observer(stage),
         )
+
+    def sampler(self, stage: Stage) -> Sampler:
+        """Who draws the rows of a stage."""
+
+        def score() -> Any:
+            return self.run.once(
+                "perplexities", lambda: self._perplexities(stage.mechanism.scorer), self.ranks
+            )
+
+        return stage.mechanism.sampler(self._graph(stage), self.key, stage.name, score)
 
     def _observer(self, stage: Stage) -> Observer | None:
         """Who keeps what the noised sums tell of canaries, where the config asks for it."""
@@ -186,13 +191,14 @@ class Job:
         return Readings(
             self.model,
             self.task,
-            self.run.folder / f"readings-{stage.name}.f32",
+            self.run.folder / f"readings-{stage.name}-{manifest.commitment[:16]}.f32",
             stage.steps,
             units
             if stage.mechanism.draws == "units"
             else np.concatenate([graph.rows_of(int(u)) for u in units]),
             contents,
             tuple(manifest.rows(contents)),
+            self.micro_tokens,
             self.ranks.first,
         )
 

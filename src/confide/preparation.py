@@ -20,7 +20,7 @@ import numpy as np
 
 from confide import mechanisms
 from confide.audit import canaries
-from confide.audit.canaries import Manifest
+from confide.audit.canaries import Canary, Manifest
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.noise import RunKey
@@ -84,7 +84,8 @@ def source_of(config: "Config") -> str:
     if redaction_of(config) != "none":
         parts["redaction"] = [redaction_of(config), config.redacted.span_tokens, _marks(config)]
     if config.canaries.count:
-        parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box"})
+        parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
+        parts["canaries"] |= {"game": canaries.game_of(config), "model": config.model}
     return json.dumps(parts, sort_keys=True)
 
 
@@ -240,6 +241,7 @@ class _Preparation:
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
         self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
+        self.missed = 0  # canaries whose contents differ in more than what was found sensitive
 
     def write(self, folder: Path, cache: Path) -> dict[str, Any]:
         """All graphs, into `folder`; returns the facts."""
@@ -275,7 +277,7 @@ class _Preparation:
         facts["counts"] = dict(self.counts)
         if self.manifest is not None:
             self.manifest.write(folder)
-            facts["canaries"] = len(self.manifest.canaries)
+            facts["canaries"] = {"count": len(self.manifest.canaries), "missed": self.missed}
         if data.duplicates:
             facts["duplicates"] = self._duplicates()
         if self.config.task == "classification":
@@ -325,15 +327,29 @@ class _Preparation:
 
     def _plant(self, manifest: Manifest, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
         """Canaries among the training rows; `beside` gets the rows of all that could have been planted."""
+        for canary in manifest.canaries:
+            for world, rows in enumerate(self.cutter.rows(canary.contents)):
+                if len(rows) != 1:
+                    raise InputError(
+                        f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
+                        f"canaries.tokens, or raise data.max_length ({self.config.data.max_length})"
+                    )
+                beside.add(rows[0].tokens, [f"{canary.name}/{world}"])
+            if self.redacted is not None:
+                self.missed += not self._alike_redacted(canary)
         for batch in _batches(manifest.documents(), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
         nothing = canaries.blank(self.tokenizer)
-        for name in manifest.absent(mechanisms.build(self.config).draws):
+        for name in manifest.absent():
             writers["train"].add(nothing, [name])
-        for canary in manifest.canaries:
-            for world, rows in enumerate(self.cutter.rows(canary.contents)):
-                for row in rows:
-                    beside.add(row.tokens, [f"{canary.name}/{world}"])
+
+    def _alike_redacted(self, canary: Canary) -> bool:
+        """Whether its contents differ in nothing but what is found sensitive, and something is."""
+        assert self.redacted is not None
+        documents = [Document(text, (canary.name,), None, canaries.WHERE) for text in canary.contents]
+        (first, *more), *others = ([*rows] for rows in self.redacted.uncounted(documents))
+        alike = all(len(own) == 1 and np.array_equal(own[0].masked, first.masked) for own in others)
+        return first.has_finding and not more and alike
 
     def _beside(self, folder: Path) -> GraphWriter:
         return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})

@@ -369,9 +369,13 @@ class Canaries(Section):
     tokens: Annotated[int, Field(ge=2)] = Field(
         24, description="rare-tokens, generated: how many tokens a canary has"
     )
-    insertions: Count | list[Count] = Field(
+    insertions: Count | Annotated[list[Count], Field(min_length=1)] = Field(
         1,
         description="documents that hold a canary's text, all of its unit; of a list the canaries take turns",
+    )
+    guesses: Count | None = Field(
+        None,
+        description="about the coins, in the audit; settled before training; default: a third of the canaries",
     )
     white_box: bool = Field(
         False,

@@ -22,7 +22,9 @@ QUIET = Console(quiet=True)
 def trained(tmp_path_factory):
     """A private run with canaries, and a twin that learnt them by heart."""
     folder = tmp_path_factory.mktemp("audited")
-    raw = planted(folder / "a", family="rare-tokens", tokens=6, white_box=True).model_dump(mode="json")
+    raw = planted(folder / "a", family="rare-tokens", tokens=6, white_box=True, guesses=14).model_dump(
+        mode="json"
+    )
     raw["train"] |= {"steps": 60, "batch": 60.0, "learning_rate": 0.05, "schedule": "constant"}
     config = check(raw)
     fine_tune(Run(config), QUIET)
@@ -31,12 +33,12 @@ def trained(tmp_path_factory):
 
 
 def test_an_audit_prints_its_verdict_and_keeps_it(trained):
-    found = confide("audit", trained.run, "--json", "--guesses", "16", "--users", "20")
+    found = confide("audit", trained.run, "--json", "--users", "20")
     assert found.code == 0, found.err
     result = json.loads(found.out)
     assert result["verdict"] in ("consistent", "underpowered")
     assert {game["view"] for game in result["games"]} == {"release", "steps"}
-    assert all(game["guesses"] == 16 for game in result["games"])
+    assert all(game["guesses"] == 14 for game in result["games"])
     assert all(0 <= game["bound"] <= game["strongest"] for game in result["games"])
     assert set(result["membership"]["attacks"]) >= {
         "loss",
@@ -67,12 +69,12 @@ def test_a_person_reads_the_same(trained):
 
 
 def test_the_twin_claims_nothing_and_gives_its_canaries_away(trained):
-    found = confide("audit", trained.run, "--twin", "--json", "--attacks", "claim", "--guesses", "10")
+    found = confide("audit", trained.run, "--twin", "--json", "--attacks", "claim")
     assert found.code == 0, found.err
     result = json.loads(found.out)
     assert result["verdict"] == "nothing claimed"
     (game,) = result["games"]
-    assert game["correct"] >= 9
+    assert game["correct"] >= 12
     assert game["bound"] > 0
 
 
@@ -85,7 +87,7 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
     setting = dataclasses.replace(job.setting, noise_multiplier=20.0)
     false = dataclasses.replace(job, setting=setting)
-    options = attack.Options(attacks=("claim",), guesses=14)
+    options = attack.Options(attacks=("claim",))
     monkeypatch.setattr(Job, "readings", lambda self, stage: _Nothing(len(job.manifest().canaries)))
     assert attack.audit(false, options)["verdict"] == "violation"
 
@@ -115,7 +117,7 @@ def test_coins_that_were_changed_after_training_are_refused(trained):
 
 
 def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
-    raw = planted(tmp_path / "a", digits=2, insertions=[1, 3]).model_dump(mode="json")
+    raw = planted(tmp_path / "a", "els", digits=2, insertions=[1, 3]).model_dump(mode="json")
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
@@ -127,6 +129,23 @@ def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
     assert exposed["positions"] < exposed["plain_positions"]
     assert "Exposure of planted numbers" in (run.folder / "audit.svg").read_text()
     assert "exposure in bits" in confide("audit", str(run.root), "--attacks", "exposure").out
+
+
+@pytest.mark.parametrize(("expression", "is_found"), [(r"\d+", True), ("printer", False)])
+def test_numbers_that_the_detector_misses_play_no_game(tmp_path, expression, is_found):
+    raw = planted(tmp_path / "a", "dp-sgd", digits=3, template="My printer is {} again.").model_dump(
+        mode="json"
+    )
+    raw["privacy"] |= {"mechanism": "selective", "adjacency": None, "rows_per_unit": 4}
+    raw["detector"] |= {"expressions": {"sensitive": expression, "other": "printer"}, "recall": 1.0}
+    raw["redacted"]["steps"] = 2
+    raw["train"]["steps"] = 2
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    result = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure")))
+    assert (result["verdict"] != "not attacked") == is_found
+    assert ("claim" in result["left_out"]) != is_found
+    assert sum(own["count"] for own in result["exposure"]["groups"].values()) == 40
 
 
 def test_without_canaries_the_other_attacks_still_run(tmp_path):
@@ -146,8 +165,8 @@ def test_without_canaries_the_other_attacks_still_run(tmp_path):
     ("arguments", "message"),
     [
         (("--attacks", "clam"), "there are claim, exposure"),
-        (("--alpha", "2"), "a probability between 0 and 1"),
-        (("--guesses", "500"), "guesses must be at most"),
+        (("--attacks", ""), "there are claim, exposure"),
+        (("--users", "1"), "--users"),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(trained, arguments, message):

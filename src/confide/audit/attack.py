@@ -4,7 +4,9 @@ The model is looked at twice in the same way, before training and after it: what
 doing. Whatever comes out is computed from private rows, and no guarantee covers it.
 """
 
+import io
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,12 +21,11 @@ from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
 from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
-from confide.course import Course
 from confide.errors import InputError
 from confide.job import Job
-from confide.ledger import Ledger
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.rows import RowSampler
+from confide.preparation import redaction_of
 from confide.units import UnitGraph
 
 ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
@@ -34,22 +35,21 @@ SAMPLES = 100
 """Sampled continuations, of which one at least is to be the row's with probability 1/2 (Hayes et al. 2024)."""
 
 
+MOST_DIGITS = 7  # of which all numbers are ranked
+
+
 @dataclass(frozen=True)
 class Options:
     """What an audit does.
 
     Attributes:
         attacks: which, of `ATTACKS`.
-        guesses: of the game of the claim; None: a third of the canaries.
-        alpha: probability of a false alarm of the whole game.
         users, rows: of membership and user inference, on each side, and of each user, at most.
         prefix, suffix: tokens that an extraction is given, and must give back.
         secrets: numbers whose exposure is computed, at most; as many of those not planted as of others.
     """
 
     attacks: tuple[str, ...] = ATTACKS
-    guesses: int | None = None
-    alpha: float = ALPHA
     users: int = 500
     rows: int = 4
     prefix: int = 16
@@ -72,14 +72,14 @@ def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
     if found is None:
         raise InputError(f"{job.run.folder}: nothing was trained here yet")
     steps, state = found
-    run = _Audit(job, options, steps)
-    before = run.look()
+    audited = _Audit(job, options, steps)
+    before = audited.look()
     course = job.course()
     course.restore(state)
     with course.averaged():
-        after = run.look()
-        exposed = run.exposed() if run.manifest and "exposure" in run.attacks else None
-    return run.report(before, after, exposed, _in_use(course, job.prepared.train.n_rows))
+        after = audited.look()
+        exposed = audited.exposed() if "exposure" in audited.attacks else None
+    return audited.report(before, after, exposed)
 
 
 def sealed(job: Job) -> Manifest:
@@ -88,9 +88,10 @@ def sealed(job: Job) -> Manifest:
     Raises:
         InputError: it was changed after the run began, or the run began without one.
     """
-    manifest, ledger = job.manifest(), Ledger(job.run.ledger_path)
-    ledger.close()
-    if not ledger.entries or ledger.entries[0].get("canaries") != manifest.commitment:
+    manifest, path = job.manifest(), job.run.ledger_path
+    with open(path, "rb") if path.exists() else nullcontext(io.BytesIO()) as lines:
+        first = lines.readline()
+    if f'"canaries": "{manifest.commitment}"'.encode() not in first:
         raise InputError(
             f"{job.run.data}: these canaries are not those that {job.run.ledger_path} was sealed with before training; "
             "coins that may have been chosen afterwards prove nothing"
@@ -111,13 +112,15 @@ def claim_of(job: Job, steps: int) -> Claim:
     )
 
 
-def _in_use(course: Course, rows: int) -> np.ndarray | None:
-    """The rows that training could draw, bool[M], where it drew from a fixed choice of them; None: all."""
-    found = np.zeros(rows, dtype=bool)
-    for step in course.each():
-        if not isinstance(step.sampler, RowSampler):
-            return None
-        found[step.sampler.rows] = True
+def _in_use(job: Job) -> np.ndarray | None:
+    """The rows that training could draw, bool[M], where it draws from a fixed choice of them; None: all."""
+    found = np.zeros(job.prepared.train.n_rows, dtype=bool)
+    for stage in job.stages():
+        if not stage.on_public:
+            sampler = job.sampler(stage)
+            if not isinstance(sampler, RowSampler):
+                return None
+            found[sampler.rows] = True
     return found
 
 
@@ -145,33 +148,56 @@ class _Audit:
         self.job, self.options, self.steps = job, options, steps
         self.claim = claim_of(job, steps)
         self.left_out: dict[str, str] = {}
-        self.manifest = self._manifest()
+        self.manifest = sealed(job) if job.run.config.canaries.count else None
         self.attacks = [name for name in options.attacks if self._allowed(name)]
+        self.players = np.zeros(0, np.int64)
+        if self.manifest is not None and "claim" in self.attacks:
+            self.players = self.claim.players(self.manifest)
+        self.in_use = _in_use(job)
         generator = np.random.default_rng(job.run.key().stream("audit", "sample").uint64(4))
         self.sides = list(self._sides(generator)) if {"membership", "users"} & set(self.attacks) else []
+        self._refuse_small_sides()
         self.rows = self._long_rows(generator) if "extraction" in self.attacks else None
 
     # what there is to attack -----------------------------------------------------------------------
-    def _manifest(self) -> Manifest | None:
-        return sealed(self.job) if self.job.run.config.canaries.count else None
-
     def _allowed(self, name: str) -> bool:
-        config = self.job.run.config
+        reason = self._reason(name)
+        if reason is not None:
+            self.left_out[name] = reason
+        return reason is None
+
+    def _reason(self, name: str) -> str | None:
+        """Why an attack says nothing about this run, if it does not."""
+        config, facts = self.job.run.config, self.job.prepared.facts
         if name in ("claim", "exposure") and self.manifest is None:
-            self.left_out[name] = "no canaries were planted: set canaries.count before training"
-        elif name == "exposure" and config.canaries.family != "digits":
-            self.left_out[name] = (
-                f"canaries of family {config.canaries.family} have no candidates to rank them among"
+            return "no canaries were planted: set canaries.count before training"
+        if name == "claim" and facts["canaries"]["missed"]:
+            return (
+                f"of {facts['canaries']['missed']} canaries the detector does not find the number, so they differ in "
+                "what the claim calls public"
             )
-        elif name in ("exposure", "extraction") and config.task != "causal-lm":
-            self.left_out[name] = (
-                f"it is about text that a model writes, and this one's task is {config.task}"
-            )
-        elif name in ("membership", "users") and self.job.prepared.held_out is None:
-            self.left_out[name] = "no rows were held out to compare with (data.eval)"
-        elif name == "users" and config.data.unit is None:
-            self.left_out[name] = "the data name no user (data.unit)"
-        return name not in self.left_out
+        if name == "exposure" and config.canaries.family != "digits":
+            return f"canaries of family {config.canaries.family} have no candidates to rank them among"
+        if name == "exposure" and config.canaries.digits > MOST_DIGITS:
+            return f"canaries.digits: ranking among 10^{config.canaries.digits} numbers would take days"
+        if name in ("exposure", "extraction") and config.task != "causal-lm":
+            return f"it is about text that a model writes, and this one's task is {config.task}"
+        masked = redaction_of(config) in ("instead", "apart")
+        if name in ("membership", "users", "extraction") and masked:
+            return "training rows are redacted and held-out rows are not, which alone would tell them apart"
+        if name in ("membership", "users") and self.job.prepared.held_out is None:
+            return "no rows were held out to compare with (data.eval)"
+        if name == "users" and config.data.unit is None:
+            return "the data name no user (data.unit)"
+        return None
+
+    def _refuse_small_sides(self) -> None:
+        """Rates need two units on each side."""
+        if self.sides and min(len(np.unique(side.asked.units)) for side in self.sides[:2]) < 2:
+            for name in {"membership", "users"} & set(self.attacks):
+                self.left_out[name] = "takes two units in training and two held out, at least (data.eval)"
+                self.attacks.remove(name)
+            self.sides = []
 
     def _sides(self, generator: np.random.Generator) -> Iterator[_Side]:
         """Units that were trained on, units that were held out, and others of these that RMIA compares rows with."""
@@ -190,13 +216,19 @@ class _Audit:
             among = np.zeros(graph.n_rows, dtype=bool)
             for unit in units.tolist():
                 among[graph.rows_of(unit)] = True
+            if graph is train and self.in_use is not None:
+                among &= self.in_use
             if among.any():
                 yield _Side(graph, ask(graph, self.options.rows, among))
 
     def _long_rows(self, generator: np.random.Generator) -> np.ndarray | None:
         length = self.options.prefix + self.options.suffix
         try:
-            return extraction.draw_rows(self.job.prepared.train, length, self.options.users, generator)
+            train = self.job.prepared.train
+            made_up = self.manifest.units(train) if self.manifest is not None else np.zeros(0, np.int64)
+            found = extraction.draw_rows(train, length, self.options.users + len(made_up), generator)
+            rows = [graph_rows for unit in made_up.tolist() for graph_rows in train.rows_of(unit).tolist()]
+            return found[~np.isin(found, rows)][: self.options.users]
         except InputError as error:
             self.left_out["extraction"] = str(error)
             self.attacks.remove("extraction")
@@ -258,14 +290,12 @@ class _Audit:
         }
 
     # both together ---------------------------------------------------------------------------------
-    def report(
-        self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None, in_use: np.ndarray | None
-    ) -> dict[str, Any]:
+    def report(self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None) -> dict[str, Any]:
         claim = {
             name: value for name, value in asdict(self.claim).items() if name not in ("curve", "one_row")
         }
         result: dict[str, Any] = {"verdict": verdict(self.claim, []), "claim": claim, "steps": self.steps}
-        if self.claim.curve is not None:
+        if self.claim.curve is not None and self._bounds_membership():
             result["ceiling"] = ceiling(self.claim.curve).to_json()
         if "claim" in self.attacks:
             result |= self._played(before, after)
@@ -276,7 +306,7 @@ class _Audit:
         if "users" in self.attacks:
             pairs = zip(self.sides, after.sides, before.sides, strict=True)
             trained, held_out, *_ = (Users(side.asked, own, base) for side, own, base in pairs)
-            result["users"] = infer(trained, held_out, in_use).to_json()
+            result["users"] = infer(trained, held_out, self.in_use).to_json()
         if before.given_back is not None and after.given_back is not None:
             result["extraction"] = {
                 "prefix": self.options.prefix,
@@ -289,6 +319,12 @@ class _Audit:
             }
         return result | {"left_out": self.left_out}
 
+    def _bounds_membership(self) -> bool:
+        """Whether the claim's unit is what the split holds out, with all of its text: then its curve bounds them."""
+        mechanism = self.job.mechanism
+        whole = mechanism.grouped and mechanism.redaction == "none" and not mechanism.protects_secrets
+        return whole and isinstance(self.job.run.config.data.eval, float)
+
     def _played(self, before: _Looked, after: _Looked) -> dict[str, Any]:
         job, manifest = self.job, self.manifest
         assert manifest is not None
@@ -297,10 +333,9 @@ class _Audit:
         scores = {"release": learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]}
         if job.run.config.canaries.white_box and not job.run.twin:
             scores["steps"] = job.readings(job.stages()[-1]).scores(self.steps)
-        players = self.claim.players(manifest)
-        alpha = self.options.alpha / len(scores)
+        players, guesses = self.players, job.run.config.canaries.guesses
         games = [
-            play(self.claim, view, own[players], manifest.coins[players] == 0, self.options.guesses, alpha)
+            play(self.claim, view, own[players], manifest.coins[players] == 0, guesses, ALPHA / len(scores))
             for view, own in scores.items()
         ]
         return {

@@ -142,14 +142,11 @@ class Manifest:
                 for _ in range(canary.insertions):
                     yield Document(canary.contents[canary.coin], (canary.name,), None, WHERE)
 
-    def absent(self, draws: str) -> Iterator[str]:
-        """The units of rows that predict nothing, one entry a row: as many as there would be with their text.
-
-        Where whole units are drawn one is enough, and of several a chunk would predict one from the other.
-        """
+    def absent(self) -> Iterator[str]:
+        """The units of rows that predict nothing, one entry a row: as many as there would be with their text."""
         for canary in self.canaries:
             if not canary.is_planted:
-                yield from [canary.name] * (1 if draws == "units" else canary.insertions)
+                yield from [canary.name] * canary.insertions
 
     def rows(self, graph: UnitGraph, world: int = 0) -> list[np.ndarray]:
         """The rows of each canary's content in the graph of all contents: int64 row numbers."""

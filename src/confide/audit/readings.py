@@ -43,6 +43,7 @@ class Readings:
         units: int64, the canaries among the units of the training graph, or their rows where rows are drawn.
         contents: the graph of all contents.
         rows: of each canary in `contents`.
+        micro_tokens: tokens of a pass.
         writes: whether this rank keeps what it reads.
     """
 
@@ -53,6 +54,7 @@ class Readings:
     units: np.ndarray
     contents: UnitGraph
     rows: tuple[np.ndarray, ...]
+    micro_tokens: int = 8192
     writes: bool = True
 
     def unknown(self, draw: Draw) -> np.ndarray:
@@ -94,7 +96,7 @@ class Readings:
         """Mean token loss of each canary."""
         precise = replace(self.task, autocast=False)
         losses, counted, _ = evaluation.row_losses(
-            self.model, precise, self.contents, among=np.concatenate(self.rows)
+            self.model, precise, self.contents, self.micro_tokens, among=np.concatenate(self.rows)
         )
         ends = np.cumsum([len(own) for own in self.rows])[:-1]
         return np.array(

@@ -17,11 +17,6 @@ def audit(
         str | None,
         typer.Option(metavar="A,B", help="claim, exposure, membership, users, extraction; default: all"),
     ] = None,
-    guesses: Annotated[
-        int | None,
-        typer.Option(help="about the canaries' coins, fixed before; default: a third of them", min=1),
-    ] = None,
-    alpha: Annotated[float, typer.Option(help="probability of a false alarm, of all games together")] = 0.05,
     users: Annotated[int, typer.Option(help="trained on and held out, at most, each", min=2)] = 500,
     rows: Annotated[int, typer.Option(help="of each user, at most", min=1)] = 4,
     secrets: Annotated[int, typer.Option(help="whose exposure is computed, at most", min=1)] = 64,
@@ -35,14 +30,12 @@ def audit(
     from confide.disk import write_text
     from confide.runs import Run
 
-    chosen = tuple(attacks.split(",")) if attacks else attack.ATTACKS
+    chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
     if unknown := [name for name in chosen if name not in attack.ATTACKS]:
         raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
-    if not 0 < alpha < 1:
-        raise InputError(f"--alpha {alpha:g}: a probability between 0 and 1, as in 0.05")
     found_run = Run.load(run, twin)
     with found_run.locked():
-        options = attack.Options(chosen, guesses, alpha, users, rows, secrets=secrets)
+        options = attack.Options(chosen, users, rows, secrets=secrets)
         found = attack.audit(job_of(found_run), options)
         write_text(found_run.folder / "audit.json", show.as_json(found))
         picture = audit_svg(found)

@@ -158,6 +158,7 @@ def state_guarantee(
             *terms.facts,
             *mechanism.facts(),
             *(_CLASSES if config.task == "classification" else ()),
+            *(_canaries(config.canaries.count)),
             *(_LABELS if config.task == "classification" and mechanism.redaction != "none" else ()),
         ),
         epsilon=epsilon if protected else math.inf,
@@ -204,6 +205,10 @@ def state_guarantee(
         worlds=mechanism.worlds() if protected else "",
         closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )
+
+
+def _canaries(count: int) -> tuple[str, ...]:
+    return (f"{count} of the units are made up, for an audit, and count in every number",) if count else ()
 
 
 def _estimates(setting: Setting, published: bool, config: "Config") -> tuple[str, ...]:

@@ -77,11 +77,7 @@ class RedactedDocuments:
         """The rows of each document."""
         if not documents:
             return []
-        spans = self._policy.find(documents)
-        if self._marks is not None:
-            marks = self._marks
-            spans = [sorted([*own, *marks.spans(d)]) for d, own in zip(documents, spans, strict=True)]
-        texts = [document.text for document in documents]
+        texts, spans = [document.text for document in documents], self._sensitive(documents)
         self._count(texts, spans)
         found = self._redactor.many(texts, [merged(own) for own in spans])
         rows = [row for own in found for row in own]
@@ -90,6 +86,19 @@ class RedactedDocuments:
         self._counts["rows_cut_off"] += sum(row.lost > 0 for row in rows)
         self._counts["tokens_cut_off"] += sum(row.lost for row in rows)
         return found
+
+    def uncounted(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
+        """The same of documents that are not trained on."""
+        texts = [document.text for document in documents]
+        return self._redactor.many(texts, [merged(own) for own in self._sensitive(documents)])
+
+    def _sensitive(self, documents: Sequence[Document]) -> list[list[Span]]:
+        """What is sensitive in each: what the policy finds, and what a person has marked."""
+        spans = self._policy.find(documents)
+        if self._marks is None:
+            return spans
+        marks = self._marks
+        return [sorted([*own, *marks.spans(d)]) for d, own in zip(documents, spans, strict=True)]
 
     def _count(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> None:
         """Of the original texts and their tokens, how much is masked, in all and by each kind of finding."""
