@@ -14,18 +14,18 @@ from confide.errors import InputError
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from audit_power import GAMES, power
 
-TRIALS = 5
+TRIALS = 3
 
 
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: game.fault)
 def test_a_trainer_that_breaks_its_claim_is_caught(game):
-    """At the sizes that `benchmarks/audit_power.py` states; 4 of 5 is the power of 0.8 that is promised."""
-    assert power(game, TRIALS, is_broken=True) >= 0.8
+    """At the sizes that `benchmarks/audit_power.py` states, which finds a power of 0.95 and more in 20 trials."""
+    assert power(game, TRIALS, is_broken=True) == 1
 
 
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: game.fault)
 def test_the_trainer_that_keeps_its_claim_is_not(game):
-    assert power(game, TRIALS, is_broken=False) <= 1 / TRIALS  # two of five have a chance of 2% at most
+    assert power(game, TRIALS, is_broken=False) <= 1 / TRIALS  # two of three have a chance below 1%
 
 
 def gaussian(mu: float) -> Claim:
