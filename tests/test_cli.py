@@ -68,8 +68,8 @@ def processor_time(*arguments: str) -> float:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("train", "--help")])
-def test_help_is_instant(arguments, slowness):
-    assert min(processor_time(*arguments) for _ in range(5)) < 0.3 * slowness
+def test_help_is_instant(arguments):
+    assert min(processor_time(*arguments) for _ in range(5)) < 0.3
 
 
 def test_help_loads_nothing_heavy():

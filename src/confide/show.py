@@ -374,12 +374,6 @@ def checks(found: dict[str, Any]) -> None:
         print(f"{'ok  ' if check['ok'] else 'FAIL'}  {check['name']}: {check['detail']}")
 
 
-def as_json(found: Any) -> str:
-    import json
-
-    return json.dumps(found, indent=2) + "\n"
-
-
 def audited(found: dict[str, Any]) -> None:
     """What the attacks on a run came to."""
     claim = found["claim"]

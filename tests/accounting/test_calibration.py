@@ -85,10 +85,10 @@ def test_every_pair_of_a_secret_is_enforced():
 @pytest.mark.parametrize(
     ("process", "seconds"), [(bernoulli(0.01, 2000), 1.0), (binomial(256, 0.01, 2000), 5.0)]
 )
-def test_calibration_is_quick(process, seconds, slowness):
+def test_calibration_is_quick(process, seconds):
     start = time.process_time()
     least_noise(process, 8.0, 1e-6)
-    assert time.process_time() - start < 2 * seconds * slowness  # twice the aim, as machines differ
+    assert time.process_time() - start < 2 * seconds  # twice the aim, as machines differ
 
 
 @pytest.mark.parametrize(

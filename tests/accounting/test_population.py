@@ -275,11 +275,11 @@ def balanced(units, spread, seed=0):
 
 
 @pytest.mark.parametrize(("count", "spread", "seconds"), [(3000, 0.02, 6), (250, 0.001, 6)])
-def test_thousands_of_secrets_are_quick_and_close_to_the_exact_worst(count, spread, seconds, slowness):
+def test_thousands_of_secrets_are_quick_and_close_to_the_exact_worst(count, spread, seconds):
     units, pairs = balanced(count, spread)
     start = time.process_time()
     noise = least_noise_for_secrets(units, pairs, "blow-up")
-    assert time.process_time() - start < 2 * seconds * slowness  # twice the aim, as machines differ
+    assert time.process_time() - start < 2 * seconds  # twice the aim, as machines differ
     assert np.all(achieved(units, pairs, noise) <= pairs.posterior)
     margins = module._Cover(units, pairs, module._Reconstruction(pairs), noise)._margins(noise)
     demanding = np.argsort(margins)[-60:]

@@ -1,5 +1,6 @@
 """`confide audit`: attack a run at the unit that it claims to protect."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -37,7 +38,7 @@ def audit(
     with found_run.locked():
         options = attack.Options(chosen, users, rows, secrets=secrets)
         found = attack.audit(job_of(found_run), options)
-        write_text(found_run.folder / "audit.json", show.as_json(found))
+        write_text(found_run.folder / "audit.json", json.dumps(found, indent=2) + "\n")
         picture = audit_svg(found)
         if picture is not None:
             write_text(found_run.folder / "audit.svg", picture)
