@@ -1,5 +1,6 @@
 """A job to a trained, released model: step, record, resume, release."""
 
+import gc
 import json
 import signal
 import time
@@ -53,6 +54,7 @@ def fine_tune(
         ranks: the processes that train it together; the first writes, all return.
     """
     console, ranks = console or Console(quiet=True), ranks or Ranks()
+    gc.collect()  # an earlier run's model lies in a cycle of hooks, which nothing else may find for many runs
     if not ranks.first:
         return _Loop(Job.of(run, console, ranks), None, console).go(until)
     with run.locked():

@@ -1,10 +1,10 @@
 """What is planted: fair coins that follow from a sealed seed, units that count, rows that predict nothing."""
 
 import json
+import math
 
 import numpy as np
 import pytest
-import torch
 
 from confide import models
 from confide.audit.canaries import FILE, GRAPH, Manifest, blank
@@ -135,14 +135,20 @@ def test_an_absent_canary_moves_nothing(tmp_path):
     job = Job.of(run, Console(quiet=True))
     step = job._steps(job.stages()[0], lambda text: None)
     absent = job.manifest().units(job.prepared.train)[job.manifest().coins == 1]
-    draw = step.sampler.draw(0)
+    draws = (step.sampler.draw(number) for number in range(24))
+    draw = next(each for each in draws if 0 < np.isin(each.who, absent).sum() < len(each.who))
     is_absent = np.isin(draw.who, absent)
-    assert is_absent.any()
     step._add_draw(draw, 0)
     whole = step._total()
     step._add_draw(draw.only(~is_absent), 0)
     rest = step._total()
-    assert all(torch.allclose(whole[name], rest[name], atol=1e-7) for name in whole)
+    # the two pack their rows differently, which moves last bits; a unit that counts moves the sum by up to 1
+    moved = math.sqrt(sum(float((whole[name] - rest[name]).square().sum()) for name in whole))
+    assert moved < 1e-5
+    counted = draw.only(np.isin(draw.who, draw.who[~is_absent][:1], invert=True))
+    step._add_draw(counted, 0)
+    without = step._total()
+    assert math.sqrt(sum(float((whole[name] - without[name]).square().sum()) for name in whole)) > 1e-3
 
 
 def test_the_ledger_is_sealed_with_the_manifest_before_the_first_step(tmp_path):

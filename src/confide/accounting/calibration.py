@@ -140,23 +140,23 @@ def _around(excess: Callable[[float], float], guess: float) -> tuple[float, floa
 def _narrow(
     excess: Callable[[float], float], good: float, bad: float, tolerance: float
 ) -> tuple[float, float]:
-    """Shrink to good / bad <= 1 + tolerance: false position in logs, kept off the ends, halving when it stalls."""
+    """Shrink to good / bad <= 1 + tolerance: false position in logs, Illinois variant, kept off the ends."""
     at_good, at_bad = excess(good), excess(bad)
-    halve = False
+    last = 0
     while good / bad > 1 + tolerance:
         width = math.log(good / bad)
         share = 0.5
-        if not halve and math.isfinite(at_bad) and at_bad > at_good and math.isfinite(at_good):
+        if math.isfinite(at_bad) and math.isfinite(at_good) and at_bad > at_good:
             share = at_bad / (at_bad - at_good)
         margin = min(0.25, 0.4 * tolerance / width)
-        # aim a little to the safe side, so that the next point meets the target and the bracket closes from above
-        middle = bad * math.exp(width * min(1 - margin, max(margin, share + margin)))
+        middle = bad * math.exp(width * min(1 - margin, max(margin, share)))
         value = excess(middle)
         if value <= 0:
-            good, at_good = middle, value
+            good, at_good, at_bad = middle, value, at_bad / 2 if last == 1 else at_bad
+            last = 1
         else:
-            bad, at_bad = middle, value
-        halve = math.log(good / bad) > 0.5 * width
+            bad, at_bad, at_good = middle, value, at_good / 2 if last == -1 else at_good
+            last = -1
     return good, bad
 
 

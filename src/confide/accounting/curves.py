@@ -21,6 +21,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike
 from scipy.signal import lfilter
 
+from confide.accounting.composing import self_composed
 from confide.errors import InputError
 
 Array = np.ndarray
@@ -102,12 +103,14 @@ class Composed:
     @classmethod
     def of(cls, one_step: PrivacyLossDistribution, steps: int) -> Composed:
         """`steps`-fold composition of one step with itself."""
-        sides = (one_step._pmf_remove.to_dense_pmf(), one_step._pmf_add.to_dense_pmf())
-        removal = steps * _log_moments(sides[0])
-        addition = removal if one_step._symmetric else steps * _log_moments(sides[1])
+        sides = [one_step._pmf_remove.to_dense_pmf()]
+        if not one_step._symmetric:
+            sides.append(one_step._pmf_add.to_dense_pmf())
+        moments = [steps * _log_moments(side) for side in sides]
         if steps == 1:
-            return cls(one_step, (removal, addition), 0.0)
-        return cls(one_step.self_compose(steps), (removal, addition), steps * 2.0**-52)
+            return cls(PrivacyLossDistribution(*sides), (moments[0], moments[-1]), 0.0)
+        composed = PrivacyLossDistribution(*(self_composed(side, steps) for side in sides))
+        return cls(composed, (moments[0], moments[-1]), steps * 2.0**-52)
 
     def then(self, other: Composed) -> Composed:
         """This and then the other, at the coarser of the two intervals."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from dp_accounting.pld import common, pld_pmf
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld import privacy_loss_mechanism as losses
 from scipy import stats
 
+from confide.accounting import composing
 from confide.accounting.curves import Composed, Curve, group
 from confide.errors import InputError
 
@@ -133,13 +135,6 @@ class MixtureOfGaussians:
             return Grid(interval, 1 / spread, 1, 1).curve(
                 lambda h: pld.from_gaussian_mechanism(spread, value_discretization_interval=h),
                 losses.GaussianPrivacyLoss(spread),
-            )
-        if self.values == (0.0, 1.0):
-            q = self.probabilities[1]
-            return grid.curve(
-                lambda h: pld.from_gaussian_mechanism(s, sampling_prob=q, value_discretization_interval=h),
-                losses.GaussianPrivacyLoss(s, sampling_prob=q, adjacency_type=REMOVE),
-                losses.GaussianPrivacyLoss(s, sampling_prob=q, adjacency_type=ADD),
             )
         # Scale so that s = 1: dp_accounting's tolerances are absolute.
         values = [v / s for v in self.values]
@@ -293,9 +288,8 @@ class Grid:
         interval = max(interval, _grid_above(width / most) if width > 0 else 0.0)
         while interval <= 100:
             distribution = one_step(interval)
-            points = max(
-                _composed_size(p, self.steps) for p in (distribution._pmf_remove, distribution._pmf_add)
-            )
+            sides = {id(p): p for p in (distribution._pmf_remove, distribution._pmf_add)}.values()
+            points = max(_composed_size(side.to_dense_pmf(), self.steps) for side in sides)
             if points <= 1_000_000:
                 return Composed.of(distribution, self.steps).curve()
             interval = _grid_above(interval * points / 1_000_000)
@@ -309,13 +303,23 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
     Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Everything else is inherited.
     """
 
-    def dots(self, interval: float) -> pld_pmf.PLDPmf:
+    @cached_property
+    def tail(self) -> losses.TailPrivacyLossDistribution:
+        """Where the losses are cut off: a search by bisection, and a curve asks three times."""
+        return super().privacy_loss_tail()
+
+    def privacy_loss_tail(self) -> losses.TailPrivacyLossDistribution:
+        return self.tail
+
+    def dots(self, interval: float) -> pld_pmf.DensePLDPmf:
         """The pessimistic connect-the-dots distribution on multiples of `interval`."""
         bounds = self.connect_dots_bounds()
         low = math.floor(float(bounds.epsilon_lower or 0) / interval)
         high = math.ceil(float(bounds.epsilon_upper or 0) / interval)
         deltas = self.get_delta_for_epsilon(np.arange(low, high + 1) * interval)
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+            interval, low, high, deltas
+        ).to_dense_pmf()
 
     def inverse_privacy_losses(self, privacy_losses: np.ndarray, precision: float = 1e-10) -> np.ndarray:
         """x with loss(x) = each of `privacy_losses`; +-inf beyond what the loss can take.
@@ -395,13 +399,12 @@ def _poisson_binomial(rho: np.ndarray) -> tuple[np.ndarray, float]:
     return masses, beyond
 
 
-def _composed_size(one_step: pld_pmf.PLDPmf, steps: int) -> int:
-    """Grid points that dp_accounting will need for `steps` of these."""
-    masses = one_step.to_dense_pmf()._probs
+def _composed_size(one_step: pld_pmf.DensePLDPmf, steps: int) -> int:
+    """Grid points that `steps` of these take."""
     if steps == 1:
-        return len(masses)
-    low, high = common.compute_self_convolve_bounds(masses, steps, 1e-15)
-    return int(high - low) + 1
+        return len(one_step._probs)
+    low, high = composing.bounds(one_step._probs, steps)
+    return high - low + 1
 
 
 def _grid_above(x: float) -> float:

@@ -1,0 +1,56 @@
+"""T equal steps as one distribution of privacy losses: what `dp_accounting` computes, in half of the time or less.
+
+A search for the least noise composes dozens of distributions. `DensePLDPmf.self_compose` spends most of that on the
+bounds beyond which mass may be cut off, one `logsumexp` for each of 40 orders, and on a transform of complex numbers.
+"""
+
+import math
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from scipy import fft
+
+TRUNCATED = 1e-15
+"""Mass that is cut off at most, and counted as lost: `dp_accounting`'s default."""
+_ORDERS = 20
+
+
+def bounds(masses: np.ndarray, steps: int) -> tuple[int, int]:
+    """First and last place of the sum of `steps` independent places, but for `TRUNCATED` of the mass.
+
+    Chernoff's bound at the orders of `dp_accounting.pld.common.compute_self_convolve_bounds`, +-1/n .. +-20/n for n
+    places: no exponential leaves e^+-20, so no logarithms are needed, and each is the one before times e^(i / n).
+
+    Args:
+        masses: float64[n] of the places 0 to n - 1.
+    """
+    n = len(masses)
+    low, high = 0.0, float((n - 1) * steps)
+    rise, room = np.exp(np.arange(n) / n), math.log(2 / TRUNCATED)
+    rising, falling = masses.copy(), masses.copy()
+    for order in range(1, _ORDERS + 1):
+        rising *= rise
+        falling /= rise
+        high = min(high, math.ceil((steps * math.log(rising.sum()) + room) * n / order))
+        low = max(low, math.floor(-(steps * math.log(falling.sum()) + room) * n / order))
+    return int(low), int(high)
+
+
+def self_composed(one_step: pld_pmf.DensePLDPmf, steps: int) -> pld_pmf.DensePLDPmf:
+    """`steps` independent steps with these privacy losses: losses add up, by a Fourier transform to the power of T.
+
+    Formal guarantee: pessimistic if `one_step` is, up to the rounding of the transform (`curves.Composed`): mass that
+    is cut off counts as lost, and where it wraps around to it only adds.
+    """
+    masses, lost = one_step._probs, one_step._infinity_mass
+    low, high = bounds(masses, steps)
+    size = high - low + 1
+    length = fft.next_fast_len(max(size, len(masses)), real=True)
+    total = fft.irfft(fft.rfft(masses, length) ** steps, length)
+    return pld_pmf.DensePLDPmf(
+        one_step._discretization,
+        one_step._lower_loss * steps + low,
+        np.roll(total, -low)[:size],
+        TRUNCATED - math.expm1(steps * math.log1p(-lost)),
+        one_step._pessimistic_estimate,
+    )
