@@ -133,7 +133,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         game.steps,
         np.arange(game.users),
         contents,
-        tuple(np.array([row]) for row in range(game.users)),
+        np.arange(game.users),
     )
     step = Step(
         model,

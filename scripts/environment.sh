@@ -8,6 +8,7 @@ python=${PYTHON:-python3}
 
 install() {
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  # Python compiles what it imports; compiling every file of every package first would take a minute more.
   # The CPU build of torch is enough to try everything; where pip finds a GPU build it is used instead.
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e "$1"
 }

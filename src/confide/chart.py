@@ -28,6 +28,8 @@ class Panel:
     def __post_init__(self) -> None:
         if not any(self.lines.values()):
             raise ValueError(f"{self.title}: nothing to draw")
+        if len(self.lines) > len(COLOURS):
+            raise ValueError(f"{self.title}: {len(self.lines)} lines, and there are {len(COLOURS)} colours")
 
 
 def panels_svg(title: str, panels: Sequence[Panel], columns: int = 2) -> str:
@@ -62,7 +64,7 @@ def _drawn(panel: Panel) -> list[str]:
         f'text-anchor="middle">{html.escape(panel.y)}</text>'
     )
     start = float(LEFT)
-    for (name, line), colour in zip(panel.lines.items(), COLOURS, strict=False):
+    for (name, line), colour in zip(panel.lines.items(), COLOURS[: len(panel.lines)], strict=True):
         path = "L".join(f"{across.place(x):.1f} {up.place(y):.1f}" for x, y in line)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for x, y in line:

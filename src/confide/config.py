@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide import mechanisms
-from confide.audit.canaries import game_of
 from confide.errors import InputError
 from confide.settings import Canaries, Config
 
@@ -337,17 +336,18 @@ def _canary_faults(config: Config) -> Iterator[tuple[str, str]]:
 def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
     """(key, sentence) where the claim has no game of such canaries."""
     canaries, privacy = config.canaries, config.privacy
-    name, game = privacy.mechanism, game_of(config)
-    if name in ("secret", "crt"):
+    name, mechanism = privacy.mechanism, mechanisms.find(privacy.mechanism)
+    if mechanism.game is None:
         yield "canaries.count", f"there is no game for mechanism {name} yet"
-    elif game == "value" and canaries.family != "digits":
+    elif mechanism.game == "value" and canaries.family != "digits":
         yield (
             "canaries.family",
             f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
         )
     several = canaries.insertions if isinstance(canaries.insertions, int) else max(canaries.insertions)
     chunks = config.task == "causal-lm" and privacy.selection in (None, "random-chunk")
-    by_unit = name in ("uls", "concentration", "none") and isinstance(config.data.unit, str)
+    by_unit = name == "none" or mechanism.draws == "units"
+    by_unit = by_unit and isinstance(config.data.unit, str)
     if several > 1 and chunks and by_unit:
         yield (
             "canaries.insertions",
@@ -358,9 +358,9 @@ def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
         return
     if config.train.distributed == "fsdp":
         yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
-    if game == "value":
+    if mechanism.game == "value":
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
-    if name in ("none", "concentration"):
+    if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
     if privacy.sampling != "poisson":
         yield "canaries.white_box", "who else was drawn may be known under sampling: poisson alone"

@@ -197,7 +197,7 @@ class Job:
             if stage.mechanism.draws == "units"
             else np.concatenate([graph.rows_of(int(u)) for u in units]),
             contents,
-            tuple(manifest.rows(contents)),
+            manifest.rows(contents),
             self.micro_tokens,
             self.ranks.first,
         )

@@ -85,7 +85,7 @@ def source_of(config: "Config") -> str:
         parts["redaction"] = [redaction_of(config), config.redacted.span_tokens, _marks(config)]
     if config.canaries.count:
         parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
-        parts["canaries"] |= {"game": canaries.game_of(config), "model": config.model}
+        parts["canaries"] |= {"game": mechanisms.find(config.privacy.mechanism).game, "model": config.model}
     return json.dumps(parts, sort_keys=True)
 
 
@@ -322,7 +322,8 @@ class _Preparation:
             for row in own:
                 units: Sequence[str] = batch[at].units
                 if mentioned is not None and side == "train":
-                    units = row.secrets(mentioned[at])
+                    planted = units if batch[at].where == canaries.WHERE else ()
+                    units = [*planted, *row.secrets(mentioned[at])]
                 writers[side].add(row.tokens, units, label)
 
     def _plant(self, manifest: Manifest, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
@@ -335,21 +336,27 @@ class _Preparation:
                         f"canaries.tokens, or raise data.max_length ({self.config.data.max_length})"
                     )
                 beside.add(rows[0].tokens, [f"{canary.name}/{world}"])
-            if self.redacted is not None:
-                self.missed += not self._alike_redacted(canary)
+            self.missed += not self._alike_in_public(canary)
         for batch in _batches(manifest.documents(), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
         nothing = canaries.blank(self.tokenizer)
         for name in manifest.absent():
             writers["train"].add(nothing, [name])
 
-    def _alike_redacted(self, canary: Canary) -> bool:
-        """Whether its contents differ in nothing but what is found sensitive, and something is."""
-        assert self.redacted is not None
+    def _alike_in_public(self, canary: Canary) -> bool:
+        """Whether its contents differ in nothing that the claim calls public."""
         documents = [Document(text, (canary.name,), None, canaries.WHERE) for text in canary.contents]
-        (first, *more), *others = ([*rows] for rows in self.redacted.uncounted(documents))
-        alike = all(len(own) == 1 and np.array_equal(own[0].masked, first.masked) for own in others)
-        return first.has_finding and not more and alike
+        if self.redacted is not None:
+            return self.redacted.are_alike(documents)
+        mentioned = self._mentions(documents)
+        if mentioned is None:
+            return True
+        # how many tokens a mention has, and which rows hold which secrets
+        rows = [row for (row,) in self.cutter.rows(canary.contents)]
+        public = [
+            (len(row.tokens), row.secrets(mentions)) for row, mentions in zip(rows, mentioned, strict=True)
+        ]
+        return all(own == public[0] for own in public)
 
     def _beside(self, folder: Path) -> GraphWriter:
         return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})

@@ -91,14 +91,6 @@ def test_a_game_about_another_unit_than_the_claims_is_refused():
     )
 
 
-def test_swapped_contents_are_not_held_against_a_claim_for_zero_out():
-    canaries = tuple(Canary(f"c{i}", ("one", "two"), i % 2, 1) for i in range(4))
-    manifest = Manifest("00", "value", "digits", "{}", canaries)
-    with pytest.raises(InputError, match="replace-one"):
-        Claim("text", "zero-out", 1.0, 1e-5, None, one_row=True).players(manifest)
-    assert len(Claim("text", "replace-one", 1.0, 1e-5, None, one_row=True).players(manifest)) == 4
-
-
 def test_without_a_claim_there_is_nothing_to_violate():
     claim = Claim("one row", "not applicable", float("inf"), 1e-5, None, one_row=True)
     coins = np.arange(200) % 2 == 0

@@ -6,7 +6,7 @@ from confide.accounting.calibration import (
     least_noise_for_reconstruction,
     nearly_least_noise,
 )
-from confide.accounting.curves import Curve, Direction, compose
+from confide.accounting.curves import Curve, Direction, between, compose
 from confide.accounting.filter import RenyiBudget, RenyiFilter, SampledGaussian, Scaled
 from confide.accounting.phases import After, Untouched
 from confide.accounting.population import Population, Targets
@@ -41,6 +41,7 @@ __all__ = [
     "TruncatedPoisson",
     "Untouched",
     "achieved",
+    "between",
     "compose",
     "delta_default",
     "least_noise",

@@ -29,6 +29,9 @@ Array = np.ndarray
 ORDERS = np.geomspace(5e-3, 1e4, 160)
 """Orders lambda at which log E[e^(lambda loss)] is kept for the far tail."""
 
+_HIGHEST = 300.0
+"""The largest exponent of a product of two bounds."""
+
 REPORTED_DELTAS = tuple(10.0**-k for k in range(1, 13))
 
 
@@ -231,6 +234,24 @@ def group(curve: Curve, k: int) -> Curve:
     if k == 1:
         return curve
     return Curve(_group(curve.removal, k), _group(curve.addition, k), curve.interval)
+
+
+def between(curve: Curve, points: int = 400) -> Curve:
+    """Two texts of a unit, from the curve that compares each of them with the unit zeroed out.
+
+    Formal guarantee: with P_0(E) <= e^a Q(E) + removal(a) of the one text and Q(E) <= e^b P_1(E) + addition(b) of the
+    other, P_0(E) <= e^(a + b) P_1(E) + removal(a) + e^a addition(b), for all real a and b, and the same with the texts
+    exchanged. At each sum the best of `points` values of a is taken, so any number of them gives upper bounds.
+    """
+    both = np.union1d(curve.removal.epsilons, curve.addition.epsilons)
+    both = both[np.abs(both) <= _HIGHEST]
+    chosen = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))] if len(both) else np.zeros(1)
+    sums = np.union1d(2 * chosen, [0.0])
+    leaving = curve.removal.delta(chosen)
+    arriving = np.exp(chosen) * curve.addition.delta(sums[:, None] - chosen)
+    deltas = np.minimum((leaving + arriving).min(axis=1), 1.0)
+    found = Direction(sums, np.minimum.accumulate(deltas))
+    return Curve(found, found, curve.interval)
 
 
 def _group(direction: Direction, k: int) -> Direction:

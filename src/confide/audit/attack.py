@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from confide import evaluation
+from confide import evaluation, mechanisms
 from confide.audit import exposure, extraction, membership
 from confide.audit.canaries import GRAPH, Manifest
 from confide.audit.candidates import Candidates
@@ -23,7 +23,6 @@ from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
 from confide.errors import InputError
 from confide.job import Job
-from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.rows import RowSampler
 from confide.preparation import redaction_of
 from confide.units import UnitGraph
@@ -108,7 +107,8 @@ def claim_of(job: Job, steps: int) -> Claim:
         guarantee.epsilon,
         guarantee.delta,
         None if guarantee.notion == "none" else job.setting.curve(steps),
-        not (job.mechanism.inner if isinstance(job.mechanism, NonPrivate) else job.mechanism).grouped,
+        job.mechanism.unit_is_one_row,
+        mechanisms.find(job.run.config.privacy.mechanism).game or "presence",
     )
 
 
@@ -173,8 +173,8 @@ class _Audit:
             return "no canaries were planted: set canaries.count before training"
         if name == "claim" and facts["canaries"]["missed"]:
             return (
-                f"of {facts['canaries']['missed']} canaries the detector does not find the number, so they differ in "
-                "what the claim calls public"
+                f"{facts['canaries']['missed']} canaries differ in what the claim calls public: a number that the "
+                "detector does not find, or another number of tokens"
             )
         if name == "exposure" and config.canaries.family != "digits":
             return f"canaries of family {config.canaries.family} have no candidates to rank them among"
@@ -254,13 +254,10 @@ class _Audit:
             )
         return _Looked(canaries, sides, given_back)
 
-    def _losses(self, graph: UnitGraph, rows: list[np.ndarray]) -> np.ndarray:
-        """The sum of token losses over each canary's rows: float64[m]."""
+    def _losses(self, graph: UnitGraph, rows: np.ndarray) -> np.ndarray:
+        """The sum of each row's token losses: float64[m]."""
         job = self.job
-        losses, _, _ = evaluation.row_losses(
-            job.model, job.task, graph, job.micro_tokens, among=np.concatenate(rows)
-        )
-        return np.array([own.sum() for own in np.split(losses, np.cumsum([len(r) for r in rows])[:-1])])
+        return evaluation.row_losses(job.model, job.task, graph, job.micro_tokens, among=rows)[0]
 
     def exposed(self) -> dict[str, Any]:
         """The exposure of canaries' secrets in the model as it is, by how often they were planted."""
@@ -292,7 +289,9 @@ class _Audit:
     # both together ---------------------------------------------------------------------------------
     def report(self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None) -> dict[str, Any]:
         claim = {
-            name: value for name, value in asdict(self.claim).items() if name not in ("curve", "one_row")
+            name: value
+            for name, value in asdict(self.claim).items()
+            if name not in ("curve", "one_row", "game")
         }
         result: dict[str, Any] = {"verdict": verdict(self.claim, []), "claim": claim, "steps": self.steps}
         if self.claim.curve is not None and self._bounds_membership():

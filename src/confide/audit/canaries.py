@@ -13,12 +13,14 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from confide import mechanisms
 from confide.disk import write_text
 from confide.errors import InputError
+from confide.mechanisms.base import Game
 from confide.noise import RunKey, Stream
 from confide.text import Document
 from confide.units import UnitGraph
@@ -32,8 +34,6 @@ GRAPH = "canaries"
 
 SPREAD = 4  # texts that the base model makes for each canary that is taken of them
 WHERE = "canaries"
-
-Game = Literal["presence", "value"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Manifest:
         if key is not None:
             seed = key.stream("audit", "canaries").uint64(4).tobytes().hex()
         source = RunKey.from_text(f"canaries {seed}")
-        game = game_of(config)
+        game = mechanisms.find(config.privacy.mechanism).game
+        if game is None:
+            raise AssertionError("a mechanism without a game, which the config refuses")
         sides = 1 if game == "presence" else 2
         contents = list(_contents(config, tokenizer, settings.count * sides, source))
         coins = source.stream("audit", "coins").below(np.full(settings.count, 2))
@@ -148,10 +150,10 @@ class Manifest:
             if not canary.is_planted:
                 yield from [canary.name] * canary.insertions
 
-    def rows(self, graph: UnitGraph, world: int = 0) -> list[np.ndarray]:
-        """The rows of each canary's content in the graph of all contents: int64 row numbers."""
+    def rows(self, graph: UnitGraph, world: int = 0) -> np.ndarray:
+        """The row of each canary's content in the graph of all contents: int64[m] row numbers."""
         places = {name: unit for unit, name in enumerate(graph.unit_names())}
-        return [graph.rows_of(places[f"{canary.name}/{world}"]) for canary in self.canaries]
+        return np.concatenate([graph.rows_of(places[f"{canary.name}/{world}"]) for canary in self.canaries])
 
     def units(self, graph: UnitGraph) -> np.ndarray:
         """The canaries among the units of the training graph: int64[m]."""
@@ -162,14 +164,6 @@ class Manifest:
     def coins(self) -> np.ndarray:
         """int64[m]."""
         return np.array([canary.coin for canary in self.canaries])
-
-
-def game_of(config: "Config") -> Game:
-    """What the mechanism's neighbours differ in."""
-    from confide import mechanisms
-
-    mechanism = mechanisms.find(config.privacy.mechanism)
-    return "value" if mechanism.redaction != "none" or mechanism.protects_secrets else "presence"
 
 
 def blank(tokenizer: Any) -> np.ndarray:

@@ -5,15 +5,17 @@ that no claim is attacked at another unit or adjacency than its own.
 """
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from confide.accounting import Curve
+from confide.accounting import Curve, between
 from confide.audit.bounds import Plan, count_correct, guess, one_run
 from confide.audit.canaries import Canary, Manifest
 from confide.audit.fdp import f_dp_least_correct, f_dp_p_value
 from confide.errors import InputError
+from confide.mechanisms.base import Game
 
 ALPHA = 0.05
 SHARE = 1 / 3
@@ -31,6 +33,7 @@ class Claim:
         epsilon, delta: as claimed; epsilon inf where nothing is.
         curve: that the claim rests on; None where nothing is claimed.
         one_row: whether the unit is one row.
+        game: what a coin decides about a canary.
     """
 
     unit: str
@@ -39,19 +42,14 @@ class Claim:
     delta: float
     curve: Curve | None
     one_row: bool
+    game: Game = "presence"
 
     def players(self, manifest: Manifest) -> np.ndarray:
         """The canaries that are one unit each of this claim: int64, their numbers.
 
         Raises:
-            InputError: there is none, as where each stands in several rows and the claim is for one; or contents were
-                swapped, and the claim compares a unit with none.
+            InputError: there is none, as where each stands in several rows and the claim is for one.
         """
-        if manifest.game == "value" and self.adjacency == "zero-out":
-            raise InputError(
-                "privacy.adjacency: the canaries hold one of two texts, which is replace-one, and the claim is for "
-                "zero-out: such a game would refute what was never claimed"
-            )
         fits = [i for i, canary in enumerate(manifest.canaries) if self._is_one_unit(canary)]
         if not fits:
             raise InputError(
@@ -59,6 +57,22 @@ class Claim:
                 "game is about another unit than the claim's; plant some with insertions: 1"
             )
         return np.array(fits)
+
+    @cached_property
+    def played(self) -> Curve | None:
+        """The curve of what a coin decides: where the claim compares each of two texts with none, they are further
+        apart."""
+        if self.curve is None or not self._apart:
+            return self.curve
+        return between(self.curve)
+
+    @property
+    def _apart(self) -> bool:
+        return self.game == "value" and self.adjacency == "zero-out"
+
+    def shown(self, bound: float) -> str:
+        """A lower bound on epsilon, in words: of the claim's own adjacency, or of two texts."""
+        return f"epsilon >= {bound:.3g}" + (" for one text against another" if self._apart else "")
 
     def _is_one_unit(self, canary: Canary) -> bool:
         return canary.insertions == 1 or not self.one_row
@@ -100,7 +114,7 @@ class Played:
         """What was guessed, what it shows, and what it could have shown at most."""
         seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
         told = f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
-        shown = f"this shows epsilon >= {self.bound:.3g}, and {self.strongest:.3g} is the most that it could have shown"
+        shown = f"this shows {claim.shown(self.bound)}, and {self.strongest:.3g} is the most that it could have shown"
         if claim.curve is None:
             return f"{told}; {shown}"
         if self.needed is None:
@@ -135,9 +149,10 @@ def play(
     plan = Plan(max(1, round(SHARE * m)) if guesses is None else guesses)
     correct = count_correct(guess(scores, plan), coins)
     needed, p_value = None, 1.0
-    if claim.curve is not None:
-        needed = f_dp_least_correct(claim.curve, m, plan.guesses, alpha)
-        p_value = f_dp_p_value(claim.curve, m, plan.guesses, correct)
+    curve = claim.played
+    if curve is not None:
+        needed = f_dp_least_correct(curve, m, plan.guesses, alpha)
+        p_value = f_dp_p_value(curve, m, plan.guesses, correct)
     delta = claim.delta
     return Played(
         view,

@@ -42,7 +42,7 @@ class Readings:
         steps: of the stage.
         units: int64, the canaries among the units of the training graph, or their rows where rows are drawn.
         contents: the graph of all contents.
-        rows: of each canary in `contents`.
+        rows: int64[m], of each canary's row in `contents`.
         micro_tokens: tokens of a pass.
         writes: whether this rank keeps what it reads.
     """
@@ -53,7 +53,7 @@ class Readings:
     steps: int
     units: np.ndarray
     contents: UnitGraph
-    rows: tuple[np.ndarray, ...]
+    rows: np.ndarray
     micro_tokens: int = 8192
     writes: bool = True
 
@@ -96,15 +96,9 @@ class Readings:
         """Mean token loss of each canary."""
         precise = replace(self.task, autocast=False)
         losses, counted, _ = evaluation.row_losses(
-            self.model, precise, self.contents, self.micro_tokens, among=np.concatenate(self.rows)
+            self.model, precise, self.contents, self.micro_tokens, among=self.rows
         )
-        ends = np.cumsum([len(own) for own in self.rows])[:-1]
-        return np.array(
-            [
-                a.sum() / max(1, b.sum())
-                for a, b in zip(np.split(losses, ends), np.split(counted, ends), strict=True)
-            ]
-        )
+        return losses / np.maximum(1, counted)
 
     @property
     def _norms_path(self) -> Path:
@@ -116,11 +110,8 @@ class Readings:
         clipped = ClippedSum(self.model, precise.row_loss, 1.0)
         for first in range(0, len(self.rows), BATCH):
             own = self.rows[first : first + BATCH]
-            counts = [len(rows) for rows in own]
-            unit = torch.from_numpy(np.repeat(np.arange(len(own)), counts))
-            weight = torch.from_numpy(np.repeat(1 / np.array(counts), counts).astype(np.float32))
-            batch = evaluation.collated(precise, self.contents, np.concatenate(own))
-            found += clipped.add(batch, unit, weight).tolist()
+            batch = evaluation.collated(precise, self.contents, own)
+            found += clipped.add(batch, torch.arange(len(own)), torch.ones(len(own))).tolist()
             clipped.forget()
         return np.array(found)
 

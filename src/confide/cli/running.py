@@ -299,7 +299,7 @@ def study(
         str,
         typer.Argument(
             help="user-level, enron-cleaning, secret-protection, selective, concentration, adaptive, "
-            "mean-estimation, noise-variance"
+            "exposure, extraction, user-inference, mean-estimation, noise-variance"
         ),
     ],
     data: Annotated[

@@ -34,6 +34,7 @@ def calibrated(process: Process, epsilon: float, delta: float) -> float:
     return least_noise(process, epsilon, delta)
 
 
+Game = Literal["presence", "value"]
 Redaction = Literal["none", "instead", "beside", "apart"]
 Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
 
@@ -141,6 +142,10 @@ class Mechanism(ABC):
     redaction: ClassVar[Redaction] = "none"
     lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
     compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
+    # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
+    # ("value"), or that there is no such game yet (None).
+    game: ClassVar[Game | None] = "presence"
+    sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
     # What a plan's noise per gradient is.
     measure: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
@@ -149,6 +154,10 @@ class Mechanism(ABC):
     @abstractmethod
     def unit(self) -> str:
         """What one unit is, in words."""
+
+    @property
+    def unit_is_one_row(self) -> bool:
+        return not (self.grouped or self.protects_secrets)
 
     # bound and draw --------------------------------------------------------------------------------
     @abstractmethod

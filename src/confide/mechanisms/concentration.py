@@ -96,6 +96,7 @@ class Concentration(Mechanism):
     notion: ClassVar[str] = "user-level DP"
     draws: ClassVar[str] = "units"
     compares: ClassVar[str] = "replace-one"
+    sums_are_covered: ClassVar[bool] = False
     measure: ClassVar[str] = (
         "standard deviation on the mean of the users kept, in units of tau; of uls on the mean clipped gradient, in "
         "units of the clip norm: its `noise x` is the tau / clip norm below which the filter adds less"

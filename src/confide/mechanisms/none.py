@@ -22,6 +22,7 @@ class NonPrivate(Mechanism):
     name: ClassVar[str] = "none"
     notion: ClassVar[str] = "none"
     grouped: ClassVar[bool] = False
+    sums_are_covered: ClassVar[bool] = False
 
     @property
     def inner(self) -> Mechanism:
@@ -32,6 +33,10 @@ class NonPrivate(Mechanism):
     @property
     def unit(self) -> str:
         return self.inner.unit
+
+    @property
+    def unit_is_one_row(self) -> bool:
+        return self.inner.unit_is_one_row
 
     @property
     def draws(self) -> str:  # type: ignore[override]

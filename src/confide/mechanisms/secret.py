@@ -10,7 +10,7 @@ import numpy as np
 from confide.accounting import Accountant, Targets, achieved, least_noise_for_secrets
 from confide.detectors import kinds
 from confide.errors import InputError
-from confide.mechanisms.base import Terms
+from confide.mechanisms.base import Game, Terms
 from confide.mechanisms.weighted import WeightedRows, solved
 from confide.secrets.program import Spread, largest_c, need
 from confide.secrets.repository import names_secrets
@@ -64,6 +64,7 @@ class SecretProtection(WeightedRows):
     notion: ClassVar[str] = "(p, r)-secret protection"
     grouped: ClassVar[bool] = False
     protects_secrets: ClassVar[bool] = True
+    game: ClassVar[Game | None] = "value"
     bound_key: ClassVar[str] = "secrets.program.c"
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from confide.mechanisms.base import Combine, Terms
+from confide.mechanisms.base import Combine, Game, Terms
 from confide.mechanisms.dp_sgd import DPSGD
 from confide.settings import Policy, Redacted
 
@@ -27,6 +27,7 @@ class SensitiveText(DPSGD):
     notion: ClassVar[str] = "selective DP"
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
+    game: ClassVar[Game | None] = "value"
 
     @property
     def unit(self) -> str:

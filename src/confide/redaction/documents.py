@@ -87,10 +87,13 @@ class RedactedDocuments:
         self._counts["tokens_cut_off"] += sum(row.lost for row in rows)
         return found
 
-    def uncounted(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
-        """The same of documents that are not trained on."""
+    def are_alike(self, documents: Sequence[Document]) -> bool:
+        """Whether they are one row each, and differ in nothing but what is found sensitive, and something is."""
         texts = [document.text for document in documents]
-        return self._redactor.many(texts, [merged(own) for own in self._sensitive(documents)])
+        found = self._redactor.many(texts, [merged(own) for own in self._sensitive(documents)])
+        (first, *more), *others = found
+        alike = all(len(own) == 1 and np.array_equal(own[0].masked, first.masked) for own in others)
+        return first.has_finding and not more and alike
 
     def _sensitive(self, documents: Sequence[Document]) -> list[list[Span]]:
         """What is sensitive in each: what the policy finds, and what a person has marked."""

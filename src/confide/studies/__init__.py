@@ -14,6 +14,9 @@ _REGISTRY = {
     "selective": "confide.studies.selective",
     "concentration": "confide.studies.concentration",
     "adaptive": "confide.studies.adaptive",
+    "exposure": "confide.studies.exposure",
+    "extraction": "confide.studies.extraction",
+    "user-inference": "confide.studies.user_inference",
 }
 _WITHOUT_DATA = {
     "mean-estimation": "confide.studies.mean_estimation",

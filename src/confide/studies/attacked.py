@@ -1,0 +1,47 @@
+"""A run of a study, trained and then attacked; what was found is kept, so that a study that was stopped goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from confide.audit.attack import Options, audit
+from confide.config import check
+from confide.console import Console
+from confide.disk import write_text
+from confide.finetuning import Outcome, fine_tune
+from confide.job import Job
+from confide.runs import Run
+
+FOUND = "audit.json"
+
+
+def attacked(
+    name: str, raw: dict[str, Any], folder: Path, options: Options, console: Console
+) -> tuple[Run, Outcome, dict[str, Any]]:
+    """Train a config in `folder`/`name`, or resume, and attack it, or read what an attack has found.
+
+    Its run key is published, so that the numbers can be repeated.
+    """
+    where = f"study {folder.name}, {name}"
+    raw = raw | {"run": str(folder / name)}
+    raw["privacy"] = raw["privacy"] | {"published_key": where}
+    run = Run(check(raw, where))
+    console.say(name)
+    outcome = fine_tune(run, console)
+    if not outcome.finished:
+        raise KeyboardInterrupt
+    found = run.folder / FOUND
+    if not found.exists():
+        console.say(f"{name}: {', '.join(options.attacks)}")
+        write_text(found, json.dumps(audit(Job.of(run, console), options), indent=2) + "\n")
+    return run, outcome, json.loads(found.read_text("utf-8"))
+
+
+def epsilon_of(outcome: Outcome) -> float | None:
+    """As claimed; None where nothing is."""
+    guarantee = outcome.guarantee
+    return None if guarantee.notion == "none" else guarantee.epsilon
+
+
+def in_table(epsilon: float | None) -> str:
+    return "inf" if epsilon is None else f"{epsilon:.3g}"

@@ -1,0 +1,113 @@
+"""Whether it can be told who a model was trained on (Kandpal et al. 2023): rows protected, and whole users.
+
+stories260K reads what some senders of 20 Newsgroups wrote; as many others are held out. User inference has a few rows
+of each and asks which of the two they are. Without privacy, with DP-SGD for one row, and at the same epsilon for a
+whole user, by sampling rows (ELS) and by sampling users (ULS).
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from confide.audit.attack import Options
+from confide.console import Console
+from confide.errors import InputError
+from confide.studies import corpora
+from confide.studies.attacked import attacked, epsilon_of, in_table
+
+EPSILON = 8.0
+STEPS = 400
+DOCUMENTS = 2000
+USERS, ROWS = 500, 4
+FPR = 0.01
+
+METHODS: dict[str, dict[str, Any]] = {
+    "no DP": {"mechanism": "none"},
+    "DP-SGD": {"mechanism": "dp-sgd", "epsilon": EPSILON},
+    "ELS": {"mechanism": "els", "epsilon": EPSILON, "rows_per_unit": 4},
+    "ULS": {"mechanism": "uls", "epsilon": EPSILON, "rows_per_unit": 4, "selection": "random-chunk"},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    unit, epsilon: as claimed, None where nothing is; users: trained on, of those that were asked about; auroc and tpr
+    (at a false positive rate of 1%): (value, low, high) at 95%; ceiling: of the latter, for any attack, where the claim
+    sets one.
+    """
+
+    method: str
+    unit: str
+    epsilon: float | None
+    perplexity: float
+    users: int
+    auroc: tuple[float, float, float]
+    tpr: tuple[float, float, float]
+    ceiling: float | None
+
+
+def run(data: Path, folder: Path) -> dict[str, Any]:
+    """Train everything, or resume, ask about the users, and make the table."""
+    console = Console()
+    source = data / "20newsgroups/20_newsgroups.jsonl.xz"
+    if not source.exists():
+        raise InputError(f"{source}: no such file; give the folder that holds the public data sets")
+    common = {
+        "model": str(corpora.stories(data, folder / "stories260K")),
+        "data": {
+            "train": str(source),
+            "text": "{subject}\n{body}",
+            "unit": "from",
+            "strip_quotes": True,
+            "eval": 0.5,
+            "max_documents": DOCUMENTS,
+            "max_length": 64,
+            "duplicates": False,
+        },
+        "train": {"steps": STEPS, "batch": 128.0, "learning_rate": 5e-3, "schedule": "linear"},
+    }
+    rows = [_row(method, common | {"privacy": own}, folder, console) for method, own in METHODS.items()]
+    return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
+
+
+def _row(method: str, raw: dict[str, Any], folder: Path, console: Console) -> Row:
+    options = Options(attacks=("users",), users=USERS, rows=ROWS)
+    _, outcome, found = attacked(method.replace(" ", "-"), raw, folder, options, console)
+    assert outcome.final
+    rates = found["users"]["rates"]
+    low = next(rate for rate in rates["true_positive_rate"] if rate["fpr"] == FPR)
+    bounds = dict(map(tuple, found["ceiling"]["true_positive_rate"])) if "ceiling" in found else {}
+    epsilon = epsilon_of(outcome)
+    return Row(
+        method,
+        "" if epsilon is None else outcome.guarantee.unit,
+        epsilon,
+        float(outcome.final["perplexity"]),
+        rates["members"],
+        tuple(rates["auroc"][key] for key in ("value", "low", "high")),
+        tuple(low[key] for key in ("value", "low", "high")),
+        bounds.get(FPR),
+    )
+
+
+def _table(rows: list[Row]) -> str:
+    lines = [
+        "| training | protects | epsilon | perplexity, held out | users asked about | AUROC (95%) | "
+        f"found at {FPR:.0%} false positives (95%) | at most, by the claim |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            row.method,
+            row.unit.partition(":")[0],
+            in_table(row.epsilon),
+            f"{row.perplexity:.2f}",
+            str(row.users),
+            "{:.3f} ({:.3f} to {:.3f})".format(*row.auroc),
+            "{:.1%} ({:.1%} to {:.1%})".format(*row.tpr),
+            "" if row.ceiling is None else f"{row.ceiling:.1%}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
