@@ -337,7 +337,7 @@ class _Preparation:
                     )
                 beside.add(rows[0].tokens, [f"{canary.name}/{world}"])
             self.missed += not self._alike_in_public(canary)
-        for batch in _batches(manifest.documents(), _BATCH):
+        for batch in _batches(manifest.documents(self.config), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
         nothing = canaries.blank(self.tokenizer)
         for name in manifest.absent():
@@ -345,7 +345,7 @@ class _Preparation:
 
     def _alike_in_public(self, canary: Canary) -> bool:
         """Whether its contents differ in nothing that the claim calls public."""
-        documents = [Document(text, (canary.name,), None, canaries.WHERE) for text in canary.contents]
+        documents = [canaries.document(text, canary.name, self.config) for text in canary.contents]
         if self.redacted is not None:
             return self.redacted.are_alike(documents)
         mentioned = self._mentions(documents)

@@ -148,6 +148,25 @@ def test_numbers_that_the_detector_misses_play_no_game(tmp_path, expression, is_
     assert sum(own["count"] for own in result["exposure"]["groups"].values()) == 40
 
 
+def test_canaries_stand_beside_annotated_text_and_are_not_annotated(tmp_path):
+    """As what somebody who marked the data has missed; an expression may still find them."""
+    raw = planted(tmp_path / "a", "dp-sgd", count=4, digits=3).model_dump(mode="json")
+    text = tmp_path / "annotated.jsonl"
+    lines = [{"text": f"room {number} is mine", "spans": [[5, 6]]} for number in range(9)]
+    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    raw["data"] |= {"train": str(text)}
+    raw["privacy"] |= {
+        "mechanism": "redacted",
+        "noise_multiplier": None,
+        "adjacency": None,
+        "rows_per_unit": 4,
+    }
+    for expressions, missed in (({}, 4), ({"number": r"\d+"}, 0)):
+        raw["detector"] |= {"spans": "spans", "expressions": expressions}
+        run = Run(check(raw | {"run": str(tmp_path / f"run{missed}")}))
+        assert Job.of(run, QUIET).prepared.facts["canaries"] == {"count": 4, "missed": missed}
+
+
 def test_without_canaries_the_other_attacks_still_run(tmp_path):
     raw = planted(tmp_path / "a").model_dump(mode="json") | {"canaries": {}}
     raw["train"]["steps"] = 2

@@ -137,12 +137,12 @@ class Manifest:
         """SHA-256 of the manifest. It tells nothing of it: the seed in it has 256 random bits."""
         return hashlib.sha256(self._text().encode()).hexdigest()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self, config: "Config") -> Iterator[Document]:
         """What is planted, to be read like any other training text."""
         for canary in self.canaries:
             if canary.is_planted:
                 for _ in range(canary.insertions):
-                    yield Document(canary.contents[canary.coin], (canary.name,), None, WHERE)
+                    yield document(canary.contents[canary.coin], canary.name, config)
 
     def absent(self) -> Iterator[str]:
         """The units of rows that predict nothing, one entry a row: as many as there would be with their text."""
@@ -164,6 +164,15 @@ class Manifest:
     def coins(self) -> np.ndarray:
         """int64[m]."""
         return np.array([canary.coin for canary in self.canaries])
+
+
+def document(text: str, unit: str, config: "Config") -> Document:
+    """A text as the data would hold it; nothing stands in the fields that name what is sensitive in a record."""
+    column = config.secrets.column or []
+    fields: dict[str, Any] = dict.fromkeys([column] if isinstance(column, str) else column)
+    if config.detector.spans is not None:
+        fields |= {config.detector.spans: [], config.data.text: text}
+    return Document(text, (unit,), None, WHERE, fields)
 
 
 def blank(tokenizer: Any) -> np.ndarray:
