@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from confide import models
@@ -185,16 +186,31 @@ class _Loop:
 
     def _release(self) -> None:
         job, guarantee = self.job, self.job.guarantee(self.done)
-        text = json.dumps(guarantee.to_json(), indent=2) + "\n"
         with self.course.averaged():
             weights = models.gathered(job.model, self.ranks.first)
             if not self.ranks.first:
                 return
             with job.run.releasing() as folder:
                 models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
-                write_text(folder / "guarantee.json", text)
-                write_text(folder / "README.md", _card(job, guarantee))
-        write_text(job.run.guarantee_path, text)
+                _state(job, guarantee, folder)
+        _write(guarantee, job.run.guarantee_path)
+
+
+def state_again(job: Job, steps: int) -> None:
+    """Write the guarantee of a released run once more, after an audit, wherever it stands."""
+    guarantee = job.guarantee(steps)
+    _state(job, guarantee, job.run.release)
+    _write(guarantee, job.run.guarantee_path)
+
+
+def _state(job: Job, guarantee: Guarantee, folder: Path) -> None:
+    """Guarantee and model card of a release."""
+    _write(guarantee, folder / "guarantee.json")
+    write_text(folder / "README.md", _card(job, guarantee))
+
+
+def _write(guarantee: Guarantee, path: Path) -> None:
+    write_text(path, json.dumps(guarantee.to_json(), indent=2) + "\n")
 
 
 def _refuse_gaps(ledger: Ledger, done: int) -> None:

@@ -58,6 +58,7 @@ class Run:
             "ledger_path": "ledger.jsonl",
             "guarantee_path": "guarantee.json",
             "metrics_path": "metrics.jsonl",
+            "audit_path": "audit.json",
             "checkpoints": "checkpoints",
             "release": "release",
             "tensorboard": "tensorboard",

@@ -53,6 +53,14 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     assert (Run(trained).folder / "audit.json").exists()
     assert "Members found" in (Run(trained).folder / "audit.svg").read_text()
     assert not (Run(trained).release / "audit.json").exists()
+    release = Run(trained).release
+    for path in (Run(trained).guarantee_path, release / "guarantee.json"):
+        stated = json.loads(path.read_text())
+        assert len(stated["evidence"]) == 2
+        assert all(result["verdict"] in line and "coins were right" in line for line in stated["evidence"])
+    assert stated["evidence"][0] in (release / "README.md").read_text()
+    # a run that takes more steps is another model
+    assert Job.of(Run(trained), QUIET).guarantee(3).evidence == ("no audit was made yet",)
 
 
 def test_a_person_reads_the_same(trained):

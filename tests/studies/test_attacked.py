@@ -8,7 +8,7 @@ from confide.audit.attack import Options
 from confide.console import Console
 from confide.errors import InputError
 from confide.studies import exposure, extraction, user_inference
-from confide.studies.attacked import FOUND, attacked
+from confide.studies.attacked import attacked
 from tests.test_resume import config as resumable
 
 QUIET = Console(quiet=True)
@@ -25,8 +25,8 @@ def test_a_run_is_attacked_once_and_its_findings_are_kept(tmp_path):
     assert outcome.finished
     assert run.folder == folder / "one"
     assert sum(group["count"] for group in found["exposure"]["groups"].values()) == 6
-    (run.folder / FOUND).write_text(json.dumps({"kept": True}))
-    assert attacked("one", raw, folder, options, QUIET)[2] == {"kept": True}
+    run.audit_path.write_text(json.dumps({"kept": True, "steps": 2}))
+    assert attacked("one", raw, folder, options, QUIET)[2] == {"kept": True, "steps": 2}
     assert "one" in run.config.privacy.published_key
 
 

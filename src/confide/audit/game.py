@@ -4,8 +4,10 @@ Who is in the game, what its coins stand for and which curve it is held against 
 that no claim is attacked at another unit or adjacency than its own.
 """
 
+import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -165,6 +167,19 @@ def play(
         one_run(m, plan.guesses, plan.guesses, delta, alpha),
         1 - alpha,
     )
+
+
+def evidence(path: Path, steps: int) -> tuple[str, ...]:
+    """What the audit whose result was kept at `path` says of the model after so many steps, for its guarantee.
+
+    It speaks of made-up units alone, and is computed from what the guarantee covers and from their coins.
+    """
+    if not path.exists():
+        return ()
+    found = json.loads(path.read_text("utf-8"))
+    if found["steps"] != steps:
+        return ()
+    return tuple(f"audit by canaries: {found['verdict']}; {game['words']}" for game in found.get("games", ()))
 
 
 def verdict(claim: Claim, games: list[Played]) -> Verdict:

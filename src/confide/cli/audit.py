@@ -29,6 +29,7 @@ def audit(
     from confide.audit.picture import audit_svg
     from confide.cli.base import job_of
     from confide.disk import write_text
+    from confide.finetuning import state_again
     from confide.runs import Run
 
     chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
@@ -37,8 +38,11 @@ def audit(
     found_run = Run.load(run, twin)
     with found_run.locked():
         options = attack.Options(chosen, users, rows, secrets=secrets)
-        found = attack.audit(job_of(found_run), options)
-        write_text(found_run.folder / "audit.json", json.dumps(found, indent=2) + "\n")
+        job = job_of(found_run)
+        found = attack.audit(job, options)
+        write_text(found_run.audit_path, json.dumps(found, indent=2) + "\n")
+        if "games" in found and found_run.guarantee_path.exists():
+            state_again(job, found["steps"])
         picture = audit_svg(found)
         if picture is not None:
             write_text(found_run.folder / "audit.svg", picture)

@@ -12,8 +12,6 @@ from confide.finetuning import Outcome, fine_tune
 from confide.job import Job
 from confide.runs import Run
 
-FOUND = "audit.json"
-
 
 def attacked(
     name: str, raw: dict[str, Any], folder: Path, options: Options, console: Console
@@ -30,11 +28,10 @@ def attacked(
     outcome = fine_tune(run, console)
     if not outcome.finished:
         raise KeyboardInterrupt
-    found = run.folder / FOUND
-    if not found.exists():
+    if not run.audit_path.exists():
         console.say(f"{name}: {', '.join(options.attacks)}")
-        write_text(found, json.dumps(audit(Job.of(run, console), options), indent=2) + "\n")
-    return run, outcome, json.loads(found.read_text("utf-8"))
+        write_text(run.audit_path, json.dumps(audit(Job.of(run, console), options), indent=2) + "\n")
+    return run, outcome, json.loads(run.audit_path.read_text("utf-8"))
 
 
 def epsilon_of(outcome: Outcome) -> float | None:
