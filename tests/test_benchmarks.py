@@ -64,3 +64,14 @@ def test_step_compares_with_peers_that_clip_to_the_same_sum(figures: list[dict])
     for name in ("opacus-hooks", "opacus-ghost"):
         assert peers[name]["sum_error"] < 1e-5
         assert not peers[name]["sum_wrong"]
+
+
+def test_exposure_tells_what_a_rank_costs():
+    command = [sys.executable, STEP.with_name("exposure.py"), "--digits", "2", "--threads", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)
+    assert len(rows) == 6
+    assert all(row["fewer"] > 1 for row in rows)
+    best, middle, bounded = rows[:3]
+    assert best["exposure"] > middle["exposure"]
+    assert (best["method"], bounded["method"]) == ("exact", "bounded")
