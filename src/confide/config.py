@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from confide import mechanisms
 from confide.errors import InputError
+from confide.secrets.repository import names_secrets
 from confide.settings import Canaries, Config
 
 
@@ -344,10 +345,20 @@ def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
             "canaries.family",
             f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
         )
+    if mechanism.protects_secrets and config.secrets.prior is None:
+        yield (
+            "secrets.prior",
+            "each canary is a secret that no list of values names: state a prior and a posterior for all",
+        )
+    if mechanism.protects_secrets and names_secrets(config.secrets.repository):
+        yield (
+            "canaries.count",
+            "the rows of a repository's secrets are files: there is no game of text for them yet",
+        )
     several = canaries.insertions if isinstance(canaries.insertions, int) else max(canaries.insertions)
     chunks = config.task == "causal-lm" and privacy.selection in (None, "random-chunk")
-    by_unit = name == "none" or mechanism.draws == "units"
-    by_unit = by_unit and isinstance(config.data.unit, str)
+    draws_units = name == "none" or mechanism.draws == "units"
+    by_unit = draws_units and isinstance(config.data.unit, str)
     if several > 1 and chunks and by_unit:
         yield (
             "canaries.insertions",

@@ -6,11 +6,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from confide import models
+from confide.audit.evidence import evidence
 from confide.claims import Guarantee
 from confide.console import Console
 from confide.disk import write_text
@@ -196,11 +197,17 @@ class _Loop:
         _write(guarantee, job.run.guarantee_path)
 
 
-def state_again(job: Job, steps: int) -> None:
-    """Write the guarantee of a released run once more, after an audit, wherever it stands."""
-    guarantee = job.guarantee(steps)
-    _state(job, guarantee, job.run.release)
-    _write(guarantee, job.run.guarantee_path)
+def restate(job: Job, steps: int) -> None:
+    """Put what an audit has shown into the guarantee of a released run, wherever it stands; nothing else changes."""
+    run = job.run
+    seen = evidence(run, steps)
+    if not (seen and run.guarantee_path.exists() and run.release.is_dir()):
+        return
+    stated = Guarantee.from_json(json.loads(run.guarantee_path.read_text("utf-8")))
+    if stated.steps == steps:
+        guarantee = replace(stated, evidence=seen)
+        _state(job, guarantee, run.release)
+        _write(guarantee, run.guarantee_path)
 
 
 def _state(job: Job, guarantee: Guarantee, folder: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from confide import __version__, evaluation, mechanisms, models, preparation, scoring
 from confide.allocator import keep_freed_memory
 from confide.audit.canaries import GRAPH, Manifest
-from confide.audit.game import evidence
+from confide.audit.evidence import evidence
 from confide.audit.readings import Readings
 from confide.averaging import Averages
 from confide.claims import Guarantee
@@ -224,7 +224,7 @@ class Job:
     def guarantee(self, steps: int) -> Guarantee:
         """What the run protects after `steps` steps, and what an audit has found of that."""
         stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
-        seen = evidence(self.run.audit_path, steps)
+        seen = evidence(self.run, steps)
         return replace(stated, evidence=seen) if seen else stated
 
     def header(self) -> dict[str, Any]:

@@ -241,7 +241,7 @@ class _Preparation:
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
         self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
-        self.missed = 0  # canaries whose contents differ in more than what was found sensitive
+        self.missed = 0  # canaries whose contents differ in what the claim calls public
 
     def write(self, folder: Path, cache: Path) -> dict[str, Any]:
         """All graphs, into `folder`; returns the facts."""
@@ -439,8 +439,20 @@ class _Preparation:
         return {name: getattr(found, name) for name in names} | {"sentences": found.sentences()}
 
     def _mentions(self, batch: list[Document]) -> list[list[Mention]] | None:
-        """Where each document mentions secrets; None where units are not secrets."""
-        return None if self.finders is None else find_all(self.finders, batch)
+        """Where each document mentions secrets; None where units are not secrets.
+
+        A canary's number is a secret already, that canary: whatever a finder takes it for is no other.
+        """
+        if self.finders is None:
+            return None
+        found = find_all(self.finders, batch)
+        if self.manifest is None:
+            return found
+        start, end = self.manifest.place()
+        return [
+            [m for m in own if m.end <= start or m.start >= end] if document.where == canaries.WHERE else own
+            for document, own in zip(batch, found, strict=True)
+        ]
 
     def _label(self, document: Document, held_out: bool) -> int:
         if document.label is None:

@@ -59,6 +59,7 @@ class Run:
             "guarantee_path": "guarantee.json",
             "metrics_path": "metrics.jsonl",
             "audit_path": "audit.json",
+            "evidence_path": "evidence.json",
             "checkpoints": "checkpoints",
             "release": "release",
             "tensorboard": "tensorboard",

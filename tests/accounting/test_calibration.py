@@ -11,7 +11,7 @@ from confide.accounting import (
     least_noise_for_kl,
     least_noise_for_reconstruction,
 )
-from confide.accounting.calibration import LEAST, round_up
+from confide.accounting.calibration import LEAST, _narrow, round_up
 from confide.errors import InputError
 
 bernoulli, binomial = MixtureOfGaussians.bernoulli, MixtureOfGaussians.binomial
@@ -119,6 +119,20 @@ def test_impossible_secrets_are_refused():
 @pytest.mark.parametrize("s", [0.12345678, 1.0, 9.99999, 123456.7, 7e-4, 3.14159])
 def test_rounding_goes_up_by_little(s):
     assert s <= round_up(s) <= s * 1.00011
+
+
+@pytest.mark.parametrize("touching", [True, False])
+def test_an_excess_without_a_slope_is_narrowed_all_the_same(touching):
+    """Flat on both sides of a step: false position learns nothing from it, so halving has to do."""
+    calls = []
+
+    def excess(s):
+        calls.append(s)
+        return (0.0 if touching else -1e-300) if s >= 1.2345 else 1e-300
+
+    good, bad = _narrow(excess, 4.0, 1.0, 1e-5)
+    assert bad < 1.2345 <= good <= bad * (1 + 1e-5)
+    assert len(calls) < 120
 
 
 def test_a_target_that_hardly_any_noise_meets_is_met_by_the_least_there_is():

@@ -227,3 +227,17 @@ def test_default_delta():
     assert delta_default(1000, 1000) == pytest.approx(1000**-1.1)
     assert delta_default(1000, 10) == pytest.approx(1000**-1.1)
     assert delta_default(10, 1000) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("s", [1e-3, 0.01, 0.03, 0.044, 0.1, 0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize(
+    "process", [MixtureOfGaussians.bernoulli(0.01, 100), MixtureOfGaussians.binomial(4, 0.01, 100)]
+)
+def test_both_directions_agree_on_the_advantage(process, s):
+    """At epsilon 0 both are the total variation, however far apart the atoms are."""
+    curve = process.curve(s, 1e-3)
+    assert curve.addition.delta(0.0) == pytest.approx(float(curve.removal.delta(0.0)), rel=1e-6, abs=1e-9)
+    if s <= 0.03 and curve.interval > 0:  # not given up: whether the unit was ever drawn is seen for certain
+        drawn = 1 - process.probabilities[0] ** 100
+        assert curve.removal.delta(0.0) == pytest.approx(drawn, rel=1e-6)
+        assert curve.true_positive_rate(0.5) == pytest.approx(1.0, abs=1e-6)

@@ -33,6 +33,8 @@ def trained(tmp_path_factory):
 
 
 def test_an_audit_prints_its_verdict_and_keeps_it(trained):
+    before = json.loads(Run(trained).guarantee_path.read_text())
+    assert before.pop("evidence") == ["no audit was made yet"]
     found = confide("audit", trained.run, "--json", "--users", "20")
     assert found.code == 0, found.err
     result = json.loads(found.out)
@@ -56,11 +58,23 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     release = Run(trained).release
     for path in (Run(trained).guarantee_path, release / "guarantee.json"):
         stated = json.loads(path.read_text())
-        assert len(stated["evidence"]) == 2
-        assert all(result["verdict"] in line and "coins were right" in line for line in stated["evidence"])
+        (line,) = stated["evidence"]  # noised sums less what real units added are private: no word of them
+        assert line.startswith(
+            f"audit by 40 canaries: {result['games'][0]['verdict']}; from the released model"
+        )
+        assert {key: stated[key] for key in before} == before
     assert stated["evidence"][0] in (release / "README.md").read_text()
-    # a run that takes more steps is another model
-    assert Job.of(Run(trained), QUIET).guarantee(3).evidence == ("no audit was made yet",)
+    # another audit of other things leaves it, and of another model it says nothing
+    assert confide("audit", trained.run, "--attacks", "extraction").code == 0
+    job = Job.of(Run(trained), QUIET)
+    assert job.guarantee(60).evidence == (line,)
+    assert job.guarantee(3).evidence == ("no audit was made yet",)
+    with open(Run(trained).ledger_path, "a") as ledger:
+        ledger.write("{}\n")
+    try:
+        assert job.guarantee(60).evidence == ("no audit was made yet",)
+    finally:
+        Run(trained).ledger_path.write_text(Run(trained).ledger_path.read_text().removesuffix("{}\n"))
 
 
 def test_a_person_reads_the_same(trained):

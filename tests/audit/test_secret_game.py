@@ -54,7 +54,7 @@ def test_each_canary_is_a_secret_of_its_rows(tmp_path):
 
 
 def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch):
-    kept = protected(tmp_path / "kept")
+    kept = protected(tmp_path / "kept", insertions=3)
     fine_tune(kept, QUIET)
     found = attack.audit(Job.of(kept, QUIET), CLAIM)
     assert found["game"] == "value"
@@ -65,7 +65,7 @@ def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch)
         return Combine(self.clip_norm, 0.0, 1 / terms.divisor / self.clip_norm)
 
     monkeypatch.setattr(WeightedRows, "combine", bare)
-    broken = protected(tmp_path / "broken")
+    broken = protected(tmp_path / "broken", insertions=3)
     fine_tune(broken, QUIET)
     found = attack.audit(Job.of(broken, QUIET), CLAIM)
     assert found["verdict"] == "violation"

@@ -25,21 +25,27 @@ def test_a_run_is_attacked_once_and_its_findings_are_kept(tmp_path):
     assert outcome.finished
     assert run.folder == folder / "one"
     assert sum(group["count"] for group in found["exposure"]["groups"].values()) == 6
-    run.audit_path.write_text(json.dumps({"kept": True, "steps": 2}))
-    assert attacked("one", raw, folder, options, QUIET)[2] == {"kept": True, "steps": 2}
+    run.audit_path.write_text(json.dumps(found | {"exposure": "kept"}))
+    assert attacked("one", raw, folder, options, QUIET)[2] == found | {"exposure": "kept"}
+    asked = Options(attacks=("exposure",), secrets=3)  # something else is found out anew
+    again = attacked("one", raw, folder, asked, QUIET)[2]["exposure"]["groups"].values()
+    assert sum(group["count"] for group in again) < 6
     assert "one" in run.config.privacy.published_key
 
 
 def exposed(method, missed, absent):
     times = {count: [2.0, 4.0] for count in exposure.TIMES}
-    return exposure.Row(method, None if method == "no DP" else 3.0, 6.5, 16, missed, times, absent)
+    return exposure.Row(
+        method, None if method == "no DP" else 3.0, missed == 16, 6.5, 16, missed, times, absent
+    )
 
 
 def test_exposures_stand_under_how_often_a_number_was_planted():
-    rows = [exposed("no DP", None, [1.0, 2.0]), exposed("selective, numbers caught", 0, [])]
+    rows = [exposed("no DP", None, [1.0, 2.0]), exposed("selective, numbers missed", 16, [])]
     first, second = exposure._table(rows).splitlines()[2:]
-    assert first == "| no DP | inf | 6.50 |  | 1.5 | 3.0 | 3.0 | 3.0 | 3.0 |"
-    assert second == "| selective, numbers caught | 3 | 6.50 | 0 of 16 |  | 3.0 | 3.0 | 3.0 | 3.0 |"
+    planted = " | 3.0 (2)" * 4
+    assert first == f"| no DP | inf | 6.50 |  | 1.5 (2){planted} |"
+    assert second == f"| selective, numbers missed | 3, an estimate | 6.50 | 16 of 16 | {planted} |"
     picture = exposure._picture(rows)
     assert picture.count("selective") == 1 + len(exposure.TIMES)  # its name, and one for each point
     assert "Text protected, numbers missed" in picture

@@ -140,23 +140,26 @@ def _around(excess: Callable[[float], float], guess: float) -> tuple[float, floa
 def _narrow(
     excess: Callable[[float], float], good: float, bad: float, tolerance: float
 ) -> tuple[float, float]:
-    """Shrink to good / bad <= 1 + tolerance: false position in logs, Illinois variant, kept off the ends."""
+    """Shrink to good / bad <= 1 + tolerance: false position in logs, Illinois variant, kept off the ends.
+
+    It halves the bracket where one end has moved three times in a row.
+    """
     at_good, at_bad = excess(good), excess(bad)
-    last = 0
+    moves = 0  # of the good end in a row, or, below 0, of the bad one
     while good / bad > 1 + tolerance:
         width = math.log(good / bad)
         share = 0.5
-        if math.isfinite(at_bad) and math.isfinite(at_good) and at_bad > at_good:
+        if abs(moves) < 3 and math.isfinite(at_bad) and math.isfinite(at_good) and at_bad > at_good:
             share = at_bad / (at_bad - at_good)
         margin = min(0.25, 0.4 * tolerance / width)
         middle = bad * math.exp(width * min(1 - margin, max(margin, share)))
         value = excess(middle)
         if value <= 0:
-            good, at_good, at_bad = middle, value, at_bad / 2 if last == 1 else at_bad
-            last = 1
+            good, at_good, at_bad = middle, value, at_bad / 2 if moves > 0 else at_bad
+            moves = max(moves, 0) + 1
         else:
-            bad, at_bad, at_good = middle, value, at_good / 2 if last == -1 else at_good
-            last = -1
+            bad, at_bad, at_good = middle, value, at_good / 2 if moves < 0 else at_good
+            moves = min(moves, 0) - 1
     return good, bad
 
 

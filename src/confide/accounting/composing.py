@@ -26,6 +26,8 @@ def bounds(masses: np.ndarray, steps: int) -> tuple[int, int]:
     """
     n = len(masses)
     low, high = 0.0, float((n - 1) * steps)
+    if not masses.any():  # all is lost
+        return 0, int(high)
     rise, room = np.exp(np.arange(n) / n), math.log(2 / TRUNCATED)
     rising, falling = masses.copy(), masses.copy()
     for order in range(1, _ORDERS + 1):
@@ -51,6 +53,6 @@ def self_composed(one_step: pld_pmf.DensePLDPmf, steps: int) -> pld_pmf.DensePLD
         one_step._discretization,
         one_step._lower_loss * steps + low,
         np.roll(total, -low)[:size],
-        TRUNCATED - math.expm1(steps * math.log1p(-lost)),
+        1.0 if lost >= 1 else TRUNCATED - math.expm1(steps * math.log1p(-lost)),
         one_step._pessimistic_estimate,
     )

@@ -330,7 +330,9 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
             return privacy_losses
         tail = self.privacy_loss_tail()
         pad = self._standard_deviation
-        table = np.linspace(tail.lower_x_truncation - pad, tail.upper_x_truncation + pad, 8192)
+        # of ADD the mixture is what the loss compares with, and its far atom lies beyond where the other ends
+        beyond = self._max_sens if self.adjacency_type == ADD else 0.0
+        table = np.linspace(tail.lower_x_truncation - pad, tail.upper_x_truncation + beyond + pad, 8192)
         values = self._losses_and_slopes(table)[0]
         cell = np.clip(np.searchsorted(-values, -privacy_losses), 1, len(table) - 1)
         low, high = table[cell - 1], table[cell]

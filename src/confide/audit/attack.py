@@ -173,8 +173,8 @@ class _Audit:
             return "no canaries were planted: set canaries.count before training"
         if name == "claim" and facts["canaries"]["missed"]:
             return (
-                f"{facts['canaries']['missed']} canaries differ in what the claim calls public: a number that the "
-                "detector does not find, or another number of tokens"
+                f"the two numbers of {facts['canaries']['missed']} canaries differ in what the claim calls public: "
+                "they are not found, or are of different lengths in tokens"
             )
         if name == "exposure" and config.canaries.family != "digits":
             return f"canaries of family {config.canaries.family} have no candidates to rank them among"

@@ -160,6 +160,11 @@ class Manifest:
         places = {name: unit for unit, name in enumerate(graph.unit_names())}
         return np.array([places[canary.name] for canary in self.canaries])
 
+    def place(self) -> tuple[int, int]:
+        """Where the number stands in each content of family `digits`: characters [start, end)."""
+        start = self.template.index("{}")
+        return start, start + len(self.canaries[0].secrets[0])
+
     @property
     def coins(self) -> np.ndarray:
         """int64[m]."""
@@ -172,7 +177,7 @@ def document(text: str, unit: str, config: "Config") -> Document:
     fields: dict[str, Any] = dict.fromkeys([column] if isinstance(column, str) else column)
     if config.detector.spans is not None:
         fields |= {config.detector.spans: [], config.data.text: text}
-    return Document(text, (unit,), None, WHERE, fields)
+    return Document(text, (unit,), None, WHERE, fields, number=-1)  # no document that somebody could list
 
 
 def blank(tokenizer: Any) -> np.ndarray:
@@ -184,7 +189,7 @@ def blank(tokenizer: Any) -> np.ndarray:
 
 
 def _name(seed: str, number: int) -> str:
-    return f"canary {seed[:8]} {number}"  # no unit of the data has such a name but by foul play
+    return f"canary:{seed[:8]}:{number}"  # no unit of the data has such a name but by foul play
 
 
 def _contents(

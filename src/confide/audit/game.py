@@ -4,10 +4,8 @@ Who is in the game, what its coins stand for and which curve it is held against 
 that no claim is attacked at another unit or adjacency than its own.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -139,8 +137,8 @@ def play(
     covers, and a number of guesses that was fixed before.
 
     Args:
-        scores: float64[m], higher where a canary is more likely in.
-        coins: bool[m], whether it is.
+        scores: float64[m], higher where a canary is more likely in, or holds the first of its texts.
+        coins: bool[m], whether it is so.
         guesses: r; default: a third of m, at least 1.
         alpha: probability of a false alarm of this game.
 
@@ -167,19 +165,6 @@ def play(
         one_run(m, plan.guesses, plan.guesses, delta, alpha),
         1 - alpha,
     )
-
-
-def evidence(path: Path, steps: int) -> tuple[str, ...]:
-    """What the audit whose result was kept at `path` says of the model after so many steps, for its guarantee.
-
-    It speaks of made-up units alone, and is computed from what the guarantee covers and from their coins.
-    """
-    if not path.exists():
-        return ()
-    found = json.loads(path.read_text("utf-8"))
-    if found["steps"] != steps:
-        return ()
-    return tuple(f"audit by canaries: {found['verdict']}; {game['words']}" for game in found.get("games", ()))
 
 
 def verdict(claim: Claim, games: list[Played]) -> Verdict:

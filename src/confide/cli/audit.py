@@ -26,10 +26,11 @@ def audit(
     """Attack a trained run at the unit that it protects."""
     from confide import show
     from confide.audit import attack
+    from confide.audit.evidence import keep
     from confide.audit.picture import audit_svg
     from confide.cli.base import job_of
     from confide.disk import write_text
-    from confide.finetuning import state_again
+    from confide.finetuning import restate
     from confide.runs import Run
 
     chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
@@ -41,8 +42,8 @@ def audit(
         job = job_of(found_run)
         found = attack.audit(job, options)
         write_text(found_run.audit_path, json.dumps(found, indent=2) + "\n")
-        if "games" in found and found_run.guarantee_path.exists():
-            state_again(job, found["steps"])
+        keep(found_run, found)
+        restate(job, found["steps"])
         picture = audit_svg(found)
         if picture is not None:
             write_text(found_run.folder / "audit.svg", picture)

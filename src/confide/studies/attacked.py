@@ -1,6 +1,7 @@
 """A run of a study, trained and then attacked; what was found is kept, so that a study that was stopped goes on."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ def attacked(
     outcome = fine_tune(run, console)
     if not outcome.finished:
         raise KeyboardInterrupt
-    if not run.audit_path.exists():
+    asked = {"options": asdict(options) | {"attacks": list(options.attacks)}, "steps": outcome.steps}
+    found = json.loads(run.audit_path.read_text("utf-8")) if run.audit_path.exists() else {}
+    if any(found.get(key) != value for key, value in asked.items()):
         console.say(f"{name}: {', '.join(options.attacks)}")
-        write_text(run.audit_path, json.dumps(audit(Job.of(run, console), options), indent=2) + "\n")
-    return run, outcome, json.loads(run.audit_path.read_text("utf-8"))
+        found = audit(Job.of(run, console), options) | asked
+        write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
+    return run, outcome, found
 
 
 def epsilon_of(outcome: Outcome) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from confide import mechanisms
 from confide.audit.attack import Options
 from confide.chart import Panel, panels_svg
 from confide.console import Console
@@ -49,12 +50,13 @@ METHODS: dict[str, dict[str, Any]] = {
 class Row:
     """One line of the table.
 
-    epsilon: as claimed, None where nothing is; missed: of `numbers`, how many the detector did not find, None without
-    one; exposures: of the numbers, by how often they were planted; absent: of those that were not, if there are any.
+    epsilon: of one row, as claimed, None where nothing is; missed: of `numbers`, how many the detector did not find,
+    None without one; exposures: of the numbers, by how often they were planted; absent: of those that were not, if any
     """
 
     method: str
     epsilon: float | None
+    is_estimate: bool
     perplexity: float
     numbers: int
     missed: int | None
@@ -107,6 +109,7 @@ def _row(method: str, own: dict[str, Any], common: dict[str, Any], folder: Path,
     return Row(
         method,
         epsilon_of(outcome),
+        bool(mechanisms.build(trained.config).doubts()),
         float(outcome.final["perplexity"]),
         count,
         prepared.facts["canaries"]["missed"] if masks else None,
@@ -145,17 +148,18 @@ def _picture(rows: list[Row]) -> str:
 def _table(rows: list[Row]) -> str:
     times = " | ".join(f"{count:,} times" for count in TIMES)
     lines = [
-        f"| method | epsilon | perplexity | numbers missed | mean exposure: not planted | {times} |",
+        f"| method | epsilon of one row | perplexity | numbers missed | mean exposure (of how many numbers): "
+        f"not planted | {times} |",
         "|---|---|---|---|---|" + "---|" * len(TIMES),
     ]
     for row in rows:
+        columns = [row.absent, *(row.exposures.get(count, []) for count in TIMES)]
         cells = [
             row.method,
-            in_table(row.epsilon),
+            in_table(row.epsilon) + (", an estimate" if row.is_estimate else ""),
             f"{row.perplexity:.2f}",
             "" if row.missed is None else f"{row.missed} of {row.numbers}",
-            f"{_mean(row.absent):.1f}" if row.absent else "",
-            *(f"{_mean(row.exposures[count]):.1f}" if count in row.exposures else "" for count in TIMES),
+            *(f"{_mean(own):.1f} ({len(own)})" if own else "" for own in columns),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

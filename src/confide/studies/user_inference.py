@@ -18,15 +18,20 @@ from confide.studies.attacked import attacked, epsilon_of, in_table
 EPSILON = 8.0
 STEPS = 400
 DOCUMENTS = 2000
+BATCH, CHUNKS = 128.0, 4  # rows a step, and of a user where users are drawn
 USERS, ROWS = 500, 4
 FPR = 0.01
 
-METHODS: dict[str, dict[str, Any]] = {
-    "no DP": {"mechanism": "none"},
-    "DP-SGD": {"mechanism": "dp-sgd", "epsilon": EPSILON},
-    "ELS": {"mechanism": "els", "epsilon": EPSILON, "rows_per_unit": 4},
-    "ULS": {"mechanism": "uls", "epsilon": EPSILON, "rows_per_unit": 4, "selection": "random-chunk"},
+METHODS: dict[str, tuple[float, dict[str, Any]]] = {
+    "no DP": (BATCH / CHUNKS, {"mechanism": "none", "rows_per_unit": CHUNKS, "selection": "random-chunk"}),
+    "DP-SGD": (BATCH, {"mechanism": "dp-sgd", "epsilon": EPSILON}),
+    "ELS": (BATCH, {"mechanism": "els", "epsilon": EPSILON, "rows_per_unit": CHUNKS}),
+    "ULS": (
+        BATCH / CHUNKS,
+        {"mechanism": "uls", "epsilon": EPSILON, "rows_per_unit": CHUNKS, "selection": "random-chunk"},
+    ),
 }
+"""What a step is expected to draw, rows or users, and the mechanism: each computes as many rows."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,12 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
             "max_length": 64,
             "duplicates": False,
         },
-        "train": {"steps": STEPS, "batch": 128.0, "learning_rate": 5e-3, "schedule": "linear"},
     }
-    rows = [_row(method, common | {"privacy": own}, folder, console) for method, own in METHODS.items()]
+    train = {"steps": STEPS, "learning_rate": 5e-3, "schedule": "linear"}
+    rows = [
+        _row(method, common | {"privacy": own, "train": train | {"batch": batch}}, folder, console)
+        for method, (batch, own) in METHODS.items()
+    ]
     return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
 
 

@@ -1,0 +1,39 @@
+"""What an audit's games have shown of a run, for its guarantee: kept apart from all else that an audit finds.
+
+Only the guesses from the released model count here: they and the coins of made-up units are all that the words rest on.
+Guesses from noised sums take away what all real units added, which is private, and stay in the run folder.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from confide.disk import write_text
+from confide.runs import Run
+
+
+def keep(run: Run, found: dict[str, Any]) -> None:
+    """Keep what the result of `attack.audit` shows, until another game is played about the same model."""
+    lines = [
+        f"audit by {game['coins']} canaries: {game['verdict']}; {game['words']}"
+        for game in found.get("games", ())
+        if game["view"] == "release"
+    ]
+    if lines:
+        kept = {"model": _model(run), "steps": found["steps"], "lines": lines}
+        write_text(run.evidence_path, json.dumps(kept, indent=2) + "\n")
+
+
+def evidence(run: Run, steps: int) -> tuple[str, ...]:
+    """The lines that were kept of this very run after so many steps; none for another model in its folder."""
+    if not run.evidence_path.exists():
+        return ()
+    kept = json.loads(run.evidence_path.read_text("utf-8"))
+    is_this = kept["steps"] == steps and kept["model"] == _model(run)
+    return tuple(kept["lines"]) if is_this else ()
+
+
+def _model(run: Run) -> str:
+    """What tells a training run from any other: a hash of its ledger."""
+    ledger = run.ledger_path.read_bytes() if run.ledger_path.exists() else b""
+    return hashlib.sha256(ledger).hexdigest()
