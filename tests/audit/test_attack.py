@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from confide.audit import attack
@@ -187,6 +188,43 @@ def test_canaries_stand_beside_annotated_text_and_are_not_annotated(tmp_path):
         raw["detector"] |= {"spans": "spans", "expressions": expressions}
         run = Run(check(raw | {"run": str(tmp_path / f"run{missed}")}))
         assert Job.of(run, QUIET).prepared.facts["canaries"] == {"count": 4, "missed": missed}
+
+
+def test_users_are_asked_for_rows_as_training_chooses_them(tmp_path):
+    """Before a single step members and others are alike: the first rows of a user against random ones would not be."""
+    raw = planted(tmp_path / "a").model_dump(mode="json") | {"canaries": {}}
+    # each user's first row is made of other words than the rest
+    lines = [
+        {"user": f"u{user}", "text": "key room " * 8 if first == 0 else "printer paper floor " * 6}
+        for user in range(60)
+        for first in range(6)
+    ]
+    text = tmp_path / "users.jsonl"
+    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    raw["data"] |= {"train": str(text), "eval": 0.5, "max_length": 24, "duplicates": False}
+    raw["privacy"] |= {
+        "mechanism": "els",
+        "rows_per_unit": 1,
+        "noise_multiplier": 100.0,
+        "selection": "random",
+    }
+    raw["train"] |= {"steps": 1, "learning_rate": 1e-9}
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    job = Job.of(run, QUIET)
+    audited = attack._Audit(job, attack.Options(attacks=("users",), rows=1), 1)
+    shares = []
+    for side in audited.sides[:2]:
+        firsts = {int(np.sort(side.graph.rows_of(int(unit)))[0]) for unit in side.asked.units}
+        shares.append(np.mean([int(row) in firsts for row in side.asked.rows]))
+    assert max(shares) < 0.6
+    longest = run.config.model_dump(mode="json")
+    longest["privacy"]["selection"], longest["run"] = "longest", str(tmp_path / "longest")
+    other = Run(check(longest))
+    fine_tune(other, QUIET)
+    left_out = attack._Audit(Job.of(other, QUIET), attack.Options(), 1).left_out
+    assert "longest" in left_out["users"]
+    assert "longest" in left_out["membership"]
 
 
 def test_without_canaries_the_other_attacks_still_run(tmp_path):

@@ -25,6 +25,7 @@ from confide.errors import InputError
 from confide.job import Job
 from confide.mechanisms.rows import RowSampler
 from confide.preparation import redaction_of
+from confide.selection import RULES
 from confide.units import UnitGraph
 
 ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
@@ -185,6 +186,9 @@ class _Audit:
         masked = redaction_of(config) in ("instead", "apart")
         if name in ("membership", "users", "extraction") and masked:
             return "training rows are redacted and held-out rows are not, which alone would tell them apart"
+        rule = config.privacy.selection
+        if name in ("membership", "users") and rule in RULES and rule != "random":
+            return f"training rows are the {rule} of each unit and held-out rows are any: that alone tells them apart"
         if name in ("membership", "users") and self.job.prepared.held_out is None:
             return "no rows were held out to compare with (data.eval)"
         if name == "users" and config.data.unit is None:
@@ -215,9 +219,11 @@ class _Audit:
         ):
             among = np.zeros(graph.n_rows, dtype=bool)
             for unit in units.tolist():
-                among[graph.rows_of(unit)] = True
-            if graph is train and self.in_use is not None:
-                among &= self.in_use
+                rows = graph.rows_of(unit)
+                if graph is train and self.in_use is not None:
+                    rows = rows[self.in_use[rows]]
+                # as training chooses rows: the first of a user open a text, and would be told from others by that
+                among[generator.permutation(rows)[: self.options.rows]] = True
             if among.any():
                 yield _Side(graph, ask(graph, self.options.rows, among))
 
