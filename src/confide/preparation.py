@@ -1,17 +1,12 @@
-"""Text to unit graphs: read, clean, tokenise, cut into rows, hold units out, report what happened.
-
-What decides whether a unit is held out is its name alone, so the split is the same in every run and no
-unit stands on both sides.
-"""
+"""Text to unit graphs: tokenise, cut into rows, hold units out, report what happened."""
 
 import glob
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +19,15 @@ from confide.audit.canaries import Canary, Manifest
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.noise import RunKey
+from confide.reading import documents_of, side_of
 from confide.redaction.rows import RedactedRow
 from confide.rows import Cutter
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.sources import check_rows, counts_of, searchers
 from confide.secrets.values import class_of
 from confide.settings import Policy
-from confide.text import Counts, Document, documents, records
+from confide.text import Counts, Document
 from confide.text.duplicates import find_duplicates
-from confide.text.enron import clean_enron
-from confide.text.quotes import strip_quotes
 from confide.units import GraphWriter, UnitGraph
 
 if TYPE_CHECKING:
@@ -196,34 +190,6 @@ def prepare(
     return found
 
 
-def training_documents(config: "Config") -> Iterator[Document]:
-    """The documents that training rows are cut from, as `prepare` reads them: none that is held out."""
-    share = config.data.eval if isinstance(config.data.eval, float) else 0.0
-    found = _limited(config, config.data.train, Counts())
-    return (document for document in found if _side(document.units, share) == "train")
-
-
-def _limited(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
-    return islice(_documents(config, source, counts), config.data.max_documents)
-
-
-def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
-    data = config.data
-    found = records(source, format=data.format, split=data.split, counts=counts)
-    if data.clean == "enron":
-        found = clean_enron(found, counts)
-    spans = config.detector.spans
-    for document in documents(found, data.text, data.unit, data.label, counts, data.speakers, spans):
-        body = document.text
-        if data.strip_quotes:
-            body = strip_quotes(body)
-            counts["characters of quotes stripped"] += len(document.text) - len(body)
-            if not body.strip():
-                counts["documents dropped: only quotes"] += 1
-                continue
-        yield document if body == document.text else replace(document, text=body, given=())
-
-
 class _Preparation:
     """One pass over the text."""
 
@@ -290,7 +256,7 @@ class _Preparation:
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
-        for batch in _batches(_limited(self.config, source, self.counts), _BATCH):
+        for batch in _batches(documents_of(self.config, source, self.counts), _BATCH):
             self._write(batch, list(self._placed(batch, share)), writers)
             if self.progress is not None:
                 self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
@@ -364,7 +330,7 @@ class _Preparation:
     def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
         """Where in the batch each document is that is used, its side, and its class."""
         for at, document in enumerate(batch):
-            side = _side(document.units, share)
+            side = side_of(document.units, share)
             if side is None:
                 self.counts["documents dropped: owners on both sides of the split"] += 1
             elif self.redaction == "apart" and side == "train" and not self._is_new(document):
@@ -426,7 +392,7 @@ class _Preparation:
 
     def _duplicates(self) -> dict[str, Any]:
         """A second pass over the text, held out or not: what stands in several units. Figures, never text."""
-        found = find_duplicates(_limited(self.config, self.config.data.train, Counts()))
+        found = find_duplicates(documents_of(self.config, self.config.data.train, Counts()))
         names = (
             "rows",
             "units",
@@ -474,21 +440,6 @@ class _Preparation:
             raise InputError(
                 f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart"
             )
-
-
-def _side(units: tuple[str, ...], share: float) -> str | None:
-    """On which side of the split a document of these units stands; None if on both."""
-    if share in (0.0, 1.0):
-        return "eval" if share else "train"
-    held = [_held_out(unit, share) for unit in units]
-    if all(held):
-        return "eval"
-    return None if any(held) else "train"
-
-
-def _held_out(unit: str, share: float) -> bool:
-    digest = hashlib.blake2b(unit.encode(), digest_size=8, person=b"confide-eval").digest()
-    return int.from_bytes(digest, "big") < share * 2**64
 
 
 def _of_secrets(graph: UnitGraph) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from confide.accounting import Accountant, achieved, least_noise_for_secrets
 from confide.disk import whole_file
 from confide.mechanisms.secret import SecretProtection, published
-from confide.preparation import training_documents
+from confide.reading import training_documents
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.program import Spread
 from confide.secrets.sources import searchers

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from confide import models, preparation, show
+from confide import models, preparation, reading, show
 from confide.config import check
 from confide.errors import InputError
 from confide.redaction.rows import Redactor
@@ -271,7 +271,7 @@ def screened(folder: Path, share: float = 0.3, **changes):
     settings = config(write(folder / "t.jsonl", people()), **changes)
     out = folder / "sample.jsonl"
     with Policy.of(settings, folder / "spans.db") as policy:
-        read = partial(preparation.training_documents, settings)
+        read = partial(reading.training_documents, settings)
         sample(read, policy, RunKey.from_text("test"), share, 1, out, lambda *_: None)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     for line in lines[1:]:

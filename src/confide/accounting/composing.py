@@ -1,4 +1,4 @@
-"""T equal steps as one distribution of privacy losses: what `dp_accounting` computes, in half of the time or less.
+"""T equal steps as one distribution of privacy losses: what `dp_accounting` computes, and faster.
 
 A search for the least noise composes dozens of distributions. `DensePLDPmf.self_compose` spends most of that on the
 bounds beyond which mass may be cut off, one `logsumexp` for each of 40 orders, and on a transform of complex numbers.
@@ -8,11 +8,22 @@ import math
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft
 
 TRUNCATED = 1e-15
 """Mass that is cut off at most, and counted as lost: `dp_accounting`'s default."""
 _ORDERS = 20
+
+
+def sides(distribution: PrivacyLossDistribution) -> list[pld_pmf.DensePLDPmf]:
+    """Removal and addition; one for both where they are alike."""
+    both = (
+        [distribution._pmf_remove]
+        if distribution._symmetric
+        else [distribution._pmf_remove, distribution._pmf_add]
+    )
+    return [side.to_dense_pmf() for side in both]
 
 
 def bounds(masses: np.ndarray, steps: int) -> tuple[int, int]:

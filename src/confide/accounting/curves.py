@@ -21,7 +21,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike
 from scipy.signal import lfilter
 
-from confide.accounting.composing import self_composed
+from confide.accounting.composing import self_composed, sides
 from confide.errors import InputError
 
 Array = np.ndarray
@@ -107,13 +107,11 @@ class Composed:
     @classmethod
     def of(cls, one_step: PrivacyLossDistribution, steps: int) -> Composed:
         """`steps`-fold composition of one step with itself."""
-        sides = [one_step._pmf_remove.to_dense_pmf()]
-        if not one_step._symmetric:
-            sides.append(one_step._pmf_add.to_dense_pmf())
-        moments = [steps * _log_moments(side) for side in sides]
+        single = sides(one_step)
+        moments = [steps * _log_moments(side) for side in single]
         if steps == 1:
-            return cls(PrivacyLossDistribution(*sides), (moments[0], moments[-1]), 0.0)
-        composed = PrivacyLossDistribution(*(self_composed(side, steps) for side in sides))
+            return cls(PrivacyLossDistribution(*single), (moments[0], moments[-1]), 0.0)
+        composed = PrivacyLossDistribution(*(self_composed(side, steps) for side in single))
         return cls(composed, (moments[0], moments[-1]), steps * 2.0**-50)
 
     def then(self, other: Composed) -> Composed:

@@ -288,8 +288,7 @@ class Grid:
         interval = max(interval, _grid_above(width / most) if width > 0 else 0.0)
         while interval <= 100:
             distribution = one_step(interval)
-            sides = {id(p): p for p in (distribution._pmf_remove, distribution._pmf_add)}.values()
-            points = max(_composed_size(side.to_dense_pmf(), self.steps) for side in sides)
+            points = max(_composed_size(side, self.steps) for side in composing.sides(distribution))
             if points <= 1_000_000:
                 return Composed.of(distribution, self.steps).curve()
             interval = _grid_above(interval * points / 1_000_000)

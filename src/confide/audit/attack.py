@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from confide import evaluation, mechanisms
+from confide import evaluation
 from confide.audit import exposure, extraction, membership
 from confide.audit.canaries import GRAPH, Manifest
 from confide.audit.candidates import Candidates
@@ -23,6 +23,7 @@ from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
 from confide.errors import InputError
 from confide.job import Job
+from confide.mechanisms.base import Game
 from confide.mechanisms.rows import RowSampler
 from confide.preparation import redaction_of
 from confide.selection import RULES
@@ -99,7 +100,7 @@ def sealed(job: Job) -> Manifest:
     return manifest
 
 
-def claim_of(job: Job, steps: int) -> Claim:
+def claim_of(job: Job, steps: int, game: Game) -> Claim:
     """What the run claims after `steps` steps."""
     guarantee = job.guarantee(steps)
     return Claim(
@@ -109,7 +110,7 @@ def claim_of(job: Job, steps: int) -> Claim:
         guarantee.delta,
         None if guarantee.notion == "none" else job.setting.curve(steps),
         job.mechanism.unit_is_one_row,
-        mechanisms.find(job.run.config.privacy.mechanism).game or "presence",
+        game,
     )
 
 
@@ -147,9 +148,9 @@ class _Audit:
 
     def __init__(self, job: Job, options: Options, steps: int):
         self.job, self.options, self.steps = job, options, steps
-        self.claim = claim_of(job, steps)
         self.left_out: dict[str, str] = {}
         self.manifest = sealed(job) if job.run.config.canaries.count else None
+        self.claim = claim_of(job, steps, "presence" if self.manifest is None else self.manifest.game)
         self.attacks = [name for name in options.attacks if self._allowed(name)]
         self.players = np.zeros(0, np.int64)
         if self.manifest is not None and "claim" in self.attacks:

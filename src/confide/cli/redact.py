@@ -66,7 +66,7 @@ def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> 
     from confide import models, show
     from confide.console import Console
     from confide.disk import whole_file
-    from confide.preparation import training_documents
+    from confide.reading import training_documents
     from confide.redaction.page import page
     from confide.redaction.preview import survey, with_annotations
     from confide.redaction.screening import private
@@ -91,7 +91,7 @@ def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_jso
     from functools import partial
 
     from confide.console import Console
-    from confide.preparation import training_documents
+    from confide.reading import training_documents
     from confide.redaction.policy import Policy
     from confide.redaction.screening import sample
 

@@ -20,7 +20,8 @@ from confide.detectors import Span
 from confide.disk import write_text
 from confide.finetuning import Outcome, fine_tune
 from confide.mechanisms.statement import settle
-from confide.preparation import load, training_documents
+from confide.preparation import load
+from confide.reading import training_documents
 from confide.redaction.policy import Policy
 from confide.redaction.screening import Marks, sample
 from confide.runs import Run
