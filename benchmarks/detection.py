@@ -5,7 +5,8 @@
 
 Without --data the text is made up: mails to a help desk. A text that is too short is read again. Words stand between
 white space; tokens are what the pipeline cuts text into, with punctuation. The fastest round counts; processes are
-started before it. Without --pipeline only patterns are measured.
+started before it. With --pipeline the whole pipeline is timed by itself in one process too, which tells how fast
+the machine is; without it only patterns are measured.
 """
 
 import argparse
@@ -65,24 +66,32 @@ def tokens_in(texts: Sequence[str], pipeline: str) -> int:
     return sum(len(cut(text)) for text in texts)
 
 
+def alone(texts: Sequence[str], pipeline: str, rounds: int) -> float:
+    """Seconds of the fastest round of the whole pipeline by itself, in one process: what this machine can do."""
+    import spacy
+
+    whole, seconds = spacy.load(pipeline), []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in whole.pipe(texts):
+            pass
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     figures = []
     if args.pipeline is not None:
         texts = first(source(args.data, args.text), args.words, words_in)
         words, tokens = sum(map(words_in, texts)), tokens_in(texts, args.pipeline)
+        seconds = alone(texts, args.pipeline, args.rounds)
+        figures.append(_by_words("spaCy, one process", words, tokens, seconds))
         for level in args.levels:
             with Processes(
                 Detector(level=level, pipeline=args.pipeline), "level", args.processes
             ) as detector:
                 seconds, found = fastest(detector, texts, args.rounds)
-            figures.append(
-                {
-                    "what": level,
-                    "words_per_second": round(words / seconds),
-                    "tokens_per_second": round(tokens / seconds),
-                    "findings": found,
-                }
-            )
+            figures.append(_by_words(level, words, tokens, seconds) | {"findings": found})
     texts = first(source(args.data, args.text), 1e6 * args.megabytes, bytes_in)
     for names in (args.patterns, *([name] for name in args.each)):
         with Processes(Detector(patterns=names), "patterns", args.processes) as detector:
@@ -91,6 +100,14 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         what = names if isinstance(names, str) else " ".join(names)
         figures.append({"what": what, "megabytes_per_second": round(speed, 2), "findings": found})
     return figures
+
+
+def _by_words(what: str, words: int, tokens: int, seconds: float) -> dict[str, Any]:
+    return {
+        "what": what,
+        "words_per_second": round(words / seconds),
+        "tokens_per_second": round(tokens / seconds),
+    }
 
 
 def main() -> None:
@@ -115,7 +132,8 @@ def main() -> None:
         speeds = [
             f"{row[name]:>10,} {name.replace('_per_', '/')}" for name in row if name.endswith("_per_second")
         ]
-        print(f"{row['what']:18}", *speeds, f"{row['findings']:>10,} findings")
+        findings = [f"{row['findings']:>10,} findings"] if "findings" in row else []
+        print(f"{row['what']:18}", *speeds, *findings)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
 from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
-from confide.mechanisms.concentration import ConcentrationFilter
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.noise import RunKey
@@ -80,7 +79,7 @@ class Job:
         with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
             shape = prepared.train.shape()
             setting = settle(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
-        if isinstance(mechanism.combine(setting.terms, setting.noise_multiplier), ConcentrationFilter):
+        if mechanism.filters:
             refuse_ranks(ranks.several)
         model = models.load_model(config, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
@@ -152,8 +151,8 @@ class Job:
 
         alone = self.alone(stage)
         combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
-        is_filter = isinstance(combine, ConcentrationFilter)
-        build: Callable[..., Step] = partial(FilteredStep, folder=self.run.folder) if is_filter else Step
+        filtered = partial(FilteredStep, folder=self.run.folder)
+        build: Callable[..., Step] = filtered if stage.mechanism.filters else Step
         return build(
             self.model,
             self.task,

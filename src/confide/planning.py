@@ -14,12 +14,8 @@ from confide.chart import Panel, panels_svg
 from confide.claims import PRIORS
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
-from confide.mechanisms.concentration import Concentration, concentration_neighbours
-from confide.mechanisms.owners import Owners
-from confide.mechanisms.rows import CappedRows
 from confide.mechanisms.secret import Choice, SecretProtection
 from confide.mechanisms.statement import Setting, settle, state_guarantee
-from confide.mechanisms.uls import UserLevelSampling
 from confide.physical import MOST
 from confide.sampling import Sampling
 from confide.shape import Shape
@@ -145,7 +141,7 @@ def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
         not isinstance(terms.sampling, Sampling)
         or mechanism.notion == "none"
         or mechanism.redaction != "none"
-        or isinstance(mechanism, Concentration)
+        or mechanism.filters
     ):
         raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
     epsilon = chosen.curve().epsilon(chosen.delta)
@@ -216,39 +212,12 @@ def _larger_priors(mechanism: SecretProtection, shape: Shape) -> list[dict[str, 
 def neighbours(
     mechanism: Mechanism, shape: Shape, config: "Config"
 ) -> Iterator[tuple[str, Mechanism | None]]:
-    """Other mechanisms at equal compute; rows per unit, batch and steps halved and doubled; None below one."""
-    if isinstance(mechanism, Concentration):
-        yield from concentration_neighbours(mechanism, shape)
-        return
+    """Other mechanisms at equal compute, then the mechanism's own; None where nothing is left to halve."""
     if mechanism.name in USER_LEVEL:
         for name in USER_LEVEL:
             if name != mechanism.name:
                 yield f"{name}, as many rows a step", _instead(name, mechanism, shape, config)
-    if isinstance(mechanism, CappedRows | UserLevelSampling):
-        k = _cap(mechanism, shape)
-        yield (
-            (f"rows_per_unit {k // 2}", replace(mechanism, rows_per_unit=k // 2))
-            if k > 1
-            else (
-                "rows_per_unit halved",
-                None,
-            )
-        )
-        yield f"rows_per_unit {2 * k}", replace(mechanism, rows_per_unit=2 * k)
-    expected = mechanism.terms(shape).expected_batch
-    for factor in (0.5, 2.0):
-        yield f"batch {expected * factor:g}", _scaled(mechanism, factor)
-    half = mechanism.steps // 2
-    yield (f"steps {half}", replace(mechanism, steps=half)) if half else ("steps halved", None)
-    yield f"steps {2 * mechanism.steps}", replace(mechanism, steps=2 * mechanism.steps)
-
-
-def _cap(mechanism: Mechanism, shape: Shape) -> int:
-    """Rows per unit as a number, where the config may say `median`."""
-    mechanism = getattr(mechanism, "like", None) or mechanism
-    if isinstance(mechanism, CappedRows | Owners):
-        return mechanism.cap(shape)
-    return mechanism.k(shape) if isinstance(mechanism, UserLevelSampling) else 1
+    yield from mechanism.neighbours(shape)
 
 
 def rival(name: str, mechanism: Mechanism, config: "Config") -> Mechanism:
@@ -273,16 +242,6 @@ def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") ->
     return replace(other, batch=batch)
 
 
-def _scaled(mechanism: Mechanism, factor: float) -> Mechanism:
-    """The same with another batch; literal constants that stand for the batch move with it."""
-    changes: dict[str, Any] = {"batch": mechanism.batch * factor}
-    for name in ("sampling_rate", "divisor", "max_batch"):
-        value = getattr(mechanism, name)
-        if value is not None:
-            changes[name] = math.ceil(value * factor) if name == "max_batch" else value * factor
-    return replace(mechanism, **changes)
-
-
 def _row(
     change: str,
     setting: Setting,
@@ -298,7 +257,7 @@ def _row(
         "mechanism": mechanism.name,
         "batch": terms.expected_batch,
         "sampling_probability": terms.sampling.rate,
-        "rows_per_unit": _cap(mechanism, setting.shape),
+        "rows_per_unit": mechanism.cap(setting.shape),
         "steps": mechanism.steps,
         "epsilon": epsilon,
         "delta": setting.delta,

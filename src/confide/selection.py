@@ -27,6 +27,11 @@ class Bits(Protocol):
     def uint64(self, n: int, start: int = 0) -> np.ndarray: ...
 
 
+def cap_of(given: int | str, shape: Shape) -> int:
+    """Rows per unit as a number, where `given` may say `median`."""
+    return median_cap(shape) if given == "median" else int(given)
+
+
 def median_cap(shape: Shape) -> int:
     """The median of rows per unit, rounded down (Charles et al. 2024, appendix H: a good cap for ELS).
 

@@ -144,7 +144,7 @@ def suggest(
                 near.clear()
             else:
                 near.append(noise)
-                found.append(_candidate(mechanism, terms, noise, lengths, size))
+                found.append(_candidate(mechanism, terms, shape, noise, lengths, size))
             progress(1)
     if not found:
         raise InputError(
@@ -194,28 +194,27 @@ def _rule_of_thumb(k: int) -> float:
 
 
 def _candidate(
-    mechanism: Mechanism, terms: Terms, noise_multiplier: float, lengths: Callable[[int], float], size: Size
+    mechanism: Mechanism,
+    terms: Terms,
+    shape: Shape,
+    noise_multiplier: float,
+    lengths: Callable[[int], float],
+    size: Size,
 ) -> Candidate:
-    averaged = _cap(mechanism, terms) if mechanism.draws == "units" else 1
-    signal = lengths(1) / lengths(averaged)
+    cap = mechanism.cap(shape)
+    signal = lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
     noise = noise_multiplier / terms.divisor
     ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
     return Candidate(
         mechanism,
         terms,
-        _cap(mechanism, terms),
+        cap,
         noise_multiplier,
         noise,
         signal,
         mechanism.steps / (1 + ratio),
         min(float(terms.rows), mechanism.rows_computed(terms)),
     )
-
-
-def _cap(mechanism: Mechanism, terms: Terms) -> int:
-    """Rows that a unit gives, of a mechanism that draws units in one step, of others in all."""
-    given = getattr(mechanism, "rows_per_unit", 1)
-    return terms.rows_per_unit or 1 if given == "median" else int(given)
 
 
 def _row(

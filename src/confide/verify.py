@@ -77,7 +77,7 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
         slow = _unit_gradients(precise, draw)
         error, clipping = _clipping(precise, draw, slow)
         checks = [clipping, _rows_alone(precise, draw), _coverage(precise, draw, before)]
-        step = _filtered if isinstance(_combine(precise), ConcentrationFilter) else _step
+        step = _filtered if job.mechanism.filters else _step
         checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
     finally:
         with torch.no_grad():
@@ -282,7 +282,7 @@ def _private(job: Job) -> bool:
 def _stated_noise(job: Job) -> float:
     """Standard deviation of the noise on what moves the weights, from the numbers of the config and the claim."""
     privacy, s = job.run.config.privacy, job.setting.noise_multiplier
-    if isinstance(_combine(job), ConcentrationFilter):
+    if job.mechanism.filters:
         assert privacy.tau is not None
         return s * privacy.tau / job.setting.terms.units
     return s * privacy.clip_norm * _scale(job) if _private(job) else 0.0

@@ -14,7 +14,6 @@ from confide.errors import InputError
 from confide.mechanisms.base import Combine
 from confide.mechanisms.concentration import (
     ConcentrationFilter,
-    concentration_neighbours,
     filter_noise,
     laplace,
     sampling_noise,
@@ -215,7 +214,7 @@ def test_a_plan_shows_the_crossing():
     assert rows["uls, 5000 units a step"]["relative_compute"] == 1
     assert rows["steps 20"]["noise_multiplier"] < found["chosen"]["noise_multiplier"]
     assert found["chosen"]["rows_per_unit"] == 4
-    assert len(list(concentration_neighbours(mechanisms.build(config()), SHAPE))) == 5
+    assert len(list(mechanisms.build(config()).neighbours(SHAPE))) == 5
 
 
 # the config ----------------------------------------------------------------------------------------------------

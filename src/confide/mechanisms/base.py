@@ -9,9 +9,10 @@
 Sampler, clip, noise and accountant come from the same value, so they cannot disagree.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -145,6 +146,7 @@ class Mechanism(ABC):
     # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
     # ("value"), or that there is no such game yet (None).
     game: ClassVar[Game | None] = "presence"
+    filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each
     sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
     # What a plan's noise per gradient is.
     measure: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
@@ -160,6 +162,10 @@ class Mechanism(ABC):
         return not (self.grouped or self.protects_secrets)
 
     # bound and draw --------------------------------------------------------------------------------
+    def cap(self, shape: Shape) -> int:
+        """Rows of a unit that take part at most: in a step where units are drawn, else in all."""
+        return 1
+
     @abstractmethod
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         """The sampler of this mechanism on a graph. `score` is called only by rules that need it."""
@@ -232,6 +238,31 @@ class Mechanism(ABC):
     def accounting(self) -> str:
         """What of dp_accounting the claimed numbers come from."""
         return "PLD"
+
+    # plan ------------------------------------------------------------------------------------------
+    def neighbours(self, shape: Shape) -> Iterator[tuple[str, "Mechanism | None"]]:
+        """What a plan shows beside this setting: (what is changed, the mechanism), None where it is 1 already."""
+        if hasattr(self, "rows_per_unit"):
+            yield from self._halved_and_doubled("rows_per_unit", self.cap(shape))
+        expected = self.terms(shape).expected_batch
+        for factor in (0.5, 2.0):
+            yield f"batch {expected * factor:g}", self._scaled(factor)
+        yield from self._halved_and_doubled("steps", self.steps)
+
+    def _halved_and_doubled(self, key: str, value: int) -> Iterator[tuple[str, "Mechanism | None"]]:
+        half: dict[str, Any] = {key: value // 2}
+        twice: dict[str, Any] = {key: 2 * value}
+        yield (f"{key} {value // 2}", replace(self, **half)) if value > 1 else (f"{key} halved", None)
+        yield f"{key} {2 * value}", replace(self, **twice)
+
+    def _scaled(self, factor: float) -> "Mechanism":
+        """The same with another batch; literal constants that stand for the batch move with it."""
+        changes: dict[str, Any] = {"batch": self.batch * factor}
+        for name in ("sampling_rate", "divisor", "max_batch"):
+            value = getattr(self, name)
+            if value is not None:
+                changes[name] = math.ceil(value * factor) if name == "max_batch" else value * factor
+        return replace(self, **changes)
 
     # claim -----------------------------------------------------------------------------------------
     def doubts(self) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ class Concentration(Mechanism):
     notion: ClassVar[str] = "user-level DP"
     draws: ClassVar[str] = "units"
     compares: ClassVar[str] = "replace-one"
+    filters: ClassVar[bool] = True
     sums_are_covered: ClassVar[bool] = False
     measure: ClassVar[str] = (
         "standard deviation on the mean of the users kept, in units of tau; of uls on the mean clipped gradient, in "
@@ -121,6 +122,9 @@ class Concentration(Mechanism):
     def unit(self) -> str:
         return self.like.unit
 
+    def cap(self, shape: Shape) -> int:
+        return self.like.cap(shape)
+
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         return self.like.sampler(graph, key, phase, score)
 
@@ -142,7 +146,7 @@ class Concentration(Mechanism):
                 f"tau {self.tau:g}, and the noise on the mean of those kept: noise multiplier * tau / number of units",
                 f"number of steps {self.steps}; the step at which the test ends the run is released under the claim",
                 "delta, noise multiplier and all other settings of the config",
-                f"at most {self.like.k(shape)} rows or chunks of a unit",
+                f"at most {self.cap(shape)} rows or chunks of a unit",
             ),
         )
 
@@ -152,6 +156,17 @@ class Concentration(Mechanism):
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         """That of the paper, which follows from the settings; nothing is searched for."""
         return self._process_of(shape, delta).noise_multiplier
+
+    def neighbours(self, shape: Shape) -> Iterator[tuple[str, Mechanism | None]]:
+        """Plain user sampling at the same target and adjacency, and other steps.
+
+        The noise of the one is in units of the clip norm, of the other in units of tau: their ratio is the crossing.
+        """
+        for part in FRACTIONS:
+            drawn = shape.units / part
+            if drawn >= 1:
+                yield f"uls, {drawn:.0f} units a step", replace(self.like, sampling_rate=None, batch=drawn)
+        yield from self._halved_and_doubled("steps", self.steps)
 
     def unproved(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         proved = self._process_of(shape, delta).proved(noise_multiplier)
@@ -244,19 +259,3 @@ def sampling_noise(
     if adjacency == "replace-one":
         process = replaced(process)
     return calibrated(process, epsilon, delta) / drawn  # type: ignore[arg-type]  # frozen values
-
-
-def concentration_neighbours(
-    mechanism: Concentration, shape: Shape
-) -> Iterator[tuple[str, Mechanism | None]]:
-    """What a plan shows beside the filter: plain user sampling at the same target and adjacency, and other steps.
-
-    The noise of the one is in units of the clip norm, of the other in units of tau: their ratio is the crossing.
-    """
-    for part in FRACTIONS:
-        drawn = shape.units / part
-        if drawn >= 1:
-            yield f"uls, {drawn:.0f} units a step", replace(mechanism.like, sampling_rate=None, batch=drawn)
-    half = mechanism.steps // 2
-    yield (f"steps {half}", replace(mechanism, steps=half)) if half else ("steps halved", None)
-    yield f"steps {2 * mechanism.steps}", replace(mechanism, steps=2 * mechanism.steps)

@@ -46,6 +46,9 @@ class NonPrivate(Mechanism):
     def all_steps(self) -> int:
         return self.inner.all_steps
 
+    def cap(self, shape: Shape) -> int:
+        return self.inner.cap(shape)
+
     def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
         return tuple(
             replace(stage, mechanism=self.twin(stage.mechanism), noise_multiplier=0.0)

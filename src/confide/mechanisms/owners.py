@@ -7,7 +7,7 @@ import numpy as np
 
 from confide.mechanisms.weighted import WeightedRows, solved
 from confide.secrets.program import bound_greedily
-from confide.selection import median_cap
+from confide.selection import cap_of
 from confide.shape import Shape
 
 
@@ -34,7 +34,7 @@ class Owners(WeightedRows):
         return "all rows that one user owns, alone or with others"
 
     def cap(self, shape: Shape) -> int:
-        return median_cap(shape) if self.rows_per_unit == "median" else int(self.rows_per_unit)
+        return cap_of(self.rows_per_unit, shape)
 
     def weights(self, shape: Shape) -> np.ndarray:
         cap = self.cap(shape)

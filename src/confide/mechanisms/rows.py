@@ -11,7 +11,7 @@ from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.noise import RunKey
 from confide.sampling import Draw, OwnRates, Sampling
-from confide.selection import median_cap, select
+from confide.selection import cap_of, select
 from confide.shape import Shape
 from confide.units import UnitGraph
 
@@ -51,7 +51,7 @@ class CappedRows(Mechanism):
     draws: ClassVar[str] = "rows"
 
     def cap(self, shape: Shape) -> int:
-        return median_cap(shape) if self.rows_per_unit == "median" else int(self.rows_per_unit)
+        return cap_of(self.rows_per_unit, shape)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         shape = graph.shape()

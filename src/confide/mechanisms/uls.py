@@ -11,7 +11,7 @@ from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.noise import RunKey, Stream
 from confide.sampling import Draw, OwnRates, Sampling
-from confide.selection import median_cap, random_chunks, random_rows, select
+from confide.selection import cap_of, random_chunks, random_rows, select
 from confide.shape import Shape
 from confide.units import UnitGraph
 
@@ -83,12 +83,12 @@ class UserLevelSampling(Mechanism):
     def rule(self) -> str:
         return self.selection or ("random-chunk" if self.chunked else "random")
 
-    def k(self, shape: Shape) -> int:
-        return median_cap(shape) if self.rows_per_unit == "median" else int(self.rows_per_unit)
+    def cap(self, shape: Shape) -> int:
+        return cap_of(self.rows_per_unit, shape)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         shape = graph.shape()
-        terms, k = self.terms(shape), self.k(shape)
+        terms, k = self.terms(shape), self.cap(shape)
         if self.rule == "random-chunk":
             return UnitSampler(graph, terms.sampling, key, phase, k, self.row_length)
         if self.rule == "random":
@@ -107,7 +107,7 @@ class UserLevelSampling(Mechanism):
                 "data.unit: user sampling needs rows with one owner each (removing one owner would change "
                 "another's mean), and some rows here have several"
             )
-        k = self.k(shape)
+        k = self.cap(shape)
         rate = self._rate(shape.units, "units")
         divisor = self.divisor or rate * shape.units
         sampling = Sampling(self.sampling, rate, self.max_batch)
