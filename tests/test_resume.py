@@ -1,20 +1,24 @@
 """Kill it anywhere, start it again: the same weights bit for bit, and the same ledger. Pitfall 15."""
 
+import gc
 import json
 import os
 import random
 import shutil
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from confide import models
 from confide.config import check
 from confide.errors import InputError
 from confide.finetuning import fine_tune
+from confide.models import load_model
 from confide.runs import Run
 from tests import small
 
@@ -180,3 +184,20 @@ def test_a_missing_key_is_not_replaced(tmp_path):
     (run.root / "key").unlink()
     with pytest.raises(InputError, match="cannot be resumed"):
         fine_tune(Run(run.config))
+
+
+def test_nothing_holds_the_model_of_a_run_that_is_done(tmp_path, monkeypatch):
+    """Studies and sweeps train one run after another in a process: rings of hooks would pile models up."""
+    made = []
+
+    def loaded(*arguments):
+        made.append(weakref.ref(model := load_model(*arguments)))
+        return model
+
+    monkeypatch.setattr(models, "load_model", loaded)
+    gc.disable()
+    try:
+        fine_tune(Run(config(tmp_path, train__steps=2)))
+        assert [each() for each in made] == [None]
+    finally:
+        gc.enable()

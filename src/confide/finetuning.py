@@ -1,6 +1,5 @@
 """A job to a trained, released model: step, record, resume, release."""
 
-import gc
 import json
 import signal
 import time
@@ -56,7 +55,6 @@ def fine_tune(
         ranks: the processes that train it together; the first writes, all return.
     """
     console, ranks = console or Console(quiet=True), ranks or Ranks()
-    gc.collect()  # an earlier run's model lies in a cycle of hooks, which nothing else may find for many runs
     if not ranks.first:
         return _Loop(Job.of(run, console, ranks), None, console).go(until)
     with run.locked():
@@ -122,10 +120,11 @@ class _Loop:
                     self._look()
         self._checkpoint()
         finished = self.done == self.steps or halted is not None
+        guarantee = self.job.guarantee(self.done)
         if finished:
             self._evaluate("final")
             if self.job.run.releases:
-                self._release()
+                self._release(guarantee)
         base = final = None
         after = {}
         if self.metrics is not None:
@@ -133,7 +132,6 @@ class _Loop:
             base, final = self.metrics.last("base"), self.metrics.last("final")
             found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
             after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
-        guarantee = self.job.guarantee(self.done)
         return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
 
     def _record(self, number: int, entry: dict[str, Any]) -> None:
@@ -185,8 +183,8 @@ class _Loop:
                 f"{what} model, held out: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
             )
 
-    def _release(self) -> None:
-        job, guarantee = self.job, self.job.guarantee(self.done)
+    def _release(self, guarantee: Guarantee) -> None:
+        job = self.job
         with self.course.averaged():
             weights = models.gathered(job.model, self.ranks.first)
             if not self.ranks.first:

@@ -6,7 +6,7 @@ sum, add noise, divide, move.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +80,30 @@ class Report:
     learning_rate: float
 
 
+@dataclass
+class _Losses:
+    """The task's loss of each row, kept for the report. Not a method of the step, which would hold itself, and the
+    model, through its clipped sum: such a ring lives on until Python looks for rings.
+
+    Attributes:
+        count: whether the losses of the pass in hand are of rows that count.
+    """
+
+    task: Task
+    count: bool = True
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        losses = self.task.row_loss(model, batch)
+        if self.count:
+            self.kept.append(losses.detach())
+        return losses
+
+    def take(self) -> list[torch.Tensor]:
+        kept, self.kept = self.kept, []
+        return kept
+
+
 class Step:
     """One private step after another on a model.
 
@@ -127,9 +151,8 @@ class Step:
         self.parameters = models.trainable(model)
         self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
-        self._losses: list[torch.Tensor] = []
-        self._counts = True  # whether the losses of the pass in hand are of rows that count
-        self.clipped = ClippedSum(model, self._loss, combine.clip_norm, self.ranks)
+        self._losses = _Losses(task)
+        self.clipped = ClippedSum(model, self._losses, combine.clip_norm, self.ranks)
 
     def __call__(self, step: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
         """Take `step`, counted from 0. `before_update` is told the draw when the noised gradient is ready and unused.
@@ -212,7 +235,7 @@ class Step:
                 "train.gradient_checkpointing: true, or choose a smaller model"
             )
         self.clipped.forget()
-        self._losses.clear()
+        self._losses.take()
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
         self.micro_tokens //= 2
@@ -237,8 +260,8 @@ class Step:
 
     def _pass(self, draw: Draw, rows: np.ndarray, step: int) -> tuple[Batch, torch.Tensor]:
         """Some rows of the draw with their weights; where there are none, one that does not count."""
-        self._counts = len(rows) > 0
-        if not self._counts:
+        self._losses.count = len(rows) > 0
+        if not self._losses.count:
             return self._batch(draw, np.zeros(1, np.int64), step), torch.zeros(1)
         return self._batch(draw, rows, step), torch.from_numpy(draw.weight[rows])
 
@@ -248,12 +271,6 @@ class Step:
             hide = [self.key.stream(self.phase, "hide", step, str(i)) for i in rows]
         labels = None if draw.labels is None else draw.labels[rows]
         return self.task.collate([draw.rows[i] for i in rows], labels, hide)
-
-    def _loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        losses = self.task.row_loss(model, batch)
-        if self._counts:
-            self._losses.append(losses.detach())
-        return losses
 
     def _add_noise(self, total: dict[str, torch.Tensor], step: int, factor: float) -> None:
         """(sum + factor * noise) * scale, in place."""
@@ -273,7 +290,7 @@ class Step:
         return FastStream(stream, self.ranks.device) if self.fast else stream
 
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
-        losses, self._losses = self._losses, []
+        losses = self._losses.take()
         clip = self.combine.clip_norm
         loss = torch.cat(losses).double() if losses else torch.zeros(0)
         norm = torch.cat([values.cpu() for values in norms]) if norms else torch.zeros(0)

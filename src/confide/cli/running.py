@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from confide import studies
 from confide.cli.base import (
     ConfigPath,
     Json,
@@ -295,13 +296,7 @@ def quickstart(
 @app.command()
 @verb
 def study(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="user-level, enron-cleaning, secret-protection, selective, concentration, adaptive, "
-            "exposure, extraction, user-inference, mean-estimation, noise-variance"
-        ),
-    ],
+    name: Annotated[str, typer.Argument(help=", ".join(studies.NAMES))],
     data: Annotated[
         Path | None, typer.Argument(help="folder that holds the public data sets, for studies that read any")
     ] = None,
@@ -309,7 +304,5 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Repeat one paper's experiment and print its table."""
-    from confide import studies
-
     found = studies.run(name, data, folder / name)
     print_json(found) if as_json else print(found["markdown"])

@@ -286,11 +286,12 @@ class ClippedSum:
                 for own, use in layer.rule.uses(layer.module, layer.trainable, kept, grad):
                     name = layer.parameters[own]
                     if name not in slots:
-                        slots[name] = self._slot(name, units, taps.uses[name], allowance, dense)
+                        slots[name] = self._slot(name, units, uses[name], allowance, dense)
                     slots[name].receive(use)
 
-        allowance = Allowance(0)
-        taps = Taps(self._parameters, self._layers, units.rows, receive)
+        # Were it `receive` that held the taps, they would hold themselves, and the model.
+        allowance, uses = Allowance(0), dict[str, int]()
+        taps = Taps(self._parameters, self._layers, units.rows, receive, uses)
         with taps.attached(), torch.enable_grad():
             losses = self._loss(self._model, batch)
             if losses.shape != (units.rows,):

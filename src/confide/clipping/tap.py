@@ -46,14 +46,19 @@ class Taps:
     weight gradient in a layer, and of a use that no tap sees it forms one, which `refuse_unseen` finds.
 
     Attributes:
-        uses: parameter name -> how many uses the forward pass made of it.
+        uses: parameter name -> how many uses the forward pass made of it; counted in the given one.
         largest: bytes of the largest output of a layer.
     """
 
     def __init__(
-        self, trainable: Mapping[str, Tensor], watched: Sequence[Layer], rows: int, receive: Receive
+        self,
+        trainable: Mapping[str, Tensor],
+        watched: Sequence[Layer],
+        rows: int,
+        receive: Receive,
+        uses: dict[str, int],
     ) -> None:
-        self.uses: dict[str, int] = {}
+        self.uses = uses
         self.largest = 0
         self._trainable = trainable
         self._live = dict(trainable)
