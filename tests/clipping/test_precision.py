@@ -67,7 +67,9 @@ def bf16_norms(tokens: int) -> tuple[Tensor, Tensor]:
 def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found, expected = bf16_norms(tokens)
     assert torch.allclose(found.double(), expected, rtol=1e-6)
-    monkeypatch.setattr(factors, "_inner", lambda first, second: torch.bmm(first, second.mT).float())
+    monkeypatch.setattr(
+        factors, "_inner", lambda first, second: torch.bmm(first.bfloat16(), second.mT.bfloat16()).float()
+    )
     monkeypatch.setattr(
         factors.Outer, "add_to", lambda self, dense, *_: dense.copy_(torch.bmm(self.left.mT, self.right))
     )

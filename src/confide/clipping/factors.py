@@ -106,6 +106,8 @@ def _gram_squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
     The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
     """
+    if not _has_half_products(left, right):  # once, and not for each strip; a wide one goes by blocks
+        left, right = (x if x.shape[-1] > _BLOCK else _wide(x) for x in (left, right))
     squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
     diagonal = torch.zeros_like(squares)
     for start in range(0, left.shape[1], _STRIP):
