@@ -145,7 +145,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         observer=readings,
     )
     if broken == "no clipping":
-        step.clipped = ClippedSum(model, step._loss, None)
+        step.clipped = ClippedSum(model, step.losses, None)
     for number in range(game.steps):
         step(number)
     curve = claimed(setting.terms.process, setting.noise_multiplier)

@@ -151,8 +151,8 @@ class Step:
         self.parameters = models.trainable(model)
         self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
-        self._losses = _Losses(task)
-        self.clipped = ClippedSum(model, self._losses, combine.clip_norm, self.ranks)
+        self.losses = _Losses(task)
+        self.clipped = ClippedSum(model, self.losses, combine.clip_norm, self.ranks)
 
     def __call__(self, step: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
         """Take `step`, counted from 0. `before_update` is told the draw when the noised gradient is ready and unused.
@@ -235,7 +235,7 @@ class Step:
                 "train.gradient_checkpointing: true, or choose a smaller model"
             )
         self.clipped.forget()
-        self._losses.take()
+        self.losses.take()
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
         self.micro_tokens //= 2
@@ -260,8 +260,8 @@ class Step:
 
     def _pass(self, draw: Draw, rows: np.ndarray, step: int) -> tuple[Batch, torch.Tensor]:
         """Some rows of the draw with their weights; where there are none, one that does not count."""
-        self._losses.count = len(rows) > 0
-        if not self._losses.count:
+        self.losses.count = len(rows) > 0
+        if not self.losses.count:
             return self._batch(draw, np.zeros(1, np.int64), step), torch.zeros(1)
         return self._batch(draw, rows, step), torch.from_numpy(draw.weight[rows])
 
@@ -290,7 +290,7 @@ class Step:
         return FastStream(stream, self.ranks.device) if self.fast else stream
 
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
-        losses = self._losses.take()
+        losses = self.losses.take()
         clip = self.combine.clip_norm
         loss = torch.cat(losses).double() if losses else torch.zeros(0)
         norm = torch.cat([values.cpu() for values in norms]) if norms else torch.zeros(0)

@@ -1,5 +1,6 @@
 """`confide audit` on small runs, from the outside."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -103,8 +104,6 @@ def test_the_twin_claims_nothing_and_gives_its_canaries_away(trained):
 
 def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     """The twin's weights under the private run's claim, which is made small: exit code 1."""
-    import dataclasses
-
     job = Job.of(Run(trained), QUIET)
     twin = Run(trained, twin=True).last_checkpoint()
     monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
@@ -115,13 +114,41 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     assert attack.audit(false, options)["verdict"] == "violation"
 
 
+def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, monkeypatch):
+    """Again the twin's weights under a private run's claim: two coins say nothing, one number of a thousand does."""
+    raw = planted(tmp_path / "a", count=2, digits=3).model_dump(mode="json")
+    raw["train"] |= {"steps": 100, "batch": 20.0, "learning_rate": 0.03, "schedule": "constant"}
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    fine_tune(Run(run.config, twin=True), QUIET)
+    both = attack.Options(attacks=("claim", "exposure"))
+
+    def numbers(job: Job, options: attack.Options = both) -> tuple[str, dict]:
+        found = attack.audit(job, options)
+        return found["verdict"], next((game for game in found["games"] if game["view"] == "numbers"), {})
+
+    def claiming(noise: float) -> Job:
+        job = Job.of(run, QUIET)
+        return dataclasses.replace(job, setting=dataclasses.replace(job.setting, noise_multiplier=noise))
+
+    assert numbers(claiming(20.0))[0] != "violation"
+    twin = Run(run.config, twin=True).last_checkpoint()
+    monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
+    found, game = numbers(claiming(20.0))
+    assert found == "violation"
+    assert game["coins"] == int((Job.of(run, QUIET).manifest().coins == 0).sum())
+    assert (game["correct"], game["needed"]) == (1, 1)
+    assert game["bound"] > claiming(20.0).guarantee(100).epsilon
+    # what was not settled before is no game, nor is what the claim leaves open
+    assert numbers(claiming(20.0), dataclasses.replace(both, secrets=3)) == ("underpowered", {})
+    assert numbers(claiming(0.1))[0] == "underpowered"
+
+
 class _Nothing:
     def __init__(self, count):
         self.count = count
 
     def scores(self, steps):
-        import numpy as np
-
         return np.zeros(self.count)
 
 

@@ -14,6 +14,7 @@ from confide.audit import bounds, fdp
 from confide.audit.bounds import (
     Plan,
     best_of,
+    ceiling_epsilon,
     ceiling_p_value,
     clopper_pearson,
     count_correct,
@@ -453,3 +454,28 @@ def test_the_best_plan_tells_its_counts():
 def test_what_cannot_be_is_refused_by_name(call, key):
     with pytest.raises(InputError, match=key):
         call()
+
+
+# secrets of many values ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 6.0])
+def test_secrets_that_are_told_as_often_as_epsilon_allows_show_no_more(epsilon):
+    """The output is a secret itself, or any other value alike: randomised response, which uses all of (epsilon, 0)."""
+    k, trials, alpha = 1000, 2000, 0.05
+    generator = np.random.default_rng(0)
+    truth = np.exp(epsilon) / (np.exp(epsilon) + k - 1)
+    for secrets in (1, 3):
+        right = (generator.random((trials, secrets)) < truth).sum(1)
+        bounds = np.array([ceiling_epsilon(np.full(secrets, k), int(v), 0.0, alpha) for v in right])
+        assert (bounds > epsilon).mean() <= alpha + 2 * np.sqrt(alpha * (1 - alpha) / trials)
+
+
+def test_more_choices_and_more_right_guesses_show_more_and_delta_less():
+    one = ceiling_epsilon(np.array([10**6]), 1, 0.0)
+    assert one == pytest.approx(np.log(0.05 * 10**6))
+    assert ceiling_epsilon(np.array([10**6]), 1, 0.01) < one
+    assert ceiling_epsilon(np.array([10**6]), 1, 0.05) == 0
+    assert ceiling_epsilon(np.array([10**6, 10**6]), 1, 0.0) == pytest.approx(one - np.log(2))
+    assert ceiling_epsilon(np.array([10**6, 10**6]), 2, 0.0) == pytest.approx(one)
+    assert ceiling_epsilon(np.array([10**6]), 0, 0.0) == 0
+    with pytest.raises(InputError, match="at least one value"):
+        ceiling_epsilon(np.array([0]), 1, 0.0)

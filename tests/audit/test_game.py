@@ -8,7 +8,7 @@ import pytest
 
 from confide.accounting import MixtureOfGaussians
 from confide.audit.canaries import Canary, Manifest
-from confide.audit.game import ALPHA, Claim, play, verdict
+from confide.audit.game import ALPHA, Claim, play, play_numbers, verdict
 from confide.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -30,7 +30,7 @@ def test_the_trainer_that_keeps_its_claim_is_not(game):
 
 def gaussian(mu: float) -> Claim:
     curve = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu)
-    return Claim("one user", "zero-out", curve.epsilon(1e-5), 1e-5, curve, one_row=False)
+    return Claim("one user", "zero-out", curve.epsilon(1e-5), 1e-5, curve, one_row=False, zeroed=curve)
 
 
 def scores(mu: float, coins: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -95,3 +95,43 @@ def test_without_a_claim_there_is_nothing_to_violate():
     claim = Claim("one row", "not applicable", float("inf"), 1e-5, None, one_row=True)
     coins = np.arange(200) % 2 == 0
     assert verdict(claim, [play(claim, "release", coins.astype(float), coins, 60)]) == "nothing claimed"
+
+
+# numbers -------------------------------------------------------------------------------------------------------
+K = 10**6
+
+
+def test_one_number_of_a_million_refutes_what_coins_cannot():
+    claim = gaussian(1.8)
+    assert 8 < claim.epsilon < 10
+    choices = np.array([K] * 3)
+    game = play_numbers(claim, np.array([False, True, False]), choices)
+    assert verdict(claim, [game]) == "violation"
+    assert game.bound == game.strongest == pytest.approx(np.log(ALPHA * K / 3), abs=0.01)
+    assert game.bound > claim.epsilon
+    assert "of 3 planted numbers 1 is what the released model finds most likely" in game.in_words(claim)
+    none = play_numbers(claim, np.zeros(3, bool), choices)
+    assert verdict(claim, [none]) == "consistent"
+    assert none.bound == 0
+    assert (
+        verdict(gaussian(4.0), [play_numbers(gaussian(4.0), np.ones(1, bool), choices[:1])]) == "underpowered"
+    )
+
+
+def test_the_best_guesser_of_a_kept_claim_is_right_as_rarely_as_promised():
+    """Against a Gaussian: a unit whose text adds mu to a coordinate of its own, and the largest one is guessed."""
+    mu, k, trials = 1.5, 400, 2000
+    generator = np.random.default_rng(0)
+    sums = generator.normal(size=(trials, k))
+    sums[:, 0] += mu
+    right = sums.argmax(1) == 0
+    curve = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu)
+    claim = Claim("one user", "zero-out", curve.epsilon(1e-5), 1e-5, curve, one_row=False, zeroed=curve)
+    ceiling = float(curve.reconstruction(1 / k))
+    assert right.mean() <= ceiling
+    assert right.mean() > 5 / k  # the guesser is a good one
+    game = play_numbers(claim, np.array([True]), np.array([k]), alpha=1.01 * ceiling)
+    assert game.verdict() == "violation"  # so a violation comes up as often as its alpha, and not more
+    assert play_numbers(claim, np.array([True]), np.array([k]), alpha=0.99 * ceiling).verdict() != "violation"
+    without = Claim("one user", "zero-out", 1.0, 1e-5, curve, one_row=False)
+    assert play_numbers(without, np.array([True]), np.array([k])).needed is None

@@ -16,7 +16,8 @@ from confide import evaluation
 from confide.audit import exposure, extraction, membership
 from confide.audit.canaries import GRAPH, Manifest
 from confide.audit.candidates import Candidates
-from confide.audit.game import ALPHA, Claim, play, verdict
+from confide.audit.exposure import Exposure
+from confide.audit.game import ALPHA, Claim, Played, play, play_numbers, verdict
 from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
 from confide.audit.rates import ceiling
@@ -102,15 +103,22 @@ def sealed(job: Job) -> Manifest:
 
 def claim_of(job: Job, steps: int, game: Game) -> Claim:
     """What the run claims after `steps` steps."""
-    guarantee = job.guarantee(steps)
+    guarantee, setting = job.guarantee(steps), job.setting
+    curve = zeroed = None
+    if guarantee.notion != "none":
+        terms = setting.after(steps)
+        curve = zeroed = terms.process.curve(setting.noise_multiplier)
+        if terms.zeroed != terms.process:
+            zeroed = terms.zeroed.curve(setting.noise_multiplier)
     return Claim(
         guarantee.unit,
         guarantee.adjacency,
         guarantee.epsilon,
         guarantee.delta,
-        None if guarantee.notion == "none" else job.setting.curve(steps),
+        curve,
         job.mechanism.unit_is_one_row,
         game,
+        zeroed,
     )
 
 
@@ -132,6 +140,19 @@ class _Side:
 
     graph: UnitGraph
     asked: Asked
+
+
+@dataclass(frozen=True)
+class _Exposed:
+    """Canaries whose number was ranked among all.
+
+    numbers: int64[n], of the canaries; choices: int64[n], how many numbers each might hold, for one who knows all other
+    canaries and what is public: how many tokens it has.
+    """
+
+    numbers: np.ndarray
+    choices: np.ndarray
+    found: tuple[Exposure, ...]
 
 
 @dataclass(frozen=True)
@@ -266,47 +287,39 @@ class _Audit:
         job = self.job
         return evaluation.row_losses(job.model, job.task, graph, job.micro_tokens, among=rows)[0]
 
-    def exposed(self) -> dict[str, Any]:
-        """The exposure of canaries' secrets in the model as it is, by how often they were planted."""
+    def exposed(self) -> _Exposed:
+        """The exposure of canaries' secrets in the model as it is: of each number of insertions the first ones."""
         manifest, config = self.manifest, self.job.run.config.canaries
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)
         trie = Trie.of(candidates, self.job.tokenizer)
-        by_times: dict[int, list[str]] = {}
-        for canary in manifest.canaries:
-            times = canary.insertions if canary.is_planted else 0
-            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.is_planted else 0])
+        by_times: dict[int, list[int]] = {}
+        for number, canary in enumerate(manifest.canaries):
+            by_times.setdefault(canary.times, []).append(number)
         each = max(1, self.options.secrets // len(by_times))
-        kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
-        numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])
-        found = iter(exposure.exact(self.job.model, trie, numbers))
-        groups = {times: [next(found) for _ in secrets] for times, secrets in kept.items()}
-        first = next(iter(groups.values()))[0]
-        return {
-            "most": exposure.most(candidates.size),
-            "positions": first.positions,
-            "plain_positions": first.plain_positions,
-            "groups": {
-                f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
-                | {"insertions": times, "exposures": [one.exposure for one in own]}
-                for times, own in groups.items()
-            },
-        }
+        chosen = [number for _, own in sorted(by_times.items(), reverse=True) for number in own[:each]]
+        planted = candidates.numbers([manifest.canaries[number].secret for number in chosen])
+        others = candidates.numbers([secret for canary in manifest.canaries for secret in canary.secrets])
+        lengths = np.empty(len(trie), np.int64)
+        lengths[trie.order] = trie.lengths
+        alike, known = np.bincount(lengths), np.bincount(lengths[others], minlength=lengths.max() + 1)
+        choices = (alike - known)[lengths[planted]] + 1  # all but what the other canaries hold, and its own
+        return _Exposed(np.array(chosen), choices, exposure.exact(self.job.model, trie, planted))
 
     # both together ---------------------------------------------------------------------------------
-    def report(self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None) -> dict[str, Any]:
+    def report(self, before: _Looked, after: _Looked, exposed: _Exposed | None) -> dict[str, Any]:
         claim = {
             name: value
             for name, value in asdict(self.claim).items()
-            if name not in ("curve", "one_row", "game")
+            if name not in ("curve", "zeroed", "one_row", "game")
         }
         result: dict[str, Any] = {"verdict": verdict(self.claim, []), "claim": claim, "steps": self.steps}
         if self.claim.curve is not None and self._bounds_membership():
             result["ceiling"] = ceiling(self.claim.curve).to_json()
         if "claim" in self.attacks:
-            result |= self._played(before, after)
+            result |= self._played(before, after, exposed)
         if exposed is not None:
-            result["exposure"] = exposed
+            result["exposure"] = self._exposures(exposed)
         if "membership" in self.attacks:
             result["membership"] = self._members(before, after).to_json()
         if "users" in self.attacks:
@@ -331,7 +344,41 @@ class _Audit:
         whole = mechanism.grouped and mechanism.redaction == "none" and not mechanism.protects_secrets
         return whole and isinstance(self.job.run.config.data.eval, float)
 
-    def _played(self, before: _Looked, after: _Looked) -> dict[str, Any]:
+    def _exposures(self, exposed: _Exposed) -> dict[str, Any]:
+        """By how often a number was planted."""
+        assert self.manifest is not None
+        groups: dict[int, list[Exposure]] = {}
+        for number, one in zip(exposed.numbers.tolist(), exposed.found, strict=True):
+            groups.setdefault(self.manifest.canaries[number].times, []).append(one)
+        first = exposed.found[0]
+        return {
+            "most": exposure.most(first.candidates),
+            "positions": first.positions,
+            "plain_positions": first.plain_positions,
+            "groups": {
+                f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
+                | {"insertions": times, "exposures": [one.exposure for one in own]}
+                for times, own in groups.items()
+            },
+        }
+
+    def _guessed(self, exposed: _Exposed) -> np.ndarray:
+        """Which of the ranked numbers are guessed: of canaries that are one unit each, those planted most often. None
+        where more of a number than its length is public, as what a detector finds, or where how many are ranked was not
+        settled before."""
+        assert self.manifest is not None
+        if self.options.secrets != Options.secrets or redaction_of(self.job.run.config) != "none":
+            return np.zeros(0, np.int64)
+        canaries = self.manifest.canaries
+        most = max((canaries[number].insertions for number in self.players.tolist()), default=0)
+        times = np.array([canaries[number].times for number in exposed.numbers.tolist()])
+        return np.flatnonzero(np.isin(exposed.numbers, self.players) & (times == most))
+
+    def _numbers(self, exposed: _Exposed, guessed: np.ndarray, alpha: float) -> Played:
+        first = np.array([exposed.found[place].rank == 1 for place in guessed.tolist()])
+        return play_numbers(self.claim, first, exposed.choices[guessed], alpha)
+
+    def _played(self, before: _Looked, after: _Looked, exposed: _Exposed | None) -> dict[str, Any]:
         job, manifest = self.job, self.manifest
         assert manifest is not None
         learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
@@ -340,10 +387,14 @@ class _Audit:
         if job.run.config.canaries.white_box and not job.run.twin:
             scores["steps"] = job.readings(job.stages()[-1]).scores(self.steps)
         players, guesses = self.players, job.run.config.canaries.guesses
+        guessed = np.zeros(0, np.int64) if exposed is None else self._guessed(exposed)
+        alpha = ALPHA / (len(scores) + (len(guessed) > 0))
         games = [
-            play(self.claim, view, own[players], manifest.coins[players] == 0, guesses, ALPHA / len(scores))
+            play(self.claim, view, own[players], manifest.coins[players] == 0, guesses, alpha)
             for view, own in scores.items()
         ]
+        if exposed is not None and len(guessed):
+            games.append(self._numbers(exposed, guessed, alpha))
         return {
             "verdict": verdict(self.claim, games),
             "game": manifest.game,

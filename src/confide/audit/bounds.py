@@ -6,6 +6,7 @@
 | many runs, one unit in or out in each | `clopper_pearson` | the same |
 | k equally likely texts for each unit | `k_ary`; with a whole curve `fdp.f_dp_p_value` with `choices` | replace-one |
 | guesses of secrets with a ceiling r(p) on each | `ceiling_p_value` | that ceiling |
+| the same, each drawn uniformly from many | `ceiling_epsilon` | zero-out, add/remove and replace-one |
 
 Every bound holds with probability 1 - alpha over the game, for a plan (how many guesses, which way) that was fixed
 before the scores were seen. `best_of` tries several plans and pays for it.
@@ -187,6 +188,30 @@ def ceiling_p_value(guesses: int, correct: int, ceiling: float, independent: boo
     if independent:
         return float(stats.binom.sf(correct - 1, guesses, ceiling))
     return min(1.0, guesses * ceiling / correct)
+
+
+def ceiling_epsilon(choices: Array, correct: int, delta: float, alpha: float = 0.05) -> float:
+    """Lower bound on epsilon at `delta`, after v secrets were guessed, each drawn uniformly from `choices` of its own.
+
+    Formal guarantee: with probability at least 1 - alpha, for one guess of each secret from one output. With the secret
+    zeroed out, removed, or drawn anew, the output has a distribution Q that does not depend on which of the k values it
+    has; so under (epsilon, delta)-DP a guess is right with probability at most e^epsilon / k + delta. Guesses may
+    depend on each other: only the mean of v is bounded, and by Markov's inequality v is 1 / alpha times that with
+    probability alpha at most. A single secret of a million shows up to ln(alpha 10^6) = 10.8.
+
+    Args:
+        choices: int64[r], of each secret that is guessed.
+
+    Raises:
+        InputError: the counts do not fit each other, a secret has no choice, or delta or alpha cannot be.
+    """
+    check_counts(len(choices), len(choices), correct)
+    check_alpha(alpha)
+    _check_delta(delta)
+    if len(choices) and np.min(choices) < 1:
+        raise InputError("a secret is one of at least one value")
+    left = alpha * correct - delta * len(choices)
+    return max(0.0, math.log(left / float(np.sum(1 / choices)))) if left > 0 else 0.0
 
 
 # guesses -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ def keep(run: Run, found: dict[str, Any]) -> None:
     lines = [
         f"audit by {game['coins']} canaries: {game['verdict']}; {game['words']}"
         for game in found.get("games", ())
-        if game["view"] == "release"
+        if game["view"] != "steps"
     ]
     if lines:
         kept = {"model": _model(run), "steps": found["steps"], "lines": lines}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from confide.accounting import Curve, between
-from confide.audit.bounds import Plan, count_correct, guess, one_run
+from confide.audit.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
 from confide.audit.canaries import Canary, Manifest
 from confide.audit.fdp import f_dp_least_correct, f_dp_p_value
 from confide.errors import InputError
@@ -34,6 +34,7 @@ class Claim:
         curve: that the claim rests on; None where nothing is claimed.
         one_row: whether the unit is one row.
         game: what a coin decides about a canary.
+        zeroed: the curve that bounds whoever guesses at a unit's text; None where nothing is claimed.
     """
 
     unit: str
@@ -43,6 +44,7 @@ class Claim:
     curve: Curve | None
     one_row: bool
     game: Game = "presence"
+    zeroed: Curve | None = None
 
     def players(self, manifest: Manifest) -> np.ndarray:
         """The canaries that are one unit each of this claim: int64, their numbers.
@@ -83,11 +85,13 @@ class Played:
     """A game that was played.
 
     Attributes:
-        view: what the guesser saw: the released model, or every noised sum ("steps").
+        view: what the guesser saw: the released model ("release"), or every noised sum ("steps"); "numbers": the
+            released model, whose most likely number is the one guess.
         coins, guesses, correct: m, r and v.
         needed: the fewest right guesses that would have refuted the claim; None where not even all would have.
         p_value: of the claim's own curve.
-        bound: what is shown: a lower bound on epsilon at the claim's delta, by Steinke et al. 2023.
+        bound: what is shown: a lower bound on epsilon at the claim's delta, by Steinke et al. 2023, of numbers by
+            `bounds.ceiling_epsilon`.
         strongest: the same, had every guess been right.
         confidence: of `bound`, for this game alone.
     """
@@ -112,9 +116,16 @@ class Played:
 
     def in_words(self, claim: Claim) -> str:
         """What was guessed, what it shows, and what it could have shown at most."""
-        seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
-        told = f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
-        shown = f"this shows {claim.shown(self.bound)}, and {self.strongest:.3g} is the most that it could have shown"
+        if self.view == "numbers":
+            told = f"of {self.coins} planted numbers {self.correct} is what the released model finds most likely of all"
+            bound = f"epsilon >= {self.bound:.3g}"  # of a text against none or a new one: the claim's own adjacency
+        else:
+            seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
+            told = (
+                f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
+            )
+            bound = claim.shown(self.bound)
+        shown = f"this shows {bound}, and {self.strongest:.3g} is the most that it could have shown"
         if claim.curve is None:
             return f"{told}; {shown}"
         if self.needed is None:
@@ -163,6 +174,37 @@ def play(
         p_value,
         one_run(m, plan.guesses, correct, delta, alpha),
         one_run(m, plan.guesses, plan.guesses, delta, alpha),
+        1 - alpha,
+    )
+
+
+def play_numbers(claim: Claim, first: np.ndarray, choices: np.ndarray, alpha: float = ALPHA) -> Played:
+    """Guess that the number which the model finds most likely of all is that of one of some planted canaries.
+
+    Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha. Given all other
+    units, a number is uniform among its `choices`, so it is guessed with probability at most `claim.zeroed`'s
+    reconstruction(1 / choices); one guess for n numbers is right with at most the sum of these.
+
+    Args:
+        first: bool[n], of each number whether no other is as likely: at most one is true.
+        choices: int64[n], how many numbers each might have been, as far as the claim hides it.
+        alpha: probability of a false alarm of this game.
+    """
+    n, correct, delta = len(first), int(first.sum()), claim.delta
+    needed, p_value = None, 1.0
+    if claim.zeroed is not None:
+        ceiling = float(np.mean(claim.zeroed.reconstruction(1 / choices)))
+        p_value = ceiling_p_value(n, correct, ceiling, independent=False)
+        needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) <= alpha else None
+    return Played(
+        "numbers",
+        n,
+        1,
+        correct,
+        needed,
+        p_value,
+        ceiling_epsilon(choices, correct, delta, alpha),
+        ceiling_epsilon(choices, 1, delta, alpha),
         1 - alpha,
     )
 
