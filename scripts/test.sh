@@ -9,4 +9,4 @@ install ".[dev]"
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
-"$venv/bin/python" -m pytest -n 2 "$@"
+"$venv/bin/python" -m pytest -n 2 --dist worksteal "$@"

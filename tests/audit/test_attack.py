@@ -61,9 +61,7 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     for path in (Run(trained).guarantee_path, release / "guarantee.json"):
         stated = json.loads(path.read_text())
         (line,) = stated["evidence"]  # noised sums less what real units added are private: no word of them
-        assert line.startswith(
-            f"audit by 40 canaries: {result['games'][0]['verdict']}; from the released model"
-        )
+        assert line.startswith(f"audit by canaries: {result['games'][0]['verdict']}; from the released model")
         assert {key: stated[key] for key in before} == before
     assert stated["evidence"][0] in (release / "README.md").read_text()
     # another audit of other things leaves it, and of another model it says nothing
@@ -117,31 +115,38 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
 def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, monkeypatch):
     """Again the twin's weights under a private run's claim: two coins say nothing, one number of a thousand does."""
     raw = planted(tmp_path / "a", count=2, digits=3).model_dump(mode="json")
+    raw["privacy"]["published_key"] = None
     raw["train"] |= {"steps": 100, "batch": 20.0, "learning_rate": 0.03, "schedule": "constant"}
     run = Run(check(raw))
+    run.root.mkdir(parents=True)
+    (run.root / "key").touch(0o600)
+    (run.root / "key").write_bytes(b"\1" * 32)
     fine_tune(run, QUIET)
     fine_tune(Run(run.config, twin=True), QUIET)
-    both = attack.Options(attacks=("claim", "exposure"))
+    assert Job.of(run, QUIET).manifest().coins.tolist() == [0, 1]  # by this key
 
-    def numbers(job: Job, options: attack.Options = both) -> tuple[str, dict]:
-        found = attack.audit(job, options)
+    def numbers(noise: float, **options) -> tuple[str, dict]:
+        job = Job.of(run, QUIET)
+        job = dataclasses.replace(job, setting=dataclasses.replace(job.setting, noise_multiplier=noise))
+        found = attack.audit(job, attack.Options(attacks=("claim",), **options))
         return found["verdict"], next((game for game in found["games"] if game["view"] == "numbers"), {})
 
-    def claiming(noise: float) -> Job:
-        job = Job.of(run, QUIET)
-        return dataclasses.replace(job, setting=dataclasses.replace(job.setting, noise_multiplier=noise))
-
-    assert numbers(claiming(20.0))[0] != "violation"
+    found, game = numbers(20.0)
+    assert (found, game["correct"], game["needed"]) == ("underpowered", 0, 1)
     twin = Run(run.config, twin=True).last_checkpoint()
     monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
-    found, game = numbers(claiming(20.0))
-    assert found == "violation"
-    assert game["coins"] == int((Job.of(run, QUIET).manifest().coins == 0).sum())
-    assert (game["correct"], game["needed"]) == (1, 1)
-    assert game["bound"] > claiming(20.0).guarantee(100).epsilon
-    # what was not settled before is no game, nor is what the claim leaves open
-    assert numbers(claiming(20.0), dataclasses.replace(both, secrets=3)) == ("underpowered", {})
-    assert numbers(claiming(0.1))[0] == "underpowered"
+    found, game = numbers(20.0)
+    assert (found, game["coins"], game["correct"], game["needed"]) == ("violation", 2, 1, 1)
+    assert game["bound"] > 2
+    assert numbers(20.0, secrets=3) == (found, game)  # nothing that is asked after training moves it
+    assert numbers(0.1) == ("underpowered", {})  # so weak a claim allows it, and coins keep all of alpha
+
+
+def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):
+    run = Run(planted(tmp_path / "a", count=2, digits=3))
+    fine_tune(run, QUIET, until=1)
+    games = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim",)))["games"]
+    assert [game["view"] for game in games] == ["release"]
 
 
 class _Nothing:

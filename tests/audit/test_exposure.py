@@ -26,6 +26,7 @@ from confide.audit.candidates import END, Candidates
 from confide.audit.exposure import (
     combined,
     exact,
+    exceeds,
     extrapolated,
     fisher,
     most,
@@ -270,6 +271,36 @@ def test_a_model_that_learnt_one_secret_by_heart_exposes_it_fully():
     assert after[0].p_value == 1 / 1000
     assert after[1].rank > 1
     assert made.training is False
+
+
+def test_what_exceeds_all_others_is_found_without_reading_them_all(monkeypatch):
+    """As by brute force over every number; a text that ties with another, as with itself, is not above."""
+    made, space, own = model(seed=3), Candidates.digits("a {} b", 2), tokenizer()
+    order = np.argsort(-brute(made, space, own))
+
+    def rows(places):
+        return [row[row != END] for row in space.tokens(own, places)]
+
+    for places, is_above in (
+        (order[:1], True),
+        (order[[50, 0]], True),
+        (order[1:3], False),
+        (order[-1:], False),
+    ):
+        others = Trie.of(space, own, np.setdiff1d(np.arange(100), places))
+        assert exceeds(made, rows(places), others) == is_above
+    everything = Trie.of(space, own)
+    assert not exceeds(made, rows(order[:1]), everything)
+    positions, real = [], exposure.search
+
+    def watched(*arguments):
+        positions.append((found := real(*arguments)).positions)
+        return found
+
+    monkeypatch.setattr(exposure, "search", watched)
+    exceeds(made, rows(order[:1]), Trie.of(space, own, order[1:]))  # nothing is as likely
+    exceeds(made, rows(order[-1:]), everything)  # the first others are more so already
+    assert max(positions) < everything.plain_positions / 4
 
 
 def test_ties_count_against_the_secret():

@@ -105,17 +105,21 @@ def test_one_number_of_a_million_refutes_what_coins_cannot():
     claim = gaussian(1.8)
     assert 8 < claim.epsilon < 10
     choices = np.array([K] * 3)
-    game = play_numbers(claim, np.array([False, True, False]), choices)
+    game = play_numbers(claim, True, choices)
     assert verdict(claim, [game]) == "violation"
     assert game.bound == game.strongest == pytest.approx(np.log(ALPHA * K / 3), abs=0.01)
     assert game.bound > claim.epsilon
-    assert "of 3 planted numbers 1 is what the released model finds most likely" in game.in_words(claim)
-    none = play_numbers(claim, np.zeros(3, bool), choices)
-    assert verdict(claim, [none]) == "consistent"
-    assert none.bound == 0
-    assert (
-        verdict(gaussian(4.0), [play_numbers(gaussian(4.0), np.ones(1, bool), choices[:1])]) == "underpowered"
-    )
+    assert "of 3 numbers, planted or not, 1 is what the released model finds" in game.in_words(claim)
+    assert "95.0% confidence" in game.in_words(claim)
+    missed = play_numbers(claim, False, choices)
+    assert missed.bound == 0
+    assert verdict(claim, [missed]) == "underpowered"  # a miss speaks for nobody
+    coins = np.arange(30) % 2 == 0
+    few = play(claim, "release", coins.astype(float), coins, 10)
+    assert few.needed is None
+    assert verdict(claim, [few, missed]) == "underpowered"
+    assert verdict(claim, [few, game]) == "violation"
+    assert play_numbers(gaussian(4.0), True, choices[:1]).needed is None
 
 
 def test_the_best_guesser_of_a_kept_claim_is_right_as_rarely_as_promised():
@@ -130,8 +134,15 @@ def test_the_best_guesser_of_a_kept_claim_is_right_as_rarely_as_promised():
     ceiling = float(curve.reconstruction(1 / k))
     assert right.mean() <= ceiling
     assert right.mean() > 5 / k  # the guesser is a good one
-    game = play_numbers(claim, np.array([True]), np.array([k]), alpha=1.01 * ceiling)
+    game = play_numbers(claim, True, np.array([k]), alpha=1.01 * ceiling)
     assert game.verdict() == "violation"  # so a violation comes up as often as its alpha, and not more
-    assert play_numbers(claim, np.array([True]), np.array([k]), alpha=0.99 * ceiling).verdict() != "violation"
+    assert play_numbers(claim, True, np.array([k]), alpha=0.99 * ceiling).verdict() != "violation"
     without = Claim("one user", "zero-out", 1.0, 1e-5, curve, one_row=False)
-    assert play_numbers(without, np.array([True]), np.array([k])).needed is None
+    assert play_numbers(without, True, np.array([k])).needed is None
+
+
+def test_bounds_are_rounded_down_in_words():
+    claim = gaussian(0.3)
+    game = play_numbers(claim, True, np.array([770]))
+    assert f"epsilon >= {np.floor(100 * game.bound) / 100:g} at delta 1e-05" in game.in_words(claim)
+    assert float(game.in_words(claim).split("epsilon >= ")[1].split()[0]) <= game.bound

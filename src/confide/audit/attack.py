@@ -16,10 +16,10 @@ from confide import evaluation
 from confide.audit import exposure, extraction, membership
 from confide.audit.canaries import GRAPH, Manifest
 from confide.audit.candidates import Candidates
-from confide.audit.exposure import Exposure
-from confide.audit.game import ALPHA, Claim, Played, play, play_numbers, verdict
+from confide.audit.game import ALPHA, Claim, play, play_numbers, verdict
 from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
+from confide.audit.numbers import MOST_DIGITS, Numbers
 from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
 from confide.errors import InputError
@@ -35,9 +35,6 @@ ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
 
 SAMPLES = 100
 """Sampled continuations, of which one at least is to be the row's with probability 1/2 (Hayes et al. 2024)."""
-
-
-MOST_DIGITS = 7  # of which all numbers are ranked
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,9 @@ def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
     course.restore(state)
     with course.averaged():
         after = audited.look()
+        lead = audited.numbers.lead(job.model) if audited.numbers is not None else None
         exposed = audited.exposed() if "exposure" in audited.attacks else None
-    return audited.report(before, after, exposed)
+    return audited.report(before, after, exposed, lead)
 
 
 def sealed(job: Job) -> Manifest:
@@ -143,19 +141,6 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Exposed:
-    """Canaries whose number was ranked among all.
-
-    numbers: int64[n], of the canaries; choices: int64[n], how many numbers each might hold, for one who knows all other
-    canaries and what is public: how many tokens it has.
-    """
-
-    numbers: np.ndarray
-    choices: np.ndarray
-    found: tuple[Exposure, ...]
-
-
-@dataclass(frozen=True)
 class _Looked:
     """What one model says: of canaries' contents, of members' and others' rows, and of what it gives back."""
 
@@ -174,8 +159,10 @@ class _Audit:
         self.claim = claim_of(job, steps, "presence" if self.manifest is None else self.manifest.game)
         self.attacks = [name for name in options.attacks if self._allowed(name)]
         self.players = np.zeros(0, np.int64)
+        self.numbers: Numbers | None = None
         if self.manifest is not None and "claim" in self.attacks:
             self.players = self.claim.players(self.manifest)
+            self.numbers = self._numbers(self.manifest)
         self.in_use = _in_use(job)
         generator = np.random.default_rng(job.run.key().stream("audit", "sample").uint64(4))
         self.sides = list(self._sides(generator)) if {"membership", "users"} & set(self.attacks) else []
@@ -216,6 +203,31 @@ class _Audit:
         if name == "users" and config.data.unit is None:
             return "the data name no user (data.unit)"
         return None
+
+    def _numbers(self, manifest: Manifest) -> Numbers | None:
+        """The game of numbers, where it could refute the claim. All that decides it stood before training.
+
+        Not of the game of values, where what is found around a number is public, and might depend on it; nor with a
+        published key, from which the numbers follow, so that anybody may know them.
+        """
+        config = self.job.run.config
+        if (
+            manifest.game != "presence"
+            or manifest.family != "digits"
+            or config.canaries.digits > MOST_DIGITS
+            or config.task != "causal-lm"
+            or config.privacy.published_key is not None
+        ):
+            return None
+        found = Numbers.of(manifest, self.players, config.canaries.digits, self.job.tokenizer)
+        alpha = ALPHA / (1 + len(self._views()))
+        could = self.claim.curve is None or play_numbers(self.claim, True, found.choices, alpha).needed
+        return found if could else None
+
+    def _views(self) -> tuple[str, ...]:
+        """What coins are guessed from."""
+        reads = self.job.run.config.canaries.white_box and not self.job.run.twin
+        return ("release", "steps") if reads else ("release",)
 
     def _refuse_small_sides(self) -> None:
         """Rates need two units on each side."""
@@ -287,27 +299,37 @@ class _Audit:
         job = self.job
         return evaluation.row_losses(job.model, job.task, graph, job.micro_tokens, among=rows)[0]
 
-    def exposed(self) -> _Exposed:
-        """The exposure of canaries' secrets in the model as it is: of each number of insertions the first ones."""
+    def exposed(self) -> dict[str, Any]:
+        """The exposure of canaries' secrets in the model as it is, by how often they were planted."""
         manifest, config = self.manifest, self.job.run.config.canaries
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)
         trie = Trie.of(candidates, self.job.tokenizer)
-        by_times: dict[int, list[int]] = {}
-        for number, canary in enumerate(manifest.canaries):
-            by_times.setdefault(canary.times, []).append(number)
+        by_times: dict[int, list[str]] = {}
+        for canary in manifest.canaries:
+            times = canary.insertions if canary.is_planted else 0
+            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.is_planted else 0])
         each = max(1, self.options.secrets // len(by_times))
-        chosen = [number for _, own in sorted(by_times.items(), reverse=True) for number in own[:each]]
-        planted = candidates.numbers([manifest.canaries[number].secret for number in chosen])
-        others = candidates.numbers([secret for canary in manifest.canaries for secret in canary.secrets])
-        lengths = np.empty(len(trie), np.int64)
-        lengths[trie.order] = trie.lengths
-        alike, known = np.bincount(lengths), np.bincount(lengths[others], minlength=lengths.max() + 1)
-        choices = (alike - known)[lengths[planted]] + 1  # all but what the other canaries hold, and its own
-        return _Exposed(np.array(chosen), choices, exposure.exact(self.job.model, trie, planted))
+        kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
+        numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])
+        found = iter(exposure.exact(self.job.model, trie, numbers))
+        groups = {times: [next(found) for _ in secrets] for times, secrets in kept.items()}
+        first = next(iter(groups.values()))[0]
+        return {
+            "most": exposure.most(candidates.size),
+            "positions": first.positions,
+            "plain_positions": first.plain_positions,
+            "groups": {
+                f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
+                | {"insertions": times, "exposures": [one.exposure for one in own]}
+                for times, own in groups.items()
+            },
+        }
 
     # both together ---------------------------------------------------------------------------------
-    def report(self, before: _Looked, after: _Looked, exposed: _Exposed | None) -> dict[str, Any]:
+    def report(
+        self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None, lead: bool | None
+    ) -> dict[str, Any]:
         claim = {
             name: value
             for name, value in asdict(self.claim).items()
@@ -317,9 +339,9 @@ class _Audit:
         if self.claim.curve is not None and self._bounds_membership():
             result["ceiling"] = ceiling(self.claim.curve).to_json()
         if "claim" in self.attacks:
-            result |= self._played(before, after, exposed)
+            result |= self._played(before, after, lead)
         if exposed is not None:
-            result["exposure"] = self._exposures(exposed)
+            result["exposure"] = exposed
         if "membership" in self.attacks:
             result["membership"] = self._members(before, after).to_json()
         if "users" in self.attacks:
@@ -344,57 +366,21 @@ class _Audit:
         whole = mechanism.grouped and mechanism.redaction == "none" and not mechanism.protects_secrets
         return whole and isinstance(self.job.run.config.data.eval, float)
 
-    def _exposures(self, exposed: _Exposed) -> dict[str, Any]:
-        """By how often a number was planted."""
-        assert self.manifest is not None
-        groups: dict[int, list[Exposure]] = {}
-        for number, one in zip(exposed.numbers.tolist(), exposed.found, strict=True):
-            groups.setdefault(self.manifest.canaries[number].times, []).append(one)
-        first = exposed.found[0]
-        return {
-            "most": exposure.most(first.candidates),
-            "positions": first.positions,
-            "plain_positions": first.plain_positions,
-            "groups": {
-                f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
-                | {"insertions": times, "exposures": [one.exposure for one in own]}
-                for times, own in groups.items()
-            },
-        }
-
-    def _guessed(self, exposed: _Exposed) -> np.ndarray:
-        """Which of the ranked numbers are guessed: of canaries that are one unit each, those planted most often. None
-        where more of a number than its length is public, as what a detector finds, or where how many are ranked was not
-        settled before."""
-        assert self.manifest is not None
-        if self.options.secrets != Options.secrets or redaction_of(self.job.run.config) != "none":
-            return np.zeros(0, np.int64)
-        canaries = self.manifest.canaries
-        most = max((canaries[number].insertions for number in self.players.tolist()), default=0)
-        times = np.array([canaries[number].times for number in exposed.numbers.tolist()])
-        return np.flatnonzero(np.isin(exposed.numbers, self.players) & (times == most))
-
-    def _numbers(self, exposed: _Exposed, guessed: np.ndarray, alpha: float) -> Played:
-        first = np.array([exposed.found[place].rank == 1 for place in guessed.tolist()])
-        return play_numbers(self.claim, first, exposed.choices[guessed], alpha)
-
-    def _played(self, before: _Looked, after: _Looked, exposed: _Exposed | None) -> dict[str, Any]:
+    def _played(self, before: _Looked, after: _Looked, lead: bool | None) -> dict[str, Any]:
         job, manifest = self.job, self.manifest
         assert manifest is not None
         learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
         # of values: how much more of the one content than of the other
-        scores = {"release": learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]}
-        if job.run.config.canaries.white_box and not job.run.twin:
-            scores["steps"] = job.readings(job.stages()[-1]).scores(self.steps)
+        released = learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]
+        alpha = ALPHA / (len(self._views()) + (self.numbers is not None))
         players, guesses = self.players, job.run.config.canaries.guesses
-        guessed = np.zeros(0, np.int64) if exposed is None else self._guessed(exposed)
-        alpha = ALPHA / (len(scores) + (len(guessed) > 0))
-        games = [
-            play(self.claim, view, own[players], manifest.coins[players] == 0, guesses, alpha)
-            for view, own in scores.items()
-        ]
-        if exposed is not None and len(guessed):
-            games.append(self._numbers(exposed, guessed, alpha))
+        games = []
+        for view in self._views():
+            scores = released if view == "release" else job.readings(job.stages()[-1]).scores(self.steps)
+            coins = manifest.coins[players] == 0
+            games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
+        if self.numbers is not None and lead is not None:
+            games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
         return {
             "verdict": verdict(self.claim, games),
             "game": manifest.game,

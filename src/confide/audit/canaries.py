@@ -58,16 +58,6 @@ class Canary:
     def is_planted(self) -> bool:
         return self.coin < len(self.contents)
 
-    @property
-    def times(self) -> int:
-        """How many documents hold it."""
-        return self.insertions if self.is_planted else 0
-
-    @property
-    def secret(self) -> str:
-        """What was chosen at random of the text that is there, or would be."""
-        return self.secrets[self.coin if self.is_planted else 0]
-
 
 @dataclass(frozen=True)
 class Manifest:

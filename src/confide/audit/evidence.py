@@ -15,7 +15,7 @@ from confide.runs import Run
 def keep(run: Run, found: dict[str, Any]) -> None:
     """Keep what the result of `attack.audit` shows, until another game is played about the same model."""
     lines = [
-        f"audit by {game['coins']} canaries: {game['verdict']}; {game['words']}"
+        f"audit by canaries: {game['verdict']}; {game['words']}"
         for game in found.get("games", ())
         if game["view"] != "steps"
     ]

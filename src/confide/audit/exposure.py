@@ -127,6 +127,19 @@ def exact(
     )
 
 
+def exceeds(model: Any, rows: list[np.ndarray], others: Trie) -> bool:
+    """Whether the likeliest of some texts is more likely than all others, by more than rounding can make of it.
+
+    The search looks only at what is not below it, and ends at the first other text that is not.
+
+    Raises:
+        InputError, Diverged: as `exact`.
+    """
+    floor = float(totals(model, rows).max()) - _slack(model)
+    found = search(model, others, floor, lambda some: math.inf if (some >= floor).any() else floor)
+    return not bool((found.totals >= floor).any())
+
+
 def _ranked(trie: Trie, rank: int, closed: bool, positions: int) -> Exposure:
     bits = most(len(trie)) - math.log2(rank)
     return Exposure(

@@ -4,6 +4,7 @@ Who is in the game, what its coins stand for and which curve it is held against 
 that no claim is attacked at another unit or adjacency than its own.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -64,17 +65,14 @@ class Claim:
     def played(self) -> Curve | None:
         """The curve of what a coin decides: where the claim compares each of two texts with none, they are further
         apart."""
-        if self.curve is None or not self._apart:
+        if self.curve is None or not self.of_two_texts:
             return self.curve
         return between(self.curve)
 
     @property
-    def _apart(self) -> bool:
+    def of_two_texts(self) -> bool:
+        """Whether what is played is wider than the claim."""
         return self.game == "value" and self.adjacency == "zero-out"
-
-    def shown(self, bound: float) -> str:
-        """A lower bound on epsilon, in words: of the claim's own adjacency, or of two texts."""
-        return f"epsilon >= {bound:.3g}" + (" for one text against another" if self._apart else "")
 
     def _is_one_unit(self, canary: Canary) -> bool:
         return canary.insertions == 1 or not self.one_row
@@ -86,7 +84,7 @@ class Played:
 
     Attributes:
         view: what the guesser saw: the released model ("release"), or every noised sum ("steps"); "numbers": the
-            released model, whose most likely number is the one guess.
+            released model, and the one guess is a number.
         coins, guesses, correct: m, r and v.
         needed: the fewest right guesses that would have refuted the claim; None where not even all would have.
         p_value: of the claim's own curve.
@@ -116,21 +114,32 @@ class Played:
 
     def in_words(self, claim: Claim) -> str:
         """What was guessed, what it shows, and what it could have shown at most."""
-        if self.view == "numbers":
-            told = f"of {self.coins} planted numbers {self.correct} is what the released model finds most likely of all"
-            bound = f"epsilon >= {self.bound:.3g}"  # of a text against none or a new one: the claim's own adjacency
-        else:
-            seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
-            told = (
-                f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
-            )
-            bound = claim.shown(self.bound)
-        shown = f"this shows {bound}, and {self.strongest:.3g} is the most that it could have shown"
+        told, bound = self._told(), f"epsilon >= {_down(self.bound)} at delta {claim.delta:.3g}"
+        if claim.of_two_texts and self.view != "numbers":
+            bound += " for one text against another"
+        shown = (
+            f"with {self.confidence:.1%} confidence this shows {bound}, and {_down(self.strongest)} is the most that "
+            "it could have shown"
+        )
         if claim.curve is None:
             return f"{told}; {shown}"
         if self.needed is None:
             return f"{told}; not even all of them would refute epsilon {claim.epsilon:.3g}: {shown}"
         return f"{told}, and {self.needed} would refute epsilon {claim.epsilon:.3g}; {shown}"
+
+    def _told(self) -> str:
+        if self.view == "numbers":
+            return (
+                f"of {self.coins} numbers, planted or not, {self.correct} is what the released model finds more likely "
+                "than all that no canary has"
+            )
+        seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
+        return f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
+
+
+def _down(bound: float) -> str:
+    """A lower bound in two decimals, never more than it is."""
+    return f"{math.floor(100 * bound) / 100:g}"
 
 
 def play(
@@ -178,45 +187,47 @@ def play(
     )
 
 
-def play_numbers(claim: Claim, first: np.ndarray, choices: np.ndarray, alpha: float = ALPHA) -> Played:
-    """Guess that the number which the model finds most likely of all is that of one of some planted canaries.
+def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA) -> Played:
+    """Guess that the number which the model finds most likely, of all that no canary or a guessed one has, is guessed.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha. Given all other
-    units, a number is uniform among its `choices`, so it is guessed with probability at most `claim.zeroed`'s
-    reconstruction(1 / choices); one guess for n numbers is right with at most the sum of these.
+    units, a number is uniform among its `choices`, so whatever follows from the model is that number with probability
+    at most `claim.zeroed`'s reconstruction(1 / choices), and one of n numbers with at most the sum of these.
 
     Args:
-        first: bool[n], of each number whether no other is as likely: at most one is true.
-        choices: int64[n], how many numbers each might have been, as far as the claim hides it.
+        lead: whether it is one of those guessed.
+        choices: int64[n], how many numbers each of these might have been, as far as the claim hides it.
         alpha: probability of a false alarm of this game.
     """
-    n, correct, delta = len(first), int(first.sum()), claim.delta
+    n, delta = len(choices), claim.delta
     needed, p_value = None, 1.0
     if claim.zeroed is not None:
         ceiling = float(np.mean(claim.zeroed.reconstruction(1 / choices)))
-        p_value = ceiling_p_value(n, correct, ceiling, independent=False)
+        p_value = ceiling_p_value(n, int(lead), ceiling, independent=False)
         needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) <= alpha else None
     return Played(
         "numbers",
         n,
         1,
-        correct,
+        int(lead),
         needed,
         p_value,
-        ceiling_epsilon(choices, correct, delta, alpha),
+        ceiling_epsilon(choices, int(lead), delta, alpha),
         ceiling_epsilon(choices, 1, delta, alpha),
         1 - alpha,
     )
 
 
 def verdict(claim: Claim, games: list[Played]) -> Verdict:
-    """Of all games together, each of which was played at its share of alpha."""
+    """Of all games together, each of which was played at its share of alpha.
+
+    That no number was found does not make a run consistent: few trainers, broken or not, have one come first.
+    """
     if claim.curve is None:
         return "nothing claimed"
     if not games:
         return "not attacked"
-    found = {game.verdict() for game in games}
-    for worst in ("violation", "consistent"):
-        if worst in found:
-            return worst
-    return "underpowered"
+    if any(game.verdict() == "violation" for game in games):
+        return "violation"
+    by_coins = {game.verdict() for game in games if game.view != "numbers"}
+    return "consistent" if "consistent" in by_coins else "underpowered"

@@ -242,8 +242,6 @@ class Mechanism(ABC):
     # plan ------------------------------------------------------------------------------------------
     def neighbours(self, shape: Shape) -> Iterator[tuple[str, "Mechanism | None"]]:
         """What a plan shows beside this setting: (what is changed, the mechanism), None where it is 1 already."""
-        if hasattr(self, "rows_per_unit"):
-            yield from self._halved_and_doubled("rows_per_unit", self.cap(shape))
         expected = self.terms(shape).expected_batch
         for factor in (0.5, 2.0):
             yield f"batch {expected * factor:g}", self._scaled(factor)

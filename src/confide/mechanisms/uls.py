@@ -86,6 +86,10 @@ class UserLevelSampling(Mechanism):
     def cap(self, shape: Shape) -> int:
         return cap_of(self.rows_per_unit, shape)
 
+    def neighbours(self, shape: Shape) -> Iterator[tuple[str, Mechanism | None]]:
+        yield from self._halved_and_doubled("rows_per_unit", self.cap(shape))
+        yield from super().neighbours(shape)
+
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         shape = graph.shape()
         terms, k = self.terms(shape), self.cap(shape)

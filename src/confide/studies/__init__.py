@@ -17,6 +17,7 @@ _REGISTRY = {
     "exposure": "confide.studies.exposure",
     "extraction": "confide.studies.extraction",
     "user-inference": "confide.studies.user_inference",
+    "recipe": "confide.studies.recipe",
 }
 _WITHOUT_DATA = {
     "mean-estimation": "confide.studies.mean_estimation",
