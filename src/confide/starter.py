@@ -39,6 +39,7 @@ def write(source: str) -> str:
     fields = list(dict.fromkeys(name for record in found for name in record.fields))
     text, unit = _text(found, fields), _unit(found, fields, _text(found, fields))
     template = f'"{{subject}}\\n{{{text}}}"' if "subject" in fields and text != "subject" else text
+    chunks = "  rows_per_unit: 1          # chunks of each user drawn: fewer of each leave compute for more users\n"
     held_out = "0.1                 # this share of the units is held out whole"
     return f"""\
 # Written by `confide init`; look at `data.text` and `data.unit` first. All keys: docs/config.md
@@ -53,9 +54,11 @@ data:
 privacy:
   mechanism: {"uls" if unit else "dp-sgd"}            # `confide plan` shows els and group beside it
   epsilon: 8
-train:
+{chunks if unit else ""}train:
   steps: 200
-  batch: {_batch(found, unit):<10} # {"units" if unit else "rows"} a step: more means less noise and more compute
+  learning_rate: 0.002      # of the bundled model; 0.004 with thousands of users, less for larger models
+  schedule: linear
+  batch: {_batch(found, unit):<18} # {"units" if unit else "rows"} a step: more means less noise and more compute
 run: runs/{_name(source)}
 """
 
