@@ -141,6 +141,16 @@ def test_the_best_guesser_of_a_kept_claim_is_right_as_rarely_as_promised():
     assert play_numbers(without, True, np.array([k])).needed is None
 
 
+def test_each_number_that_one_guess_may_hit_counts():
+    claim = gaussian(1.8)
+    assert claim.zeroed is not None
+    k = np.array([next(k for k in range(100, K, 100) if claim.zeroed.reconstruction(1 / k) <= ALPHA)])
+    assert play_numbers(claim, True, k).needed == 1
+    assert play_numbers(claim, True, np.repeat(k, 2)).needed is None
+    assert play_numbers(claim, True, k, ALPHA / 2).needed is None
+    assert play_numbers(claim, True, np.repeat(k, 2)).p_value > ALPHA
+
+
 def test_bounds_are_rounded_down_in_words():
     claim = gaussian(0.3)
     game = play_numbers(claim, True, np.array([770]))
