@@ -105,9 +105,10 @@ class Played:
     confidence: float
 
     def verdict(self) -> Verdict:
+        """That no number was found makes no run consistent: few trainers, broken or not, have one come first."""
         if self.needed is not None and self.correct >= self.needed:
             return "violation"
-        return "underpowered" if self.needed is None else "consistent"
+        return "underpowered" if self.needed is None or self.view == "numbers" else "consistent"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"verdict": self.verdict()}
@@ -115,7 +116,7 @@ class Played:
     def in_words(self, claim: Claim) -> str:
         """What was guessed, what it shows, and what it could have shown at most."""
         told, bound = self._told(), f"epsilon >= {_down(self.bound)} at delta {claim.delta:.3g}"
-        if claim.of_two_texts and self.view != "numbers":
+        if claim.of_two_texts:
             bound += " for one text against another"
         shown = (
             f"with {self.confidence:.1%} confidence this shows {bound}, and {_down(self.strongest)} is the most that "
@@ -219,15 +220,13 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
 
 
 def verdict(claim: Claim, games: list[Played]) -> Verdict:
-    """Of all games together, each of which was played at its share of alpha.
-
-    That no number was found does not make a run consistent: few trainers, broken or not, have one come first.
-    """
+    """Of all games together, each of which was played at its share of alpha."""
     if claim.curve is None:
         return "nothing claimed"
     if not games:
         return "not attacked"
-    if any(game.verdict() == "violation" for game in games):
-        return "violation"
-    by_coins = {game.verdict() for game in games if game.view != "numbers"}
-    return "consistent" if "consistent" in by_coins else "underpowered"
+    found = {game.verdict() for game in games}
+    for worst in ("violation", "consistent"):
+        if worst in found:
+            return worst
+    return "underpowered"
