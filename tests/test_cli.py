@@ -131,7 +131,7 @@ def test_a_reader_that_goes_away_is_no_fault(world):
     assert "Traceback" not in done.stderr
 
 
-STEPS = 400
+STEPS = 200
 
 
 def test_stopped_is_130_and_the_same_command_resumes(world):
