@@ -140,7 +140,7 @@ def parts(methods: Sequence[Method], steps: int, clock: Clock) -> list[dict[str,
                 timed = watch.timed(part, getattr(owner, name))
                 patches.enter_context(mock.patch.object(owner, name, timed))
         watched = mock.patch.object(
-            engine, "Taps", lambda *args: taps(*args[:-1], watch.timed("rules", args[-1]))
+            engine, "Taps", lambda *args: taps(*args[:3], watch.timed("rules", args[3]), *args[4:])
         )
         patches.enter_context(watched)
         for _ in range(steps):

@@ -1,5 +1,10 @@
 """The verbs, a file for each family. Importing one adds its verbs to `app`, in this order."""
 
+import os
+
+# Others' plugins of pydantic would see every value of a config; and looking for them takes a tenth of a second.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+
 from confide.cli import running, secrets, redact, tune, audit  # noqa: F401, I001
 from confide.cli.base import app
 
