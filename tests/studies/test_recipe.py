@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from confide.errors import InputError
-from confide.studies import recipe
+from confide.studies import corpora, recipe
 from confide.studies.recipe import CHOSEN, EPSILONS, PLAIN, SEEDS
 
 
@@ -14,9 +14,6 @@ def test_recipes_ask_for_as_many_chunks():
 
 
 def test_the_gap_of_each_key_is_that_of_its_own_twin(tmp_path, monkeypatch):
-    source = tmp_path / recipe.SOURCE
-    source.parent.mkdir(parents=True)
-    source.touch()
     asked = []
 
     def train(self, given, epsilon, seed, twin=False):
@@ -49,10 +46,13 @@ def test_a_folder_without_the_data_is_refused(tmp_path):
 
 
 def test_each_run_has_its_own_folder_and_a_published_key(tmp_path):
+    source = tmp_path / corpora.POSTS["20newsgroups"]
+    source.parent.mkdir(parents=True)
+    source.touch()
     made = [
-        recipe.config(each, e, seed, tmp_path, tmp_path)
+        recipe.config(each, epsilon, seed, tmp_path, tmp_path)
         for each in (PLAIN, CHOSEN)
-        for e in EPSILONS
+        for epsilon in EPSILONS
         for seed in range(SEEDS)
     ]
     assert len({config.run for config in made}) == len(made)

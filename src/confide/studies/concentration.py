@@ -17,7 +17,6 @@ from confide.chart import Panel, panels_svg
 from confide.config import check
 from confide.console import Console
 from confide.disk import write_text
-from confide.errors import InputError
 from confide.filtered import FilteredStep
 from confide.job import Job
 from confide.mechanisms.concentration import Concentration, ConcentrationFilter, filter_noise, sampling_noise
@@ -26,6 +25,7 @@ from confide.noise import RunKey
 from confide.runs import Run
 from confide.sampling import OwnRates
 from confide.settings import Config
+from confide.studies import corpora
 from confide.training import Optimisation
 
 KEY = RunKey.from_text("study concentration")
@@ -79,22 +79,10 @@ def _four_fifths(distances: np.ndarray) -> float:
 
 
 def config(data: Path, folder: Path) -> Config:
-    source = data / "20newsgroups/20_newsgroups.jsonl.xz"
-    if not source.exists():
-        raise InputError(f"{source}: no such file; give the folder that holds 20newsgroups")
     raw: dict[str, Any] = {
         "model": "bundled",
         "adapter": {"kind": "full"},
-        "data": {
-            "train": str(source),
-            "text": "{subject}\n{body}",
-            "unit": "from",
-            "strip_quotes": True,
-            "eval": 0.05,
-            "max_length": 64,
-            "duplicates": False,
-            "max_documents": DOCUMENTS,
-        },
+        "data": corpora.posts(data, "20newsgroups", 0.05) | {"max_documents": DOCUMENTS},
         "privacy": {
             "mechanism": "concentration",
             "epsilon": EPSILONS[1],

@@ -21,6 +21,35 @@ def _opened(path: Path) -> IO[str]:
     return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8")
 
 
+POSTS = {
+    "20newsgroups": "20newsgroups/20_newsgroups.jsonl.xz",
+    "enron-sent": "enron-sent/enron_sent.jsonl.xz",
+}
+
+
+def posts(data: Path, name: str, held_out: float) -> dict[str, Any]:
+    """`data` of a config: what many senders wrote, whose names are the units, in rows of 64 tokens.
+
+    Args:
+        held_out: the share of senders.
+
+    Raises:
+        InputError: the file is not there.
+    """
+    source = data / POSTS[name]
+    if not source.exists():
+        raise InputError(f"{source}: no such file; give the folder that holds {name}")
+    return {
+        "train": str(source),
+        "text": "{subject}\n{body}",
+        "unit": "from",
+        "strip_quotes": True,
+        "eval": held_out,
+        "max_length": 64,
+        "duplicates": False,
+    }
+
+
 def wikitext(data: Path, split: str) -> Iterator[dict[str, str]]:
     """Paragraphs of WikiText-2, without headings."""
     with _opened(data / f"wikitext-2/wiki.{split}.tokens.xz") as lines:

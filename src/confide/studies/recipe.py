@@ -13,16 +13,15 @@ from typing import Any
 
 from confide.config import check
 from confide.console import Console
-from confide.errors import InputError
 from confide.finetuning import Outcome, fine_tune
 from confide.quickstart import gap_closed
 from confide.runs import Run
 from confide.settings import Config
+from confide.studies import corpora
 
 EPSILONS = (8.0, 3.0)
 DELTA = 1e-5
 SEEDS = 3
-SOURCE = "20newsgroups/20_newsgroups.jsonl.xz"
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,7 @@ def config(recipe: Recipe, epsilon: float, seed: int, data: Path, folder: Path) 
     raw = {
         "model": "bundled",
         "adapter": {"kind": "full"},
-        "data": {
-            "train": str(data / SOURCE),
-            "text": "{subject}\n{body}",
-            "unit": "from",
-            "strip_quotes": True,
-            "eval": 0.05,
-            "max_length": 64,
-            "duplicates": False,
-        },
+        "data": corpora.posts(data, "20newsgroups", 0.05),
         "privacy": {
             "mechanism": "uls",
             "epsilon": epsilon,
@@ -137,8 +128,6 @@ def _row(
 
 def run(data: Path, folder: Path) -> dict[str, Any]:
     """Train everything, or resume, and compare on held-out users."""
-    if not (data / SOURCE).exists():
-        raise InputError(f"{data / SOURCE}: no such file; give the folder that holds 20newsgroups")
     rows = list(_Study(data, folder, Console()).rows())
     return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
 

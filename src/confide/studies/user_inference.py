@@ -11,7 +11,6 @@ from typing import Any
 
 from confide.audit.attack import Options
 from confide.console import Console
-from confide.errors import InputError
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
 
@@ -56,21 +55,9 @@ class Row:
 def run(data: Path, folder: Path) -> dict[str, Any]:
     """Train everything, or resume, ask about the users, and make the table."""
     console = Console()
-    source = data / "20newsgroups/20_newsgroups.jsonl.xz"
-    if not source.exists():
-        raise InputError(f"{source}: no such file; give the folder that holds the public data sets")
     common = {
+        "data": corpora.posts(data, "20newsgroups", 0.5) | {"max_documents": DOCUMENTS},
         "model": str(corpora.stories(data, folder / "stories260K")),
-        "data": {
-            "train": str(source),
-            "text": "{subject}\n{body}",
-            "unit": "from",
-            "strip_quotes": True,
-            "eval": 0.5,
-            "max_documents": DOCUMENTS,
-            "max_length": 64,
-            "duplicates": False,
-        },
     }
     train = {"steps": STEPS, "learning_rate": 5e-3, "schedule": "linear"}
     rows = [

@@ -10,64 +10,30 @@ from typing import Any
 
 from confide.config import check
 from confide.console import Console
-from confide.errors import InputError
 from confide.finetuning import Outcome, fine_tune
 from confide.quickstart import gap_closed
 from confide.runs import Run
 from confide.settings import Config
+from confide.studies import corpora
 
 _SHARED: dict[str, Any] = {
     "model": "bundled",
     "adapter": {"kind": "full"},
     "privacy": {"mechanism": "uls", "epsilon": 8.0, "rows_per_unit": 4, "selection": "random-chunk"},
 }
-_DATA: dict[str, dict[str, Any]] = {
-    "20newsgroups": {
-        "data": {
-            "train": "20newsgroups/20_newsgroups.jsonl.xz",
-            "text": "{subject}\n{body}",
-            "unit": "from",
-            "strip_quotes": True,
-            "eval": 0.05,
-            "max_length": 64,
-            "duplicates": False,
-        },
-        "train": {
-            "steps": 60,
-            "batch": 400.0,
-            "learning_rate": 2e-3,
-            "schedule": "linear",
-            "precision": "bf16",
-        },
-    },
-    "enron-sent": {
-        "data": {
-            "train": "enron-sent/enron_sent.jsonl.xz",
-            "text": "{subject}\n{body}",
-            "unit": "from",
-            "strip_quotes": True,
-            "eval": 0.1,
-            "max_length": 64,
-            "duplicates": False,
-        },
-        "train": {
-            "steps": 60,
-            "batch": 60.0,
-            "learning_rate": 2e-3,
-            "schedule": "linear",
-            "precision": "bf16",
-        },
-    },
-}
+_TRAIN = {"steps": 60, "learning_rate": 2e-3, "schedule": "linear", "precision": "bf16"}
+# By data set: the share of senders held out, and users a step.
+_DATA = {"20newsgroups": (0.05, 400.0), "enron-sent": (0.1, 60.0)}
 
 
 def config(name: str, data: Path, folder: Path) -> Config:
     """The config of one data set of the study."""
-    raw = _SHARED | _DATA[name] | {"run": str(folder / name)}
-    source = data / raw["data"]["train"]
-    if not source.exists():
-        raise InputError(f"{source}: no such file; give the folder that holds {', '.join(_DATA)}")
-    raw["data"] = raw["data"] | {"train": str(source)}
+    held_out, batch = _DATA[name]
+    raw = _SHARED | {
+        "data": corpora.posts(data, name, held_out),
+        "train": _TRAIN | {"batch": batch},
+        "run": str(folder / name),
+    }
     raw["privacy"] = raw["privacy"] | {"published_key": f"study user-level {name}"}
     return check(raw, f"study user-level, {name}")
 
