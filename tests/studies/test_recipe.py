@@ -26,14 +26,13 @@ def test_the_gap_of_each_key_is_that_of_its_own_twin(tmp_path, monkeypatch):
 
     monkeypatch.setattr(recipe._Study, "train", train)
     found = recipe.run(tmp_path, tmp_path / "work")
-    assert len(asked) == len(set(asked)) == 3 * SEEDS + 1
-    base, plain, chosen, small = found["rows"]
+    assert len(asked) == len(set(asked)) == 3 * SEEDS
+    base, chosen, small = found["rows"]
     assert base["closed"] == (1.0,) * SEEDS
-    assert plain["closed"] == (0.75,)
     assert chosen["closed"] == (3 / 4, 2 / 3, 1 / 2)
     assert small["closed"] == (2 / 4, 2 / 3, 1.0)
     lines = found["markdown"].splitlines()
-    assert lines[4] == (
+    assert lines[3] == (
         "| chosen | 512 | 1 | 60 | 0.004 | 8 | 0.512 | 0.001 | 5.000, 6.000, 7.000 | 6.000 | "
         "75.0%, 66.7%, 50.0% | 63.9% |"
     )
