@@ -18,6 +18,7 @@ _REGISTRY = {
     "extraction": "confide.studies.extraction",
     "user-inference": "confide.studies.user_inference",
     "recipe": "confide.studies.recipe",
+    "suggestion": "confide.studies.suggestion",
 }
 _WITHOUT_DATA = {
     "mean-estimation": "confide.studies.mean_estimation",

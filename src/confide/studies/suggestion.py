@@ -1,0 +1,119 @@
+"""Does `plan --suggest` choose well? Its first setting against a grid of twelve, at one budget and one epsilon.
+
+20 Newsgroups as in `recipe`, a quarter of its rows. The grid varies the chunks of a user a step, the number of steps
+and the learning rate; the suggestion sees the shape of the data alone, and keeps the learning rate that it was given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from confide import models
+from confide.console import Console
+from confide.finetuning import fine_tune
+from confide.job import prepared_data
+from confide.planning import Size
+from confide.runs import Run
+from confide.settings import Config
+from confide.space import altered
+from confide.studies.recipe import Recipe, config
+from confide.suggesting import suggest
+
+EPSILON = 8.0
+ROWS = 7_680
+"""Chunks computed in all, by every setting."""
+
+GRID = tuple(
+    Recipe(f"grid-{rows}-{steps}-{rate:g}", ROWS // (rows * steps), rows, steps, rate)
+    for rows, steps, rate in product((1, 2), (32, 64, 128), (2e-3, 4e-3))
+)
+START = Recipe("start", 64, 2, 60, 4e-3)
+"""What a user might have written before asking; budget and learning rate of the suggestion are its."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting that was trained; its loss is on held-out users."""
+
+    name: str
+    mechanism: str
+    batch: float
+    rows: int
+    steps: int
+    learning_rate: float
+    noise_multiplier: float
+    loss: float
+
+    @property
+    def perplexity(self) -> float:
+        return exp(self.loss)
+
+
+def suggested(data: Path, folder: Path, console: Console) -> Config:
+    """The config of the first setting of `plan --suggest`."""
+    start = config(START, EPSILON, 0, data, folder)
+    tokenizer = models.load_tokenizer(start)
+    prepared = prepared_data(Run(start), tokenizer, console)
+    size = Size.of(models.load_model(start, prepared.classes, len(tokenizer)))
+    first = suggest(start, prepared.train.shape(), size, ROWS, count=1)["ranked"][0]
+    return altered(start, first["settings"] | {"run": str(folder / "suggested")})
+
+
+def trained(each: Config, console: Console) -> Row:
+    """Train, or resume."""
+    console.say(Path(each.run).name)
+    outcome = fine_tune(Run(each), console)
+    if not outcome.finished:
+        raise KeyboardInterrupt
+    assert outcome.final
+    return Row(
+        Path(each.run).name,
+        each.privacy.mechanism,
+        each.train.batch,
+        each.privacy.rows_per_unit,
+        each.train.steps,
+        each.train.learning_rate,
+        outcome.guarantee.noise_multiplier,
+        outcome.final["loss"],
+    )
+
+
+def run(data: Path, folder: Path) -> dict[str, Any]:
+    """Train everything, or resume, and compare on held-out users."""
+    console = Console()
+    grid = [trained(config(each, EPSILON, 0, data, folder), console) for each in GRID]
+    found = trained(suggested(data, folder, console), console)
+    return {
+        "suggested": asdict(found),
+        "grid": [asdict(row) for row in grid],
+        "of_the_best": found.perplexity / min(row.perplexity for row in grid),
+        "markdown": _table(found, grid),
+    }
+
+
+def _table(found: Row, grid: Sequence[Row]) -> str:
+    best = min(row.perplexity for row in grid)
+    lines = [
+        "| setting | mechanism | units or rows a step | chunks of each | steps | learning rate | noise multiplier | "
+        "s / n | loss | perplexity | of the grid's best |",
+        "|" + 11 * "---|",
+    ]
+    for row in sorted([found, *grid], key=lambda each: each.loss):
+        cells = [
+            "**suggested**" if row is found else "grid",
+            row.mechanism,
+            f"{row.batch:.4g}",
+            str(row.rows),
+            str(row.steps),
+            f"{row.learning_rate:g}",
+            f"{row.noise_multiplier:.4g}",
+            f"{row.noise_multiplier / row.batch:.3g}",
+            f"{row.loss:.3f}",
+            f"{row.perplexity:.1f}",
+            f"{row.perplexity / best - 1:+.1%}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

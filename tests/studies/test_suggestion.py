@@ -1,0 +1,74 @@
+"""The suggestion study: a grid at one budget, the suggestion beside it, and its table."""
+
+import json
+import lzma
+from math import exp
+from types import SimpleNamespace
+
+import pytest
+
+from confide.console import Console
+from confide.errors import InputError
+from confide.runs import Run
+from confide.studies import corpora, recipe, suggestion
+from confide.studies.suggestion import EPSILON, GRID, ROWS, START
+
+LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data" / corpora.POSTS["20newsgroups"]
+    path.parent.mkdir(parents=True)
+    with lzma.open(path, "wt") as lines:
+        lines.writelines(json.dumps(line) + "\n" for line in LINES)
+    return tmp_path / "data"
+
+
+def test_every_setting_spends_the_same():
+    assert len({(each.batch, each.rows, each.steps, each.learning_rate) for each in GRID}) == 12
+    assert {each.batch * each.rows * each.steps for each in (*GRID, START)} == {ROWS}
+    assert START.learning_rate in {each.learning_rate for each in GRID}
+
+
+def test_the_suggestion_is_that_of_the_planner_in_a_folder_of_its_own(tmp_path, data, monkeypatch):
+    asked = []
+
+    def suggest(config, shape, size, rows, count):
+        asked.append((config.privacy.epsilon, shape.units, rows))
+        return {"ranked": [{"settings": {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}}]}
+
+    monkeypatch.setattr(suggestion, "suggest", suggest)
+    found = suggestion.suggested(data, tmp_path / "work", Console(quiet=True))
+    assert asked == [(EPSILON, 38, ROWS)]  # 5% of 40 senders are held out
+    assert (found.privacy.rows_per_unit, found.train.batch, found.train.steps) == (3, 7.0, 11)
+    assert found.train.learning_rate == START.learning_rate
+    assert found.run == str(tmp_path / "work" / "suggested")
+
+
+def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path, data, monkeypatch):
+    losses = {recipe.config(each, EPSILON, 0, data, tmp_path).run: 5 + i / 10 for i, each in enumerate(GRID)}
+    own = recipe.config(START, EPSILON, 0, data, tmp_path)
+    monkeypatch.setattr(suggestion, "suggested", lambda *_: own)
+    losses[own.run] = 5.05
+
+    def fine_tune(run: Run, console):
+        return SimpleNamespace(
+            finished=True,
+            final={"loss": losses[run.config.run]},
+            guarantee=SimpleNamespace(noise_multiplier=0.64),
+        )
+
+    monkeypatch.setattr(suggestion, "fine_tune", fine_tune)
+    found = suggestion.run(data, tmp_path)
+    assert found["of_the_best"] == pytest.approx(exp(0.05))
+    lines = found["markdown"].splitlines()[2:]
+    assert len(lines) == 13
+    assert lines[0].startswith("| grid |")
+    assert lines[0].endswith("| 5.000 | 148.4 | +0.0% |")
+    assert lines[1] == "| **suggested** | uls | 64 | 2 | 60 | 0.004 | 0.64 | 0.01 | 5.050 | 156.0 | +5.1% |"
+
+
+def test_a_folder_without_the_data_is_refused(tmp_path):
+    with pytest.raises(InputError, match="20newsgroups"):
+        suggestion.run(tmp_path, tmp_path / "work")
