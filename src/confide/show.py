@@ -385,6 +385,8 @@ def audited(found: dict[str, Any]) -> None:
         )
     for game in found.get("games", []):
         print(f"  {game['words']}")
+    if "repeated" in found:
+        print(f"  {found['repeated']['words']}")
     if "exposure" in found:
         exposed = found["exposure"]
         print(f"\nexposure in bits, of {exposed['most']:.2f} at most")
@@ -428,7 +430,7 @@ def audited(found: dict[str, Any]) -> None:
                 [how, number(own[kind]["rows"]), *cells, f"{shares[2]['low']:.1%} to {shares[2]['high']:.1%}"]
             )
         table(["", "rows", "this model", "base model", "difference", "95%"], rows)
-    for name, why in found["left_out"].items():
+    for name, why in found.get("left_out", {}).items():
         print(f"\nleft out: {name}: {why}")
     print("\nWhat is printed here was computed from private rows, and no guarantee covers it.")
 

@@ -6,7 +6,7 @@ doing. Whatever comes out is computed from private rows, and no guarantee covers
 
 import io
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,20 +66,62 @@ def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
     Raises:
         InputError: nothing was trained, or the canaries are not those of the ledger.
     """
-    options = options or Options()
-    found = job.run.last_checkpoint()
-    if found is None:
-        raise InputError(f"{job.run.folder}: nothing was trained here yet")
-    steps, state = found
-    audited = _Audit(job, options, steps)
+    steps, state = _trained(job)
+    audited = _Audit(job, options or Options(), steps)
     before = audited.look()
-    course = job.course()
-    course.restore(state)
-    with course.averaged():
+    with _released(job, state):
         after = audited.look()
         lead = audited.numbers.lead(job.model) if audited.numbers is not None else None
         exposed = audited.exposed() if "exposure" in audited.attacks else None
     return audited.report(before, after, exposed, lead)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the released model tells of the canaries that play the claim's game.
+
+    Attributes:
+        manifest: of all canaries.
+        scores: float64[m], higher where a canary is more likely in, or holds the first of its texts.
+        coins: bool[m], whether it is so.
+    """
+
+    claim: Claim
+    manifest: Manifest
+    scores: np.ndarray
+    coins: np.ndarray
+
+
+def told(job: Job) -> Told:
+    """Play no game, but say what one would be played with. The model of the job is the trained one afterwards.
+
+    Raises:
+        InputError: nothing was trained, there is no game, or the canaries are not those of the ledger.
+    """
+    steps, state = _trained(job)
+    audited = _Audit(job, Options(("claim",)), steps)
+    if "claim" in audited.left_out or audited.manifest is None:
+        raise InputError(f"{job.run.folder}: {audited.left_out['claim']}")
+    before = audited.look()
+    with _released(job, state):
+        after = audited.look()
+    manifest, players = audited.manifest, audited.players
+    scores = _learnt(before, after)[players]
+    return Told(audited.claim, manifest, scores, manifest.coins[players] == 0)
+
+
+def _trained(job: Job) -> tuple[int, dict[str, Any]]:
+    found = job.run.last_checkpoint()
+    if found is None:
+        raise InputError(f"{job.run.folder}: nothing was trained here yet")
+    return found
+
+
+def _released(job: Job, state: dict[str, Any]) -> AbstractContextManager[None]:
+    """The job's model has the weights that were released."""
+    course = job.course()
+    course.restore(state)
+    return course.averaged()
 
 
 def sealed(job: Job) -> Manifest:
@@ -147,6 +189,12 @@ class _Looked:
     canaries: list[np.ndarray]
     sides: list[Columns]
     given_back: extraction.Extraction | None
+
+
+def _learnt(before: _Looked, after: _Looked) -> np.ndarray:
+    """How much likelier each canary's content became; of values: how much more than the other one's. float64[m]."""
+    learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
+    return learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]
 
 
 class _Audit:
@@ -330,12 +378,11 @@ class _Audit:
     def report(
         self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None, lead: bool | None
     ) -> dict[str, Any]:
-        claim = {
-            name: value
-            for name, value in asdict(self.claim).items()
-            if name not in ("curve", "zeroed", "one_row", "game")
+        result: dict[str, Any] = {
+            "verdict": verdict(self.claim, []),
+            "claim": self.claim.to_json(),
+            "steps": self.steps,
         }
-        result: dict[str, Any] = {"verdict": verdict(self.claim, []), "claim": claim, "steps": self.steps}
         if self.claim.curve is not None and self._bounds_membership():
             result["ceiling"] = ceiling(self.claim.curve).to_json()
         if "claim" in self.attacks:
@@ -369,9 +416,7 @@ class _Audit:
     def _played(self, before: _Looked, after: _Looked, lead: bool | None) -> dict[str, Any]:
         job, manifest = self.job, self.manifest
         assert manifest is not None
-        learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
-        # of values: how much more of the one content than of the other
-        released = learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]
+        released = _learnt(before, after)
         alpha = ALPHA / (len(self._views()) + (self.numbers is not None))
         players, guesses = self.players, job.run.config.canaries.guesses
         games = []

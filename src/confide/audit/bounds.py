@@ -117,17 +117,22 @@ def clopper_pearson(tp: int, fn: int, fp: int, tn: int, delta: float, alpha: flo
     Raises:
         InputError: a count is negative, a world has no run, or delta or alpha cannot be.
     """
-    check_alpha(alpha)
     _check_delta(delta)
+    tpr, tnr = rates_from_below(tp, fn, fp, tn, alpha)
+    return max(_log_ratio(tpr - delta, 1 - tnr), _log_ratio(tnr - delta, 1 - tpr))
+
+
+def rates_from_below(tp: int, fn: int, fp: int, tn: int, alpha: float = 0.05) -> tuple[float, float]:
+    """Lower bounds on the true positive and the true negative rate, which both hold with probability 1 - alpha.
+
+    Args and errors as `clopper_pearson`, half of alpha for each.
+    """
+    check_alpha(alpha)
     if min(tp, fn, fp, tn) < 0:
         raise InputError("tp, fn, fp and tn must be counts of at least 0")
     if tp + fn == 0 or fp + tn == 0:
         raise InputError("tp, fn, fp and tn must hold at least one run with the unit and one without")
-    tpr = _rate_from_below(tp, tp + fn, alpha / 2)
-    fnr = 1 - tpr
-    tnr = _rate_from_below(tn, fp + tn, alpha / 2)
-    fpr = 1 - tnr
-    return max(_log_ratio(tpr - delta, fpr), _log_ratio(tnr - delta, fnr))
+    return _rate_from_below(tp, tp + fn, alpha / 2), _rate_from_below(tn, fp + tn, alpha / 2)
 
 
 def _rate_from_below(successes: int, trials: int, alpha: float) -> float:

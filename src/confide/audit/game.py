@@ -47,6 +47,11 @@ class Claim:
     game: Game = "presence"
     zeroed: Curve | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """What is claimed."""
+        kept = ("unit", "adjacency", "epsilon", "delta")
+        return {name: getattr(self, name) for name in kept}
+
     def players(self, manifest: Manifest) -> np.ndarray:
         """The canaries that are one unit each of this claim: int64, their numbers.
 
@@ -115,11 +120,11 @@ class Played:
 
     def in_words(self, claim: Claim) -> str:
         """What was guessed, what it shows, and what it could have shown at most."""
-        told, bound = self._told(), f"epsilon >= {_down(self.bound)} at delta {claim.delta:.3g}"
+        told, bound = self._told(), f"epsilon >= {rounded_down(self.bound)} at delta {claim.delta:.3g}"
         if claim.of_two_texts:
             bound += " for one text against another"
         shown = (
-            f"with {self.confidence:.1%} confidence this shows {bound}, and {_down(self.strongest)} is the most that "
+            f"with {self.confidence:.1%} confidence this shows {bound}, and {rounded_down(self.strongest)} is the most that "
             "it could have shown"
         )
         if claim.curve is None:
@@ -138,7 +143,7 @@ class Played:
         return f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
 
 
-def _down(bound: float) -> str:
+def rounded_down(bound: float) -> str:
     """A lower bound in two decimals, never more than it is."""
     return f"{math.floor(100 * bound) / 100:g}"
 

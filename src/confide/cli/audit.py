@@ -1,18 +1,27 @@
 """`confide audit`: attack a run at the unit that it claims to protect."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.cli.base import Json, RunFolder, app, print_json, verb
+from confide.cli.base import Json, app, print_json, verb
 from confide.errors import CheckFailed, InputError
+
+if TYPE_CHECKING:
+    from confide.audit.attack import Options
 
 
 @app.command()
 @verb
 def audit(
-    run: RunFolder,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="the run folder of a trained config; several: runs of one claim, together"
+        ),
+    ],
     twin: Annotated[bool, typer.Option(help="attack the non-private twin instead")] = False,
     attacks: Annotated[
         str | None,
@@ -23,9 +32,29 @@ def audit(
     secrets: Annotated[int, typer.Option(help="whose exposure is computed, at most", min=1)] = 64,
     as_json: Json = False,
 ) -> None:
-    """Attack a trained run at the unit that it protects."""
+    """Attack a trained run, or the claim of many."""
     from confide import show
     from confide.audit import attack
+
+    chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
+    if unknown := [name for name in chosen if name not in attack.ATTACKS]:
+        raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
+    if len(runs) > 1:
+        if attacks not in (None, "claim"):
+            raise InputError(
+                f"--attacks {attacks}: several runs are attacked together in the claim that they share"
+            )
+        found = _together(runs, twin)
+    else:
+        found = _alone(runs[0], twin, attack.Options(chosen, users, rows, secrets=secrets))
+    print_json(found) if as_json else show.audited(found)
+    if found["verdict"] == "violation":
+        raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")
+
+
+def _alone(folder: Path, twin: bool, options: "Options") -> dict[str, Any]:
+    """All attacks on one run, kept in its folder."""
+    from confide.audit.attack import audit
     from confide.audit.evidence import keep
     from confide.audit.picture import audit_svg
     from confide.cli.base import job_of
@@ -33,20 +62,29 @@ def audit(
     from confide.finetuning import restate
     from confide.runs import Run
 
-    chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
-    if unknown := [name for name in chosen if name not in attack.ATTACKS]:
-        raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
-    found_run = Run.load(run, twin)
-    with found_run.locked():
-        options = attack.Options(chosen, users, rows, secrets=secrets)
-        job = job_of(found_run)
-        found = attack.audit(job, options)
-        write_text(found_run.audit_path, json.dumps(found, indent=2) + "\n")
-        keep(found_run, found)
+    run = Run.load(folder, twin)
+    with run.locked():
+        job = job_of(run)
+        found = audit(job, options)
+        write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
+        keep(run, found)
         restate(job, found["steps"])
         picture = audit_svg(found)
         if picture is not None:
-            write_text(found_run.folder / "audit.svg", picture)
-    print_json(found) if as_json else show.audited(found)
-    if found["verdict"] == "violation":
-        raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")
+            write_text(run.folder / "audit.svg", picture)
+    return found
+
+
+def _together(folders: list[Path], twin: bool) -> dict[str, Any]:
+    """One guess about each of many runs. Nothing is kept: it is about the setting, and no run's own."""
+    from confide.audit.attack import told
+    from confide.audit.repeated import repeated
+    from confide.cli.base import job_of
+    from confide.runs import Run
+
+    found = []
+    for folder in folders:
+        run = Run.load(folder, twin)
+        with run.locked():
+            found.append(told(job_of(run)))
+    return repeated(found)

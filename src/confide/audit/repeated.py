@@ -1,0 +1,162 @@
+"""Many runs of one claim, one canary of each: the classical audit, which needs no theorem about many coins in one run.
+
+Of half of the runs the threshold between "in" and "out" is chosen, of the others the guesses are counted. Runs are
+independent, so true and false positive rates have exact intervals (Clopper and Pearson 1934), and the claim's own curve
+says which pairs of rates cannot be.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from confide.accounting import Curve
+from confide.audit.attack import Told
+from confide.audit.bounds import clopper_pearson, rates_from_below, strongest_clopper_pearson
+from confide.audit.game import ALPHA, Claim, Verdict, rounded_down
+from confide.errors import InputError
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What came of it.
+
+    Attributes:
+        runs: whose guesses are counted; chosen_from: those that the threshold was chosen from.
+        tp, fn, fp, tn: runs with the canary in, or with the first of its texts, that were answered so or not, and runs
+            without.
+        refutes, could_refute: whether these counts refute the claim's curve, and whether all guesses being right would.
+        bound: a lower bound on epsilon at the claim's delta, of one text against another where the game is of values;
+            strongest: the same, had every guess been right.
+        confidence: of all that is said.
+    """
+
+    runs: int
+    chosen_from: int
+    tp: int
+    fn: int
+    fp: int
+    tn: int
+    refutes: bool
+    could_refute: bool
+    bound: float
+    strongest: float
+    confidence: float
+
+    def verdict(self, claim: Claim) -> Verdict:
+        if claim.curve is None:
+            return "nothing claimed"
+        if self.refutes:
+            return "violation"
+        return "consistent" if self.could_refute else "underpowered"
+
+    def in_words(self, claim: Claim) -> str:
+        words = (
+            f"with a threshold from {self.chosen_from} runs, {self.tp} of {self.tp + self.fn} runs with the canary and "
+            f"{self.fp} of {self.fp + self.tn} without it were taken to have it; with {self.confidence:.1%} confidence "
+            f"this shows epsilon >= {rounded_down(self.bound)} at delta {claim.delta:.3g}"
+        )
+        if claim.of_two_texts:
+            words += " for one text against another"
+        return f"{words}, and {rounded_down(self.strongest)} is the most that so many runs could have shown"
+
+
+def repeated(told: Iterable[Told]) -> dict[str, Any]:
+    """The verdict on a claim, of many runs that make it.
+
+    Formal guarantee: if the claim holds, the verdict is "violation" with probability at most 5%, for runs with keys of
+    their own that were all given, whatever came of them.
+
+    Args:
+        told: of each run, in any order; the first canary that is one unit of the claim is the run's one coin.
+
+    Returns:
+        `verdict`, `claim`, `game`, and `repeated`, the fields of `Repeated` with its `words`.
+
+    Raises:
+        InputError: the runs make different claims or share their coins, or are too few.
+    """
+    runs = sorted(told, key=lambda each: each.manifest.commitment)  # an order that nobody can choose
+    for each in runs[1:]:
+        _check_alike(runs[0], each)
+    if len({each.manifest.seed for each in runs}) < len(runs):
+        raise InputError("two of these runs have the same coins: each needs a run key of its own")
+    claim = runs[0].claim
+    scores = np.array([each.scores[0] for each in runs])
+    coins = np.array([each.coins[0] for each in runs])
+    found = count(claim, scores, coins)
+    return {
+        "verdict": found.verdict(claim),
+        "claim": claim.to_json(),
+        "game": claim.game,
+        "repeated": asdict(found) | {"words": found.in_words(claim)},
+    }
+
+
+def _check_alike(first: Told, other: Told) -> None:
+    ours, theirs = (_claimed(each.claim) for each in (first, other))
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise InputError(
+                f"these runs do not make one claim, their {name} differs: give runs of one config, each with a run "
+                "folder of its own"
+            )
+
+
+def _claimed(claim: Claim) -> dict[str, Any]:
+    curve = None if claim.curve is None else claim.curve.points()
+    return claim.to_json() | {"game": claim.game, "curve": curve}
+
+
+def count(claim: Claim, scores: np.ndarray, coins: np.ndarray) -> Repeated:
+    """A threshold from the first half of the runs, answers about the others. scores: float64[n]; coins: bool[n].
+
+    Raises:
+        InputError: the second half has no run of one kind.
+    """
+    half = len(scores) // 2
+    where = threshold(scores[:half], coins[:half])
+    said, coins = scores[half:] > where, coins[half:]
+    tp, fp = int(np.sum(said & coins)), int(np.sum(said & ~coins))
+    inside = int(np.sum(coins))
+    outside = len(coins) - inside
+    if min(inside, outside) == 0:
+        raise InputError(
+            f"{len(scores)} runs: of those whose guesses count none has the canary, or all have it; train more"
+        )
+    fn, tn = inside - tp, outside - fp
+    return Repeated(
+        runs=len(coins),
+        chosen_from=half,
+        tp=tp,
+        fn=fn,
+        fp=fp,
+        tn=tn,
+        refutes=refutes(claim.played, tp, fn, fp, tn),
+        could_refute=refutes(claim.played, inside, 0, 0, outside),
+        bound=clopper_pearson(tp, fn, fp, tn, claim.delta, ALPHA),
+        strongest=strongest_clopper_pearson(inside, outside, claim.delta, ALPHA),
+        confidence=1 - ALPHA,
+    )
+
+
+def threshold(scores: np.ndarray, coins: np.ndarray) -> float:
+    """Above which most of these scores belong to canaries that are in: the middle of the widest best gap."""
+    values = np.unique(scores)
+    if len(values) < 2:
+        return float(values[0]) if len(values) else 0.0
+    between = (values[1:] + values[:-1]) / 2
+    right = [int(np.sum((scores > where) == coins)) for where in between]
+    best = np.flatnonzero(np.array(right) == max(right))
+    return float(between[best[np.argmax(np.diff(values)[best])]])
+
+
+def refutes(curve: Curve | None, tp: int, fn: int, fp: int, tn: int) -> bool:
+    """Whether no test under this curve has such rates, but with a probability of 5% at most."""
+    if curve is None:
+        return False
+    tpr, tnr = rates_from_below(tp, fn, fp, tn, ALPHA)
+    return bool(
+        tpr > float(curve.true_positive_rate(1 - tnr)) or tnr > float(curve.true_positive_rate(1 - tpr))
+    )

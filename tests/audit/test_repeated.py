@@ -1,0 +1,138 @@
+"""Many runs of one claim: a threshold from half of them, exact rates from the others."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from confide.accounting import MixtureOfGaussians
+from confide.audit import repeated
+from confide.audit.attack import Told
+from confide.audit.bounds import clopper_pearson
+from confide.audit.canaries import Canary, Manifest
+from confide.audit.game import Claim
+from confide.config import check
+from confide.console import Console
+from confide.errors import InputError
+from confide.finetuning import fine_tune
+from confide.runs import Run
+from tests.audit.test_canaries import planted
+from tests.command import confide
+
+MU, DELTA = 1.0, 1e-5
+CURVE = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / MU)
+CLAIM = Claim("a row", "zero-out", CURVE.epsilon(DELTA), DELTA, CURVE, one_row=True)
+NOTHING = Claim("a row", "zero-out", math.inf, DELTA, None, one_row=True)
+
+
+def world(runs: int, apart: float, generator) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of Gaussian worlds `apart` standard deviations from each other, and fair coins."""
+    coins = generator.random(runs) < 0.5
+    return generator.normal(size=runs) + apart * coins, coins
+
+
+def test_the_best_guesser_of_the_claimed_curve_is_no_violation():
+    generator = np.random.default_rng(0)
+    trials = 2000
+    alarms = sum(repeated.count(CLAIM, *world(60, MU, generator)).refutes for _ in range(trials))
+    shown = [repeated.count(CLAIM, *world(60, MU, generator)).bound > CLAIM.epsilon for _ in range(trials)]
+    allowed = 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
+    assert alarms / trials <= allowed
+    assert np.mean(shown) <= allowed
+
+
+def test_worlds_further_apart_are_a_violation():
+    """The curve refutes where a bound on epsilon at its delta would not."""
+    generator = np.random.default_rng(0)
+    found = [repeated.count(CLAIM, *world(200, 4.0, generator)) for _ in range(100)]
+    assert np.mean([each.verdict(CLAIM) == "violation" for each in found]) > 0.8
+    assert all(each.could_refute for each in found)
+    assert max(each.bound for each in found) < CLAIM.epsilon
+
+
+def test_few_runs_are_underpowered_whatever_came_of_them():
+    scores, coins = np.arange(8.0), np.arange(8) % 2 == 1
+    scores = scores + 100 * coins
+    found = repeated.count(CLAIM, scores, coins)
+    assert (found.tp, found.fn, found.fp, found.tn) == (2, 0, 0, 2)
+    assert found.verdict(CLAIM) == "underpowered"
+    assert found.bound == found.strongest == clopper_pearson(2, 0, 0, 2, DELTA)
+    assert found.verdict(NOTHING) == "nothing claimed"
+
+
+def test_the_threshold_comes_from_the_first_half_alone():
+    coins = np.array([True, False] * 4)
+    scores = np.where(coins, 1.0, 0.0)
+    scores[4:] += 10  # all above it
+    found = repeated.count(CLAIM, scores, coins)
+    assert (found.tp, found.fn, found.fp, found.tn) == (2, 0, 2, 0)
+    assert (found.runs, found.chosen_from) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "coins", "expected"),
+    [
+        ([0.0, 1.0, 5.0, 6.0], [False, False, True, True], 3.0),
+        (
+            [0.0, 1.0, 5.0, 6.0],
+            [False, True, False, True],
+            0.5,
+        ),  # of two gaps as good, the first of the widest
+        ([2.0, 2.0], [True, False], 2.0),
+        ([], [], 0.0),
+    ],
+)
+def test_the_threshold_lies_in_the_middle_of_the_best_gap(scores, coins, expected):
+    assert repeated.threshold(np.array(scores), np.array(coins, bool)) == expected
+
+
+def told(seed: str, claim: Claim = CLAIM, coin: bool = True) -> Told:
+    manifest = Manifest(seed, "presence", "digits", "{}", (Canary("c", ("1",), int(not coin), 1),))
+    return Told(claim, manifest, np.array([1.0]), np.array([coin]))
+
+
+def test_runs_of_two_claims_or_with_the_same_coins_are_refused():
+    runs = [told(f"{i}", coin=i % 2 == 0) for i in range(40)]
+    assert repeated.repeated(runs)["repeated"]["runs"] == 20
+    other = MixtureOfGaussians.bernoulli(1.0, 2).curve(1 / MU)
+    for claim, name in (
+        (Claim("a user", "zero-out", CLAIM.epsilon, DELTA, CURVE, one_row=True), "unit"),
+        (Claim("a row", "zero-out", CLAIM.epsilon, DELTA, other, one_row=True), "curve"),
+    ):
+        with pytest.raises(InputError, match=f"their {name} differs"):
+            repeated.repeated([*runs, told("x", claim)])
+    with pytest.raises(InputError, match="same coins"):
+        repeated.repeated([*runs, told("7")])
+    with pytest.raises(InputError, match="none has the canary, or all have it"):
+        repeated.repeated([told(f"{i}") for i in range(6)])
+
+
+def test_the_order_of_the_runs_changes_nothing():
+    generator = np.random.default_rng(1)
+    runs = [
+        Told(CLAIM, told(f"{i}").manifest, generator.normal(size=1), generator.random(1) < 0.5)
+        for i in range(40)
+    ]
+    assert repeated.repeated(runs) == repeated.repeated(runs[::-1])
+
+
+def test_the_command_attacks_many_runs_together(tmp_path):
+    """Of four runs two guesses count: not even right ones refute."""
+    folders = []
+    for number in range(4):
+        raw = planted(tmp_path / f"{number}", count=1).model_dump(mode="json")
+        raw["privacy"]["published_key"] = f"run {number}"
+        raw["train"] |= {"steps": 2}
+        config = check(raw)
+        fine_tune(Run(config), Console(quiet=True))
+        folders.append(config.run)
+    said = confide("audit", *folders, "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert found["verdict"] == "underpowered"
+    assert found["repeated"]["runs"] == found["repeated"]["chosen_from"] == 2
+    assert found["repeated"]["words"] in confide("audit", *folders).out
+    refused = confide("audit", *folders, "--attacks", "users")
+    assert refused.code == 2
+    assert "attacked together in the claim" in refused.err
