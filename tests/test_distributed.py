@@ -52,7 +52,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     }
     assert not far
     assert memory["weights"] < TOLERANCE
-    assert len(found) == 2 * (7 * 2 + 2) + 2
+    assert len(found) == 2 * (7 * 2 + 2 + 1) + 2
 
 
 def train(path: Path, *changes: str) -> list[str]:

@@ -67,8 +67,10 @@ def task_of(model: torch.nn.Module) -> Task:
     return Task(kind, 0, 1, small.VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
 
 
-def steps(model, draws: list[Draw], clip: float | None, micro_tokens: int, ranks: Ranks) -> tuple[Step, list]:
-    combine = Combine(clip, 0.5 if clip else 0.0, 0.25)
+def steps(
+    model, draws: list[Draw], clip: float | None, micro_tokens: int, ranks: Ranks, bands: int = 1
+) -> tuple[Step, list]:
+    combine = Combine(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
     step = Step(
@@ -96,24 +98,26 @@ DRAWS = [drawn(sizes, seed) for seed, sizes in enumerate(SIZES)] + [NOTHING]
 
 
 @cache  # both kinds of ranks are compared with it
-def alone(family: str, adapter: str, clip: float | None, micro_tokens: int) -> tuple[torch.Tensor, list]:
+def alone(
+    family: str, adapter: str, clip: float | None, micro_tokens: int, bands: int
+) -> tuple[torch.Tensor, list]:
     """How far a few steps of one process move the weights, and their reports."""
     model = model_of(family, adapter)
     start = moved(model)
-    _, reports = steps(model, DRAWS, clip, micro_tokens, Ranks())
+    _, reports = steps(model, DRAWS, clip, micro_tokens, Ranks(), bands)
     return moved(model) - start, reports
 
 
 def trained(
-    kind: str, family: str, adapter: str, clip: float | None, micro_tokens: int, ranks: Ranks
+    kind: str, family: str, adapter: str, clip: float | None, micro_tokens: int, ranks: Ranks, bands: int
 ) -> dict:
     """How far a few steps of two ranks move the weights apart from those of one process."""
-    expected, reports = alone(family, adapter, clip, micro_tokens)
+    expected, reports = alone(family, adapter, clip, micro_tokens, bands)
     together = model_of(family, adapter)
     start = moved(together)
     if kind == "fsdp":
         shard(together, ranks)
-    _, found = steps(together, DRAWS, clip, micro_tokens, ranks)
+    _, found = steps(together, DRAWS, clip, micro_tokens, ranks, bands)
     gaps = [
         abs((a.loss or 0) - (b.loss or 0)) + abs((a.clipped or 0) - (b.clipped or 0))
         for a, b in zip(reports, found, strict=True)
@@ -219,7 +223,9 @@ def main(out: Path) -> None:
                 )  # what sums without clipping is one for all
                 for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), *plain):
                     name = f"{kind} {family} {adapter} clip {clip} tokens {micro_tokens}"
-                    found[name] = trained(kind, family, adapter, clip, micro_tokens, ranks)
+                    found[name] = trained(kind, family, adapter, clip, micro_tokens, ranks, bands=1)
+            correlated = f"{kind} with noise correlated over 3 steps"
+            found[correlated] = trained(kind, "gpt2", "full", 0.5, WIDE, ranks, bands=3)
         found["resumed"] = resumed(ranks)
         found["evaluated"] = evaluated(out.parent / "graph", ranks)
         found["memory"] = memory(ranks)

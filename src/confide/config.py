@@ -373,6 +373,8 @@ def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
     if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
+    if privacy.bands > 1:
+        yield "canaries.white_box", "takes the noise of steps to be independent (privacy.bands: 1)"
     if privacy.sampling != "poisson":
         yield "canaries.white_box", "who else was drawn may be known under sampling: poisson alone"
 

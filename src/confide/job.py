@@ -268,7 +268,11 @@ def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, co
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens
     states = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0)
-    later = 4 * states * sum(part(p).numel() for p in models.trainable(model).values())
+    later = (
+        4
+        * (states + config.privacy.bands - 1)
+        * sum(part(p).numel() for p in models.trainable(model).values())
+    )
     found = fit(model, task, config.data.max_length, ranks, later)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found

@@ -64,17 +64,25 @@ class Halt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a step draws from n things: `kind`, the probability of each, and the cap of a truncated draw."""
+    """How a step draws from n things: `kind`, the probability of each, and the cap of a truncated draw.
+
+    With `bands` above 1 the things are dealt into so many groups, whose turns come one after the other; a thing whose
+    turn it is has `bands` times the probability.
+    """
 
     kind: str
     rate: float
     cap: int | None = None
+    bands: int = 1
 
     def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
         """Indices drawn at `step` (counted from 0), ascending: int64[m], m may be 0."""
         if self.kind == "shuffle":
             return np.sort(self._shuffled(n, key, phase, step))
-        drawn = np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rate)
+        drawn = np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rate * self.bands)
+        if self.bands > 1:
+            group = key.stream(phase, "groups").permutation(n) % self.bands
+            drawn = drawn[group[drawn] == step % self.bands]
         if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:
             order = key.stream(phase, "truncate", step).permutation(len(drawn))
             drawn = np.sort(drawn[order[: self.cap]])

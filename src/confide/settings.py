@@ -104,6 +104,11 @@ class Privacy(Section):
     sampling: Literal["poisson", "truncated", "shuffle"] = Field(
         "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
     )
+    bands: Count = Field(
+        1,
+        description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation); each unit "
+        "may then take part in every bands-th step alone. 1: independent noise",
+    )
     accountant: Literal["blow-up", "kl"] = Field(
         "blow-up",
         description="secret: how noise follows from priors and posteriors; kl is paper 002's, and looser",

@@ -15,13 +15,14 @@ from torch import nn
 
 from confide import models
 from confide.clipping import ClippedSum, OutOfMemory, ran_out
+from confide.correlation import Correlated
 from confide.errors import InputError
 from confide.mechanisms.base import Combine, Sampler
 from confide.noise import FastStream, Normal, RunKey, add_noise
 from confide.packing import IDLE, Pack, share
 from confide.ranks import Ranks
 from confide.sampling import Draw, Halt
-from confide.sharding import first_index, is_sharded, like, part_of, whole
+from confide.sharding import first_index, is_sharded, like, part, part_of, whole
 from confide.tasks import Batch, Task
 
 Vectors = dict[str, torch.Tensor]
@@ -112,7 +113,8 @@ class Step:
     empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
     the same, each clips its share of the units, and the noise of an element of the one sum is the same value
     wherever it is added: the noise is that of one process, not of one for each rank (`fast` noise of a model that
-    is split: independent values, but others than one process draws).
+    is split: independent values, but others than one process draws). Where `combine.bands` is above 1, N is
+    `correlation.Correlated`, times the sensitivity of its matrix.
 
     Args:
         model: what trains; parameters that require grad move.
@@ -153,6 +155,7 @@ class Step:
         self.optimizer = optimisation.build(list(self.parameters.values()))
         self.losses = _Losses(task)
         self.clipped = ClippedSum(model, self.losses, combine.clip_norm, self.ranks)
+        self.correlated = Correlated(combine.bands, self._independent) if combine.bands > 1 else None
 
     def __call__(self, step: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
         """Take `step`, counted from 0. `before_update` is told the draw when the noised gradient is ready and unused.
@@ -279,11 +282,24 @@ class Step:
             for vector in total.values():
                 vector.mul_(self.combine.scale)
             return
-        vectors = [
+        if self.correlated is not None:
+            for name, noise in self.correlated.at(step).items():
+                total[name].add_(noise, alpha=noise_scale).mul_(self.combine.scale)
+            return
+        add_noise(self._with_sources(total, step), noise_scale, self.combine.scale)
+
+    def _independent(self, step: int) -> Vectors:
+        """The standard normal values of a step, as many as there are of this rank's weights."""
+        values = {name: torch.zeros_like(part(p), dtype=torch.float32) for name, p in self.parameters.items()}
+        add_noise(self._with_sources(values, step), 1.0)
+        return values
+
+    def _with_sources(self, vectors: Vectors, step: int) -> list[tuple[torch.Tensor, Normal, int]]:
+        """What `add_noise` takes."""
+        return [
             (vector, self._source(step, name), first_index(self.parameters[name]))
-            for name, vector in total.items()
+            for name, vector in vectors.items()
         ]
-        add_noise(vectors, noise_scale, self.combine.scale)
 
     def _source(self, step: int, name: str) -> Normal:
         stream = self.key.stream(self.phase, "noise", step, name)

@@ -14,6 +14,7 @@ from scipy.stats import chi2
 
 from confide import models
 from confide.clipping import ClippedSum
+from confide.correlation import coefficients, sensitivity
 from confide.errors import InputError
 from confide.filtered import FilteredStep
 from confide.job import Job
@@ -285,7 +286,7 @@ def _stated_noise(job: Job) -> float:
     if job.mechanism.filters:
         assert privacy.tau is not None
         return s * privacy.tau / job.setting.terms.units
-    return s * privacy.clip_norm * _scale(job) if _private(job) else 0.0
+    return s * privacy.clip_norm * sensitivity(privacy.bands) * _scale(job) if _private(job) else 0.0
 
 
 def _scale(job: Job) -> float:
@@ -324,7 +325,8 @@ def _filtered(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Chec
 
 
 def _noise(job: Job, draw: Draw) -> Check:
-    """What steps add to the sum has the stated standard deviation, in each parameter, anew each time."""
+    """What steps add to the sum has the stated standard deviation, in each parameter, anew each time; of noise that is
+    correlated over steps what its matrix makes of it has."""
     name = "noise of the stated size"
     stated = _stated_noise(job)
     if stated == 0:
@@ -334,11 +336,15 @@ def _noise(job: Job, draw: Draw) -> Check:
     squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
     first: dict[str, torch.Tensor] = {}
     repeats: list[str] = []
+    matrix = coefficients(job.run.config.privacy.bands)
+    said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
     steps = 0
     while steps < 2 or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
         # The first step holds rows, the others none: noise goes into both.
         for key, values in _take_and_undo(job, [draw], _combine(job), steps).items():
             noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
+            said[key] = [noise, *said[key][: len(matrix) - 1]]
+            noise = sum((c * own for c, own in zip(matrix, said[key], strict=False)), torch.zeros_like(noise))
             squares[key] += float((noise**2).sum())
             counts[key] += noise.numel()
             start = noise.flatten()[:KEPT]

@@ -11,7 +11,7 @@ from confide.console import Console
 from confide.errors import InputError
 from confide.runs import Run
 from confide.studies import corpora, recipe, suggestion
-from confide.studies.suggestion import EPSILON, GRID, ROWS, START
+from confide.studies.suggestion import EPSILON, FASTER, GRID, ROWS, START
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 
@@ -27,7 +27,7 @@ def data(tmp_path):
 
 def test_every_setting_spends_the_same():
     assert len({(each.batch, each.rows, each.steps, each.learning_rate) for each in GRID}) == 12
-    assert {each.batch * each.rows * each.steps for each in (*GRID, START)} == {ROWS}
+    assert {each.batch * each.rows * each.steps for each in (*GRID, START, FASTER)} == {ROWS}
     assert START.learning_rate in {each.learning_rate for each in GRID}
 
 
@@ -53,6 +53,8 @@ def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path
     own = recipe.config(START, EPSILON, 0, data, tmp_path)
     monkeypatch.setattr(suggestion, "suggested", lambda *_: own)
     losses[own.run] = 5.05
+    plain, correlated = suggestion.faster(data, tmp_path)
+    losses |= {plain.run: 7.0, correlated.run: 4.9}
 
     def fine_tune(run: Run, console):
         return SimpleNamespace(
@@ -65,10 +67,17 @@ def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path
     found = suggestion.run(data, tmp_path)
     assert found["of_the_best"] == pytest.approx(exp(0.05))
     lines = found["markdown"].splitlines()[2:]
-    assert len(lines) == 13
-    assert lines[0].startswith("| grid |")
-    assert lines[0].endswith("| 5.000 | 148.4 | +0.0% |")
-    assert lines[1] == "| **suggested** | uls | 64 | 2 | 60 | 0.004 | 0.64 | 0.01 | 5.050 | 156.0 | +5.1% |"
+    assert len(lines) == 15
+    assert lines[0] == (
+        "| beside | uls | 240 | 1 | 32 | 0.006 | correlated over 32 steps | 0.64 | 4.900 | 134.3 | -9.5% |"
+    )
+    assert lines[1].startswith("| grid |")
+    assert lines[1].endswith("| 5.000 | 148.4 | +0.0% |")
+    assert (
+        lines[2]
+        == "| **suggested** | uls | 64 | 2 | 60 | 0.004 | independent | 0.64 | 5.050 | 156.0 | +5.1% |"
+    )
+    assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006 | independent |")
 
 
 def test_a_folder_without_the_data_is_refused(tmp_path):

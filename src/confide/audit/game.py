@@ -124,8 +124,8 @@ class Played:
         if claim.of_two_texts:
             bound += " for one text against another"
         shown = (
-            f"with {self.confidence:.1%} confidence this shows {bound}, and {rounded_down(self.strongest)} is the most that "
-            "it could have shown"
+            f"with {self.confidence:.1%} confidence this shows {bound}, and {rounded_down(self.strongest)} is the most "
+            "that it could have shown"
         )
         if claim.curve is None:
             return f"{told}; {shown}"

@@ -62,6 +62,7 @@ class AdaptiveNoise(DPSGD):
     settled: float | None = None  # the noise multiplier, of the mechanism of a stage
 
     name: ClassVar[str] = "adaptive"
+    correlates: ClassVar[bool] = False
 
     @property
     def is_private(self) -> bool:

@@ -12,13 +12,14 @@ Sampler, clip, noise and accountant come from the same value, so they cannot dis
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from confide.accounting import Process, delta_default, least_noise, replaced
+from confide.correlation import sensitivity
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.sampling import Draw, Halt, OwnRates, Sampling
@@ -56,11 +57,14 @@ class Combine:
     clip_norm: float | None
     noise_multiplier: float
     scale: float
+    bands: int = field(default=1, kw_only=True)  # steps over which the noise is correlated
 
     @property
     def noise_scale(self) -> float:
-        """Standard deviation of the noise on the sum."""
-        return self.noise_multiplier * self.clip_norm if self.clip_norm is not None else 0.0
+        """Standard deviation of the noise on the sum; where it is correlated, before what earlier steps take away."""
+        if self.clip_norm is None:
+            return 0.0
+        return self.noise_multiplier * self.clip_norm * sensitivity(self.bands)
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class Mechanism(ABC):
     sampling_rate: float | None = None
     divisor: float | None = None
     row_length: int = 128
+    bands: int = 1
 
     name: ClassVar[str]
     notion: ClassVar[str]
@@ -146,6 +151,7 @@ class Mechanism(ABC):
     # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
     # ("value"), or that there is no such game yet (None).
     game: ClassVar[Game | None] = "presence"
+    correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
     filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each
     sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
     # What a plan's noise per gradient is.
@@ -186,8 +192,8 @@ class Mechanism(ABC):
     # combine ---------------------------------------------------------------------------------------
     def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
         """Divide the *noised* sum; with `normalised`, by clip_norm as well (De et al. 2022)."""
-        scale = 1 / terms.divisor
-        return Combine(self.clip_norm, noise_multiplier, scale / self.clip_norm if self.normalised else scale)
+        scale = 1 / terms.divisor / (self.clip_norm if self.normalised else 1)
+        return Combine(self.clip_norm, noise_multiplier, scale, bands=self.bands)
 
     # account ---------------------------------------------------------------------------------------
     @abstractmethod
@@ -324,6 +330,29 @@ class Mechanism(ABC):
             yield "train.max_batch", f"{train.max_batch} is below the expected batch {train.batch:g}"
         if privacy.adjacency == "add-or-remove":
             yield from _literal_faults(config)
+        if privacy.bands > 1:
+            yield from cls._correlation_faults(config)
+
+    @classmethod
+    def _correlation_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        privacy, bands = config.privacy, config.privacy.bands
+        if not cls.correlates:
+            yield (
+                "privacy.bands",
+                f"noise is correlated over steps under uls and dp-sgd, not under {cls.name}",
+            )
+        if privacy.sampling != "poisson":
+            yield (
+                "privacy.sampling",
+                "noise that is correlated over steps (privacy.bands) needs sampling: poisson",
+            )
+        if privacy.adjacency == "add-or-remove":
+            yield "privacy.bands", "an add-or-remove claim allows no groups, which move when a unit is added"
+        if bands > config.train.steps:
+            yield (
+                "privacy.bands",
+                f"{bands} are more than the {config.train.steps} steps; take at most as many",
+            )
 
     @classmethod
     def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
@@ -346,6 +375,15 @@ class Mechanism(ABC):
             )
         return rate
 
+    def _sampling(self, rate: float) -> Sampling:
+        """How a step draws, each thing with this probability in the mean over steps."""
+        if self.bands * rate > 1:
+            raise InputError(
+                f"privacy.bands: with {self.bands} groups in turn each step wants more than its whole group; take at "
+                f"most {math.floor(1 / rate)}"
+            )
+        return Sampling(self.sampling, rate, self.max_batch, self.bands)
+
     def _process(self, process: Process) -> Process:
         return replaced(process) if self.adjacency == "replace-one" else process
 
@@ -362,9 +400,14 @@ class Mechanism(ABC):
             "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
             self.lengths,
         )
+        turns = (
+            f"which of {self.bands} groups each is in, of which one after the other is drawn from, with {self.bands} "
+            "times that probability; noise correlated over as many steps",
+        )
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
             sampled,
+            *(turns if self.bands > 1 else ()),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",

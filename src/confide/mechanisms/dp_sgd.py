@@ -10,7 +10,6 @@ from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
-from confide.sampling import Sampling
 from confide.shape import Shape
 from confide.units import UnitGraph
 
@@ -29,6 +28,7 @@ class DPSGD(Mechanism):
     name: ClassVar[str] = "dp-sgd"
     notion: ClassVar[str] = "(epsilon, delta)-DP"
     draws: ClassVar[str] = "rows"
+    correlates: ClassVar[bool] = True
     grouped: ClassVar[bool] = False
 
     @property
@@ -44,7 +44,7 @@ class DPSGD(Mechanism):
         steps = self.steps if steps is None else steps
         rate = self._rate(shape.rows, "rows")
         divisor = self.divisor or rate * shape.rows
-        sampling = Sampling(self.sampling, rate, self.max_batch)
+        sampling = self._sampling(rate)
         zeroed = example_level(shape.rows, sampling, steps)
         return Terms(
             rows=shape.rows,

@@ -1,5 +1,6 @@
 """Group Privacy: example-level DP turned into user-level DP as a black box (000 Algorithm 1)."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +30,14 @@ class GroupPrivacy(CappedRows):
 
 
 def example_level(rows: int, sampling: Sampling, steps: int) -> Process:
-    """The process of a unit that has one row."""
+    """The process of a unit that has one row.
+
+    Formal guarantee, with `bands` above 1: Choquette-Choo et al. 2023, Theorem 4. A unit's group has its turn in
+    ceil(T / bands) of T steps at most. A column of C ends before the next turn's begins, so each turn is a release of
+    its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in which the unit moves C X by |v| clip norms.
+    """
+    if sampling.bands > 1:
+        return MixtureOfGaussians.bernoulli(sampling.bands * sampling.rate, math.ceil(steps / sampling.bands))
     if sampling.kind == "truncated" and sampling.cap is not None:
         return TruncatedPoisson(rows, sampling.rate, sampling.cap, steps)
     return MixtureOfGaussians.bernoulli(sampling.rate, steps)

@@ -27,6 +27,7 @@ class SensitiveText(DPSGD):
     notion: ClassVar[str] = "selective DP"
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
+    correlates: ClassVar[bool] = False
     game: ClassVar[Game | None] = "value"
 
     @property
@@ -116,6 +117,7 @@ class Ordinary(DPSGD):
     """Ordinary steps on rows in which nothing is sensitive. It protects nothing, and has nothing to protect."""
 
     name: ClassVar[str] = "ordinary"
+    correlates: ClassVar[bool] = False
     notion: ClassVar[str] = "none"
 
     def _rate(self, population: int, what: str) -> float:

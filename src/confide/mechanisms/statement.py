@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from confide.accounting import Curve, compose
 from confide.claims import PRIORS, Guarantee
+from confide.correlation import sensitivity
 from confide.mechanisms.base import Mechanism, Terms
 from confide.mechanisms.tuned import UNTUNED, Tuning
 from confide.shape import Shape
@@ -44,8 +45,9 @@ class Setting:
         return terms.process.curve(self.noise_multiplier)
 
     def noise_per_gradient(self) -> float:
-        """Standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm."""
-        return self.noise_multiplier / self.terms.divisor
+        """Standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm; where it is
+        correlated over steps, of the first one."""
+        return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.terms.divisor
 
 
 def settle(

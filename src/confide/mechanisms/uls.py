@@ -73,6 +73,7 @@ class UserLevelSampling(Mechanism):
     name: ClassVar[str] = "uls"
     notion: ClassVar[str] = "user-level DP"
     draws: ClassVar[str] = "units"
+    correlates: ClassVar[bool] = True
     chunked: bool = True
 
     @property
@@ -114,7 +115,7 @@ class UserLevelSampling(Mechanism):
         k = self.cap(shape)
         rate = self._rate(shape.units, "units")
         divisor = self.divisor or rate * shape.units
-        sampling = Sampling(self.sampling, rate, self.max_batch)
+        sampling = self._sampling(rate)
         zeroed = example_level(shape.units, sampling, steps)
         # Chunks overlap rows, so a unit with fewer rows than k still gives up to k chunks.
         drawn = np.minimum(shape.rows_per_unit, k).mean() if self.rule != "random-chunk" else k
