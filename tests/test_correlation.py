@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.linalg import toeplitz
 
-from confide import mechanisms, verify
+from confide import mechanisms, planning, verify
 from confide.accounting import MixtureOfGaussians
 from confide.config import check
 from confide.console import Console
@@ -175,6 +175,12 @@ def test_the_same_guarantee_leaves_less_noise_in_the_weights(shape):
         return setting.noise_multiplier * sensitivity(bands) * np.linalg.norm(inverse.sum(axis=0))
 
     assert last(8) < 0.7 * last(1)
+
+
+def test_a_plan_shows_rivals_with_independent_noise(shape):
+    settings = mechanism_config("uls", bands=6)
+    assert planning.rival("uls", mechanisms.build(settings), settings).bands == 6
+    assert planning.rival("els", mechanisms.build(settings), settings).bands == 1
 
 
 # what is refused -----------------------------------------------------------------------------------

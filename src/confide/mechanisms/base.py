@@ -312,6 +312,7 @@ class Mechanism(ABC):
         }
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
+        known["bands"] = config.privacy.bands if cls.correlates else 1  # a rival, beside a mechanism that does
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in known.items() if name in names})
 
