@@ -11,7 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from known_faults import FAULTS, Fault
+from fault import Fault
+from known_faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 

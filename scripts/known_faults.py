@@ -1,19 +1,7 @@
 """Faults that broke other libraries, or would break this one: where each goes in, and the tests that must notice."""
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fault:
-    """`old` becomes `new` in `file`; `tests` must then fail."""
-
-    number: str
-    what: str
-    file: str
-    old: str
-    new: str
-    tests: str
-
+from audit_faults import AUDIT
+from fault import Fault
 
 FAULTS = [
     Fault(
@@ -434,46 +422,6 @@ FAULTS = [
         "tests/test_tuning.py",
     ),
     Fault(
-        "audit",
-        "one guess at several numbers counts as one at one",
-        "audit/game.py",
-        "ceiling_p_value(n, 1, ceiling",
-        "ceiling_p_value(1, 1, ceiling",
-        "tests/audit/test_game.py::test_each_number_that_one_guess_may_hit_counts",
-    ),
-    Fault(
-        "audit",
-        "a number that ties with another counts as first",
-        "audit/exposure.py",
-        "return not bool((found.totals >= floor).any())",
-        "return not bool((found.totals > floor + 2 * _slack(model)).any())",
-        "tests/audit/test_exposure.py",
-    ),
-    Fault(
-        "audit",
-        "two texts are held against the curve of a text and none",
-        "audit/game.py",
-        "return between(self.curve)",
-        "return self.curve",
-        "tests/audit/test_secret_game.py",
-    ),
-    Fault(
-        "audit",
-        "what noised sums show goes into the guarantee",
-        "audit/evidence.py",
-        'if game["view"] != "steps"',
-        "if True",
-        "tests/audit/test_attack.py",
-    ),
-    Fault(
-        "audit",
-        "coins need not be those that were sealed before training",
-        "audit/attack.py",
-        ".encode() not in first",
-        ".encode() in b''",
-        "tests/audit/test_attack.py",
-    ),
-    Fault(
         "correlation",
         "correlated noise is not scaled by its matrix's largest column",
         "mechanisms/base.py",
@@ -493,8 +441,25 @@ FAULTS = [
         "correlation",
         "a run that goes on forgets the noise before",
         "correlation.py",
-        "self._next = 0",
-        "self._next = 3",
+        "if step < self._next:",
+        "if not self._said:\n            self._next = step\n        if step < self._next:",
         "tests/test_correlation.py",
     ),
+    Fault(
+        "correlation",
+        "a group's last turn is not counted",
+        "mechanisms/group.py",
+        "math.ceil(steps / sampling.bands)",
+        "max(1, steps // sampling.bands)",
+        "tests/test_correlation.py",
+    ),
+    Fault(
+        "correlation",
+        "units are accounted for as if drawn in every step alike",
+        "mechanisms/group.py",
+        "sampling.bands * sampling.rate, turns",
+        "sampling.rate, turns",
+        "tests/test_correlation.py",
+    ),
+    *AUDIT,
 ]

@@ -1,13 +1,14 @@
 """Noise correlated over steps: the matrix, the step, who is drawn when, what it costs, and that it keeps its claim."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy.linalg import toeplitz
 
-from confide import mechanisms, planning, verify
+from confide import accounting, mechanisms, planning, verify
 from confide.accounting import MixtureOfGaussians
 from confide.config import check
 from confide.console import Console
@@ -16,6 +17,7 @@ from confide.errors import InputError
 from confide.finetuning import fine_tune
 from confide.job import Job
 from confide.mechanisms.base import Combine
+from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import settle
 from confide.noise import RunKey
 from confide.runs import Run
@@ -198,8 +200,36 @@ def test_what_does_not_go_with_it_is_refused(mechanism, changes, words):
         mechanism_config(mechanism, bands=6, **changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("els", {}), ("uls", {"sampling": "shuffle"}), ("uls", {"adjacency": "add-or-remove"})],
+)
+def test_no_other_way_leads_to_noise_that_nothing_accounts_for(name, changes):
+    mechanism = replace(build(name, rows_per_unit=2), **changes)
+    with pytest.raises(AssertionError, match="nothing accounts for"):
+        replace(mechanism, bands=6)
+
+
 def test_only_those_that_say_so_correlate():
     assert {name for name in mechanisms.NAMES if mechanisms.find(name).correlates} == {"uls", "dp-sgd"}
+
+
+def test_replacing_is_accounted_for_turn_by_turn(shape):
+    plain, replaced = (
+        build("uls", bands=6, adjacency=kind).terms(shape) for kind in ("zero-out", "replace-one")
+    )
+    assert replaced.zeroed == plain.process
+    assert replaced.process == accounting.replaced(plain.process)
+    assert replaced.process != replaced.zeroed
+
+
+def test_a_twin_draws_alike_and_adds_nothing(tmp_path):
+    graph = small.graph(tmp_path / "g", SHAPE_OF)
+    private = build("uls", bands=4)
+    twin = NonPrivate.twin(private)
+    ours, theirs = (each.sampler(graph, KEY, "main", lambda: None) for each in (private, twin))
+    assert all(np.array_equal(ours.draw(step).who, theirs.draw(step).who) for step in range(8))
+    assert twin.combine(twin.terms(graph.shape()), 0.0).noise_scale == 0
 
 
 def test_more_groups_than_a_step_can_draw_from_are_refused(shape):

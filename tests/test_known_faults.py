@@ -1,12 +1,9 @@
 """The list of `scripts/faults.py` follows the sources: each fault can still be put in, and its tests are there."""
 
-import runpy
-
 import pytest
 
+from known_faults import FAULTS
 from tests.command import ROOT
-
-FAULTS = runpy.run_path(str(ROOT / "scripts" / "known_faults.py"))["FAULTS"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)

@@ -62,7 +62,8 @@ class Guarantee:
     that come nearest to what was asked, by id and never by content.
     epsilons: (what is supposed, epsilon) where epsilon rests on something that was estimated: of estimates alone.
     worlds: the two worlds that are compared, in words; written from the adjacency if left empty.
-    noise_multiplier: noise std over clip norm; clip_norm: None if nothing is clipped; steps.
+    noise_multiplier: noise std over clip norm, of noise that is correlated over steps over how far one clipped
+        gradient moves what is released (a line of the public facts); clip_norm: None if nothing is clipped; steps.
     sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
     step; sampling_probability: the smallest and the largest of a row or unit.
     accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).

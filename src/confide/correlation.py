@@ -31,9 +31,13 @@ def sensitivity(bands: int) -> float:
     return math.sqrt(math.fsum(c * c for c in coefficients(bands)))
 
 
+def copies(bands: int) -> int:
+    """How many times the trainable weights, in float32, the noise of a step and of those before it takes."""
+    return bands if bands > 1 else 0
+
+
 class Correlated:
-    """C^-1 Z, one step after the other. It keeps what it said in the last `bands` - 1 steps: as many copies of the
-    trainable weights.
+    """C^-1 Z, one step after the other. It keeps what it said in the last `bands` - 1 steps.
 
     Args:
         independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were taken

@@ -20,6 +20,7 @@ from confide.audit.readings import Readings
 from confide.averaging import Averages
 from confide.claims import Guarantee
 from confide.console import Console
+from confide.correlation import copies
 from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
@@ -270,7 +271,7 @@ def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, co
     states = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0)
     later = (
         4
-        * (states + config.privacy.bands - 1)
+        * (states + copies(config.privacy.bands))
         * sum(part(p).numel() for p in models.trainable(model).values())
     )
     found = fit(model, task, config.data.max_length, ranks, later)

@@ -12,6 +12,7 @@ from confide import mechanisms, models
 from confide.accounting import Accountant, Targets, delta_default, least_noise_for_secrets
 from confide.chart import Panel, panels_svg
 from confide.claims import PRIORS
+from confide.correlation import copies
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
 from confide.mechanisms.secret import Choice, SecretProtection
@@ -278,7 +279,7 @@ def memory(config: "Config", size: Size) -> int:
     """
     train = config.train
     states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
-    weights = 4 * size.parameters + 4 * size.trainable * (2 + states)
+    weights = 4 * size.parameters + 4 * size.trainable * (2 + states + copies(config.privacy.bands))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
     # 34 bytes at half precision) and what the clipping keeps beside it; LoRA runs a second path past each layer.
     kept = 38 if config.adapter.kind == "lora" else 24

@@ -46,7 +46,8 @@ it the best number of steps is that of runs of 16 to 128 steps at one budget, on
 
 
 _BY_SHAPE = (
-    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise"
+    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; all with "
+    "independent noise (privacy.bands: 1)"
 )
 _MEASURED = (
     "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"

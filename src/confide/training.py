@@ -109,12 +109,12 @@ class Step:
     """One private step after another on a model.
 
     Formal guarantee: with the `Combine` and `Sampler` of one mechanism, step t computes
-    (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale; `accounting` composes exactly that. An
+    (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale; `accounting` composes exactly that (where
+    `combine.bands` is above 1, N is `correlation.Correlated`, times s C and the sensitivity of its matrix). An
     empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
     the same, each clips its share of the units, and the noise of an element of the one sum is the same value
     wherever it is added: the noise is that of one process, not of one for each rank (`fast` noise of a model that
-    is split: independent values, but others than one process draws). Where `combine.bands` is above 1, N is
-    `correlation.Correlated`, times the sensitivity of its matrix.
+    is split: independent values, but others than one process draws).
 
     Args:
         model: what trains; parameters that require grad move.
@@ -290,7 +290,10 @@ class Step:
 
     def _independent(self, step: int) -> Vectors:
         """The standard normal values of a step, as many as there are of this rank's weights."""
-        values = {name: torch.zeros_like(part(p), dtype=torch.float32) for name, p in self.parameters.items()}
+        values = {
+            name: torch.zeros(part(p).shape, dtype=torch.float32, device=p.device)
+            for name, p in self.parameters.items()
+        }
         add_noise(self._with_sources(values, step), 1.0)
         return values
 

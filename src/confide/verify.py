@@ -338,13 +338,14 @@ def _noise(job: Job, draw: Draw) -> Check:
     repeats: list[str] = []
     matrix = coefficients(job.run.config.privacy.bands)
     said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
-    steps = 0
-    while steps < 2 or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
+    steps, few = 0, min(max(2, len(matrix) + 1), MOST_STEPS)
+    while steps < few or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
         # The first step holds rows, the others none: noise goes into both.
         for key, values in _take_and_undo(job, [draw], _combine(job), steps).items():
             noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
-            said[key] = [noise, *said[key][: len(matrix) - 1]]
-            noise = sum((c * own for c, own in zip(matrix, said[key], strict=False)), torch.zeros_like(noise))
+            if len(matrix) > 1:
+                said[key] = [noise.flatten()[:KEPT], *said[key][: len(matrix) - 1]]
+                noise = torch.stack([c * own for c, own in zip(matrix, said[key], strict=False)]).sum(0)
             squares[key] += float((noise**2).sum())
             counts[key] += noise.numel()
             start = noise.flatten()[:KEPT]

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from confide.accounting import MixtureOfGaussians
 from confide.audit import repeated
@@ -36,10 +37,31 @@ def test_the_best_guesser_of_the_claimed_curve_is_no_violation():
     generator = np.random.default_rng(0)
     trials = 2000
     alarms = sum(repeated.count(CLAIM, *world(60, MU, generator)).refutes for _ in range(trials))
-    shown = [repeated.count(CLAIM, *world(60, MU, generator)).bound > CLAIM.epsilon for _ in range(trials)]
+    wide = 0.2  # a delta at which so many runs could show more than the epsilon of a curve
+    epsilon = CURVE.epsilon(wide)
+    claim = Claim("a row", "zero-out", epsilon, wide, CURVE, one_row=True)
+    found = [repeated.count(claim, *world(200, MU, generator)) for _ in range(trials)]
     allowed = 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
     assert alarms / trials <= allowed
-    assert np.mean(shown) <= allowed
+    assert min(each.strongest for each in found) > epsilon
+    assert np.mean([each.bound > epsilon for each in found]) <= allowed
+
+
+@pytest.mark.parametrize(("runs", "fp"), [(30, 0), (40, 3), (300, 60)])
+def test_counts_refute_where_their_exact_intervals_leave_the_curve(runs, fp):
+    """Of a Gaussian curve the exact true positive rate is known; intervals by another library."""
+
+    def by_hand(tp: int, fp: int) -> bool:
+        least = stats.binomtest(tp, runs, alternative="greater").proportion_ci(0.975, "exact").low
+        most = stats.binomtest(fp, runs, alternative="less").proportion_ci(0.975, "exact").high
+        return bool(least > stats.norm.cdf(stats.norm.ppf(most) + MU))
+
+    expected = [by_hand(tp, fp) for tp in range(runs + 1)]
+    assert [repeated.refutes(CURVE, tp, runs - tp, fp, runs - fp) for tp in range(runs + 1)] == expected
+    assert expected[-1]
+    assert not expected[fp]
+    # and with the two worlds exchanged
+    assert [repeated.refutes(CURVE, runs - fp, fp, runs - tp, tp) for tp in range(runs + 1)] == expected
 
 
 def test_worlds_further_apart_are_a_violation():

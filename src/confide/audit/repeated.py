@@ -66,7 +66,8 @@ def repeated(told: Iterable[Told]) -> dict[str, Any]:
     """The verdict on a claim, of many runs that make it.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most 5%, for runs with keys of
-    their own that were all given, whatever came of them.
+    their own, all given whatever came of them, and as many as were planned before any was looked at. What they share is
+    the claim; where data or other settings differ, the rates are means.
 
     Args:
         told: of each run, in any order; the first canary that is one unit of the claim is the run's one coin.
@@ -99,8 +100,8 @@ def _check_alike(first: Told, other: Told) -> None:
     for name, value in ours.items():
         if theirs[name] != value:
             raise InputError(
-                f"these runs do not make one claim, their {name} differs: give runs of one config, each with a run "
-                "folder of its own"
+                f"these runs do not make one claim, their {name} differs: give runs of one config that took as many "
+                "steps, each with a run folder of its own"
             )
 
 
@@ -153,7 +154,10 @@ def threshold(scores: np.ndarray, coins: np.ndarray) -> float:
 
 
 def refutes(curve: Curve | None, tp: int, fn: int, fp: int, tn: int) -> bool:
-    """Whether no test under this curve has such rates, but with a probability of 5% at most."""
+    """Whether no test under this curve has such rates, but with a probability of 5% at most.
+
+    The curve takes the worse direction for both: a direction by itself would refute no less.
+    """
     if curve is None:
         return False
     tpr, tnr = rates_from_below(tp, fn, fp, tn, ALPHA)

@@ -154,8 +154,14 @@ class Mechanism(ABC):
     correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
     filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each
     sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
-    # What a plan's noise per gradient is.
-    measure: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
+    measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
+
+    def __post_init__(self) -> None:
+        accounted = self.correlates and self.sampling == "poisson" and self.adjacency != "add-or-remove"
+        if self.bands != 1 and not accounted:
+            raise AssertionError(
+                f"{self.name}: nothing accounts for noise that is correlated over steps here"
+            )
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -246,6 +252,12 @@ class Mechanism(ABC):
         return "PLD"
 
     # plan ------------------------------------------------------------------------------------------
+    @property
+    def measure(self) -> str:
+        """What a plan's noise per gradient is."""
+        first = "; of a first step, and the weights hold less, since later steps take it back in part"
+        return self.measured + (first if self.bands > 1 else "")
+
     def neighbours(self, shape: Shape) -> Iterator[tuple[str, "Mechanism | None"]]:
         """What a plan shows beside this setting: (what is changed, the mechanism), None where it is 1 already."""
         expected = self.terms(shape).expected_batch
@@ -312,7 +324,9 @@ class Mechanism(ABC):
         }
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
-        known["bands"] = config.privacy.bands if cls.correlates else 1  # a rival, beside a mechanism that does
+        known["bands"] = (
+            config.privacy.bands if cls.correlates else 1
+        )  # a rival, beside a mechanism that does
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in known.items() if name in names})
 
@@ -378,6 +392,10 @@ class Mechanism(ABC):
 
     def _sampling(self, rate: float) -> Sampling:
         """How a step draws, each thing with this probability in the mean over steps."""
+        if self.bands > self.steps:
+            raise InputError(
+                f"privacy.bands: {self.bands} are more than the {self.steps} steps; take at most as many"
+            )
         if self.bands * rate > 1:
             raise InputError(
                 f"privacy.bands: with {self.bands} groups in turn each step wants more than its whole group; take at "
@@ -402,8 +420,11 @@ class Mechanism(ABC):
             self.lengths,
         )
         turns = (
-            f"which of {self.bands} groups each is in, of which one after the other is drawn from, with {self.bands} "
-            "times that probability; noise correlated over as many steps",
+            f"which of {self.bands} groups each is in; step t draws from group t mod {self.bands} alone, with "
+            f"{self.bands} times that probability, which is the mean over steps",
+            f"the noise of all steps is C^-1 Z: C is the square root of the matrix of prefix sums, cut off after "
+            f"{self.bands} bands, and Z independent, its standard deviation in clip norms the noise multiplier times "
+            f"{sensitivity(self.bands):.6g}, the norm of C's first column",
         )
         return (
             *(() if self.adjacency == "add-or-remove" else graph),

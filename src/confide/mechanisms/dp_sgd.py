@@ -22,7 +22,8 @@ class DPSGD(Mechanism):
     """Every row drawn by itself with probability B / M and clipped by itself.
 
     Formal guarantee: (epsilon, delta)-DP for one row under zero-out adjacency: the T-fold composition of
-    N(Bernoulli(p), s^2) against N(0, s^2). A person with many rows gets a weaker guarantee: see els, uls.
+    N(Bernoulli(p), s^2) against N(0, s^2) (with `bands` above 1: see
+    `group.example_level`). A person with many rows gets a weaker guarantee: see els, uls.
     """
 
     name: ClassVar[str] = "dp-sgd"

@@ -1,7 +1,7 @@
 """Group Privacy: example-level DP turned into user-level DP as a black box (000 Algorithm 1)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from confide.accounting import GroupOf, MixtureOfGaussians, Process, TruncatedPoisson
@@ -37,7 +37,11 @@ def example_level(rows: int, sampling: Sampling, steps: int) -> Process:
     its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in which the unit moves C X by |v| clip norms.
     """
     if sampling.bands > 1:
-        return MixtureOfGaussians.bernoulli(sampling.bands * sampling.rate, math.ceil(steps / sampling.bands))
+        turns = math.ceil(steps / sampling.bands)
+        process = MixtureOfGaussians.bernoulli(sampling.bands * sampling.rate, turns)
+        return replace(
+            process, words=f"{process.words} (of {steps} steps, those in which its group has its turn)"
+        )
     if sampling.kind == "truncated" and sampling.cap is not None:
         return TruncatedPoisson(rows, sampling.rate, sampling.cap, steps)
     return MixtureOfGaussians.bernoulli(sampling.rate, steps)

@@ -95,7 +95,7 @@ class NonPrivate(Mechanism):
     def twin(cls, mechanism: Mechanism) -> "NonPrivate":
         """The non-private twin of a mechanism: the same draws, nothing else."""
         shared = {field.name: getattr(mechanism, field.name) for field in fields(Mechanism)}
-        return cls(**shared, like=mechanism)
+        return cls(**shared | {"bands": 1}, like=mechanism)
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
