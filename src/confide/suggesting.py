@@ -42,7 +42,7 @@ SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled 
 
 DIMENSIONS = 0.06
 """The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient. With
-it the best number of steps is that of runs of 16 to 128 steps at one budget, on 20 Newsgroups (docs/results.md)."""
+it the best number of steps is that of runs of 16 to 64 steps at one budget, on 20 Newsgroups (docs/results.md)."""
 
 
 _BY_SHAPE = (
