@@ -35,7 +35,7 @@ def protected(folder, **canaries) -> Run:
         "recall": 1.0,
     }
     raw["canaries"] = {"count": COUNT, "digits": 2, "guesses": 20} | canaries
-    raw["train"] |= {"steps": 80, "batch": 60.0, "learning_rate": 0.02, "schedule": "constant"}
+    raw["train"] |= {"steps": 60, "batch": 60.0, "learning_rate": 0.02, "schedule": "constant"}
     return Run(check(raw))
 
 
