@@ -11,7 +11,7 @@ from confide.accounting import (
     least_noise_for_kl,
     least_noise_for_reconstruction,
 )
-from confide.accounting.calibration import LEAST, _narrow, round_up
+from confide.accounting.calibration import LEAST, _narrow, nearly_least_noise, round_up
 from confide.errors import InputError
 
 bernoulli, binomial = MixtureOfGaussians.bernoulli, MixtureOfGaussians.binomial
@@ -140,3 +140,19 @@ def test_a_target_that_hardly_any_noise_meets_is_met_by_the_least_there_is():
     assert least_noise_for_kl(process, 13.7) == LEAST
     assert process.kl(LEAST) <= 13.7
     MixtureOfGaussians.bernoulli(1e-30, 1).curve(1.0)  # of losses that are all 0 no grid can be told
+
+
+def test_a_search_ends_where_epsilon_leaps_over_the_target(monkeypatch):
+    """Under group privacy epsilon falls from infinity to less than the target at one noise, to which it comes close."""
+    process = GroupOf(MixtureOfGaussians.bernoulli(0.0027, 64), 8)
+    asked, honest = [], GroupOf.curve
+
+    def counted(self, *given):
+        asked.append(given)
+        return honest(self, *given)
+
+    monkeypatch.setattr(GroupOf, "curve", counted)
+    found = nearly_least_noise(process, 8.0, 1e-5)
+    assert len(asked) < 15
+    assert process.curve(1.03 * found, 1e-2).epsilon(1e-5) < 7.0
+    assert math.isinf(process.curve(0.95 * found, 1e-2).epsilon(1e-5))

@@ -45,8 +45,12 @@ def nearly_least_noise(process: Process, epsilon: float, delta: float, guess: fl
         guess: a noise multiplier that is expected to be near.
     """
     slope, before = -1.5, None  # of log epsilon over log noise
+    misses, meets = 0.0, math.inf  # between them it lies; under group privacy epsilon may leap there from inf
     for _ in range(50):
         off = max(-3.0, min(3.0, _log_ratio(process.curve(guess, ROUGH).epsilon(delta), epsilon)))
+        misses, meets = (max(misses, guess), meets) if off > 0 else (misses, min(meets, guess))
+        if meets < 1.02 * misses:
+            return meets
         place = math.log(guess)
         if before is not None and before[0] != place:
             slope = min(-0.3, (off - before[1]) / (place - before[0]))
@@ -55,6 +59,8 @@ def nearly_least_noise(process: Process, epsilon: float, delta: float, guess: fl
         guess *= math.exp(step)
         if abs(step) < 0.02:
             return guess
+        if 0 < misses < meets < math.inf and not misses < guess < meets:
+            guess = math.sqrt(misses * meets)
         if not LEAST <= guess <= MOST:
             break
     raise InputError(f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}")
