@@ -6,7 +6,8 @@ noise, the mechanism releases C X + Z; what training uses, X + C^-1 Z, follows f
 hold far less noise than with independent noise of the same guarantee, where units take part seldom.
 
 C is the square root of the matrix of prefix sums, cut off at `bands`: its coefficients are exact and the same on every
-machine. The best ones for a given schedule are a few per cent better over a hundred steps, with momentum a fifth (benchmarks/correlated.py).
+machine. The best ones for a given schedule are a few per cent better over a hundred steps, with momentum up to a fifth
+(benchmarks/correlated.py).
 """
 
 import math
