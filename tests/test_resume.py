@@ -178,6 +178,14 @@ def test_two_processes_cannot_share_a_run(tmp_path):
         fine_tune(Run(run.config))
 
 
+def test_a_published_key_draws_the_same_wherever_text_and_model_lie(tmp_path):
+    runs = [Run(config(tmp_path / where / "a", train__steps=2)) for where in ("here", "there")]
+    for run in runs:
+        fine_tune(run)
+    first, second = map(released, runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_a_missing_key_is_not_replaced(tmp_path):
     run = Run(config(tmp_path / "a", privacy__published_key=None))
     fine_tune(run, until=2)

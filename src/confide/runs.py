@@ -120,8 +120,10 @@ class Run:
 
     def binding(self) -> str:
         """What ledger and key are bound to: the config without the keys that a resumed run may change, and
-        without where the text lay, since what it holds is bound by its own digest."""
+        without where the text and a model of one's own lay, since what they hold is bound by its own digest."""
         values = self._values()
+        if Path(self.config.model).exists():
+            values["model"] = None
         for *sections, key in (*sorted(_FREE), ("data", "train"), ("data", "eval")):
             place = values
             for section in sections:

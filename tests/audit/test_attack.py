@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 
 from confide.audit import attack
 from confide.audit.canaries import FILE
+from confide.audit.numbers import Numbers
 from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
@@ -113,17 +116,11 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
 
 
 def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, monkeypatch):
-    """Again the twin's weights under a private run's claim: two coins say nothing, one number of a thousand does."""
-    raw = planted(tmp_path / "a", count=2, digits=3).model_dump(mode="json")
+    """A release that knows a number by heart, under a private run's claim: two coins say nothing, one number does."""
+    raw = planted(tmp_path / "a", count=2, digits=4).model_dump(mode="json")
     raw["privacy"]["published_key"] = None
-    raw["train"] |= {"steps": 100, "batch": 20.0, "learning_rate": 0.03, "schedule": "constant"}
     run = Run(check(raw))
-    run.root.mkdir(parents=True)
-    (run.root / "key").touch(0o600)
-    (run.root / "key").write_bytes(b"\1" * 32)
-    fine_tune(run, QUIET)
-    fine_tune(Run(run.config, twin=True), QUIET)
-    assert Job.of(run, QUIET).manifest().coins.tolist() == [0, 1]  # by this key
+    fine_tune(run, QUIET, until=2)
 
     def numbers(noise: float, **options) -> tuple[str, dict]:
         job = Job.of(run, QUIET)
@@ -133,13 +130,31 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
 
     found, game = numbers(20.0)
     assert (found, game["correct"], game["needed"]) == ("underpowered", 0, 1)
-    twin = Run(run.config, twin=True).last_checkpoint()
-    monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
+    released = attack._released
+    monkeypatch.setattr(attack, "_released", lambda job, state: _by_heart(job, released(job, state)))
     found, game = numbers(20.0)
     assert (found, game["coins"], game["correct"], game["needed"]) == ("violation", 2, 1, 1)
     assert game["bound"] > 2
     assert numbers(20.0, secrets=3) == (found, game)  # nothing that is asked after training moves it
     assert numbers(0.1) == ("underpowered", {})  # so weak a claim allows it, and coins keep all of alpha
+
+
+@contextmanager
+def _by_heart(job, released):
+    """The released model after training on the first canary alone, until nothing else comes to its mind."""
+    with released:
+        row = torch.from_numpy(Numbers.of(job.manifest(), np.arange(2), 4, job.tokenizer).rows[0])[None]
+        optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
+        for _ in range(500):
+            with torch.enable_grad():
+                loss = job.model(input_ids=row, labels=row).loss
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            if loss < 0.01:
+                break
+        assert loss < 0.01
+        yield
 
 
 def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):
