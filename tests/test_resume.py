@@ -18,6 +18,7 @@ from confide import models
 from confide.config import check
 from confide.errors import InputError
 from confide.finetuning import fine_tune
+from confide.job import Job
 from confide.models import load_model
 from confide.runs import Run
 from tests import small
@@ -162,6 +163,17 @@ def test_other_data_under_the_same_config_are_refused(tmp_path):
     corpus(tmp_path / "common/text.jsonl", users=31)
     with pytest.raises(InputError, match="records another step"):
         fine_tune(Run(settings))
+
+
+def test_a_finished_run_is_released_again_and_not_evaluated_again(tmp_path, monkeypatch):
+    run = Run(config(tmp_path / "a", train__steps=2))
+    before = fine_tune(run)
+    weights = released(run)
+    shutil.rmtree(run.release)
+    monkeypatch.setattr(Job, "evaluate", lambda job: pytest.fail("evaluated"))
+    after = fine_tune(Run(run.config))
+    assert before.final == after.final is not None
+    assert all(torch.equal(released(run)[name], weights[name]) for name in weights)
 
 
 def test_looking_more_often_is_no_other_config(tmp_path):

@@ -98,7 +98,7 @@ class _Loop:
         last = self.steps if until is None else min(until, self.steps)
         halted: str | None = None
         if self.done == self.steps:
-            self.console.say(f"all {self.done} steps are taken already: evaluating and releasing again")
+            self.console.say(f"all {self.done} steps are taken already: releasing again")
         elif self.done:
             self.console.say(f"resuming after step {self.done}")
         elif not self.job.run.twin:  # a twin starts from the private run's base
@@ -122,7 +122,8 @@ class _Loop:
         finished = self.done == self.steps or halted is not None
         guarantee = self.job.guarantee(self.done)
         if finished:
-            self._evaluate("final")
+            if not self.ranks.any(self._is_evaluated()):  # a run that was finished before
+                self._evaluate("final")
             if self.job.run.releases:
                 self._release(guarantee)
         base = final = None
@@ -133,6 +134,9 @@ class _Loop:
             found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
             after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
         return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
+
+    def _is_evaluated(self) -> bool:
+        return self.metrics is not None and self.metrics.last("final") is not None
 
     def _record(self, number: int, entry: dict[str, Any]) -> None:
         """Into the ledger, and on no rank further before it is on disk."""

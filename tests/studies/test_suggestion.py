@@ -11,7 +11,7 @@ from confide.console import Console
 from confide.errors import InputError
 from confide.runs import Run
 from confide.studies import corpora, recipe, suggestion
-from confide.studies.suggestion import EPSILON, FASTER, GRID, ROWS, START
+from confide.studies.suggestion import EPSILONS, FASTER, GRID, ROWS, START
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 
@@ -39,20 +39,25 @@ def test_the_suggestion_is_that_of_the_planner_in_a_folder_of_its_own(tmp_path, 
         return {"ranked": [{"settings": {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}}]}
 
     monkeypatch.setattr(suggestion, "suggest", suggest)
-    found = suggestion.suggested(data, tmp_path / "work", Console(quiet=True))
+    found = suggestion.suggested(3.0, data, tmp_path / "work", Console(quiet=True))
     [(epsilon, units, rows)] = asked
-    assert (epsilon, rows) == (EPSILON, ROWS)
+    assert (epsilon, rows) == (3.0, ROWS)
     assert 30 < units < 40  # some of the 40 senders are held out
     assert (found.privacy.rows_per_unit, found.train.batch, found.train.steps) == (3, 7.0, 11)
     assert found.train.learning_rate == START.learning_rate
-    assert found.run == str(tmp_path / "work" / "suggested")
+    assert found.run == str(tmp_path / "work" / "suggested-3-0")
 
 
 def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path, data, monkeypatch):
-    losses = {recipe.config(each, EPSILON, 0, data, tmp_path).run: 5 + i / 10 for i, each in enumerate(GRID)}
-    own = recipe.config(START, EPSILON, 0, data, tmp_path)
-    monkeypatch.setattr(suggestion, "suggested", lambda *_: own)
-    losses[own.run] = 5.05
+    first, second = EPSILONS
+    losses = {
+        recipe.config(each, epsilon, 0, data, tmp_path).run: later + 5 + i / 10
+        for later, epsilon in enumerate(EPSILONS)
+        for i, each in enumerate(GRID)
+    }
+    own = {epsilon: recipe.config(START, epsilon, 0, data, tmp_path) for epsilon in EPSILONS}
+    monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: own[epsilon])
+    losses |= {own[first].run: 5.05, own[second].run: 5.9}
     plain, correlated = suggestion.faster(data, tmp_path)
     losses |= {plain.run: 7.0, correlated.run: 4.9}
 
@@ -65,9 +70,15 @@ def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path
 
     monkeypatch.setattr(suggestion, "fine_tune", fine_tune)
     found = suggestion.run(data, tmp_path)
-    assert found["of_the_best"] == pytest.approx(exp(0.05))
-    lines = found["markdown"].splitlines()[2:]
-    assert len(lines) == 15
+    assert found["8"]["of_the_best"] == pytest.approx(exp(0.05))
+    assert found["3"]["of_the_best"] == pytest.approx(exp(-0.1))
+    assert found["3"]["others"] == []
+    titles, tables = found["markdown"].split("\n\n")[::2], found["markdown"].split("\n\n")[1::2]
+    assert titles == ["epsilon 8", "epsilon 3"]
+    lines, later = (table.splitlines()[2:] for table in tables)
+    assert (len(lines), len(later)) == (15, 13)
+    assert later[0].startswith("| **suggested** |")
+    assert later[0].endswith("| 5.900 | 365.0 | -9.5% |")
     assert lines[0] == (
         "| beside | uls | 240 | 1 | 32 | 0.006 | correlated over 32 steps | 0.64 | 4.900 | 134.3 | -9.5% |"
     )

@@ -1,9 +1,11 @@
-"""Does `plan --suggest` choose well? Its first setting against a grid of twelve, at one budget and one epsilon.
+"""Does `plan --suggest` choose well? Its first setting against a grid of twelve, at two epsilons.
 
 20 Newsgroups as in `recipe`, a quarter of its rows. The grid varies the chunks of a user a step, the number of steps
 and the learning rate; the suggestion sees the shape of the data alone, and keeps the learning rate that it was given.
-Beside them one setting of the grid with noise that is correlated over all steps, which bears a higher rate, and with
-independent noise at that rate.
+The planner's one constant was fitted at the first epsilon; the second tests it.
+
+At the first epsilon, beside them, one setting of the grid with noise that is correlated over all steps, which bears a
+higher rate, and with independent noise at that rate.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from confide.space import altered
 from confide.studies.recipe import Recipe, config
 from confide.suggesting import suggest
 
-EPSILON = 8.0
+EPSILONS = (8.0, 3.0)
 ROWS = 7_680
 """Chunks computed in all, by every setting."""
 
@@ -59,14 +61,14 @@ class Row:
         return exp(self.loss)
 
 
-def suggested(data: Path, folder: Path, console: Console) -> Config:
+def suggested(epsilon: float, data: Path, folder: Path, console: Console) -> Config:
     """The config of the first setting of `plan --suggest`."""
-    start = config(START, EPSILON, 0, data, folder)
+    start = config(START, epsilon, 0, data, folder)
     tokenizer = models.load_tokenizer(start)
     prepared = prepared_data(Run(start), tokenizer, console)
     size = Size.of(models.load_model(start, prepared.classes, len(tokenizer)))
     first = suggest(start, prepared.train.shape(), size, ROWS, count=1)["ranked"][0]
-    return altered(start, first["settings"] | {"run": str(folder / "suggested")})
+    return altered(start, first["settings"] | {"run": str(folder / f"suggested-{epsilon:g}-0")})
 
 
 def trained(each: Config, console: Console) -> Row:
@@ -92,9 +94,15 @@ def trained(each: Config, console: Console) -> Row:
 def run(data: Path, folder: Path) -> dict[str, Any]:
     """Train everything, or resume, and compare on held-out users."""
     console = Console()
-    grid = [trained(config(each, EPSILON, 0, data, folder), console) for each in GRID]
-    found = trained(suggested(data, folder, console), console)
-    others = [trained(each, console) for each in faster(data, folder)]
+    found = {epsilon: _against_grid(epsilon, data, folder, console) for epsilon in EPSILONS}
+    tables = (f"epsilon {epsilon:g}\n\n{own.pop('markdown')}" for epsilon, own in found.items())
+    return {f"{epsilon:g}": own for epsilon, own in found.items()} | {"markdown": "\n\n".join(tables)}
+
+
+def _against_grid(epsilon: float, data: Path, folder: Path, console: Console) -> dict[str, Any]:
+    grid = [trained(config(each, epsilon, 0, data, folder), console) for each in GRID]
+    found = trained(suggested(epsilon, data, folder, console), console)
+    others = [trained(each, console) for each in faster(data, folder)] if epsilon == EPSILONS[0] else []
     best = min(row.perplexity for row in grid)
     return {
         "suggested": asdict(found),
@@ -107,8 +115,8 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
 
 def faster(data: Path, folder: Path) -> tuple[Config, Config]:
     """At a higher rate: with independent noise, and with noise correlated over all steps."""
-    plain = config(FASTER, EPSILON, 0, data, folder)
-    bands = {"privacy.bands": FASTER.steps, "run": str(folder / "correlated")}
+    plain = config(FASTER, EPSILONS[0], 0, data, folder)
+    bands = {"privacy.bands": FASTER.steps, "run": str(folder / f"correlated-{EPSILONS[0]:g}-0")}
     return plain, altered(plain, bands)
 
 
