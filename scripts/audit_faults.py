@@ -59,4 +59,12 @@ AUDIT = [
         "tpr, tnr = tp / (tp + fn), tn / (fp + tn)",
         "tests/audit/test_repeated.py",
     ),
+    Fault(
+        "audit",
+        "a number that the detector finds is planted as one that it misses",
+        "redaction/documents.py",
+        "return bool(first) and first == second",
+        "return True",
+        "tests/audit/test_mask_game.py",
+    ),
 ]

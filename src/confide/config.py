@@ -338,9 +338,7 @@ def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
     """(key, sentence) where the claim has no game of such canaries."""
     canaries, privacy = config.canaries, config.privacy
     name, mechanism = privacy.mechanism, mechanisms.find(privacy.mechanism)
-    if mechanism.game is None:
-        yield "canaries.count", f"there is no game for mechanism {name} yet"
-    elif mechanism.game == "value" and canaries.family != "digits":
+    if mechanism.game != "presence" and canaries.family != "digits":
         yield (
             "canaries.family",
             f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
@@ -369,7 +367,7 @@ def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
         return
     if config.train.distributed == "fsdp":
         yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
-    if mechanism.game == "value":
+    if mechanism.game != "presence":
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
     if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"

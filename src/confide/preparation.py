@@ -295,24 +295,46 @@ class _Preparation:
     def _plant(self, manifest: Manifest, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
         """Canaries among the training rows; `beside` gets the rows of all that could have been planted."""
         for canary in manifest.canaries:
-            for world, rows in enumerate(self.cutter.rows(canary.contents)):
+            for world, rows in enumerate(self._rows_of(canary)):
                 if len(rows) != 1:
                     raise InputError(
                         f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
                         f"canaries.tokens, or raise data.max_length ({self.config.data.max_length})"
                     )
-                beside.add(rows[0].tokens, [f"{canary.name}/{world}"])
+                beside.add(rows[0], [f"{canary.name}/{world}"])
             self.missed += not self._alike_in_public(canary)
+        if manifest.game == "mask" and self.missed:
+            raise InputError(
+                f"canaries.template: in {self.missed} of {len(manifest.canaries)} canaries the detector finds the "
+                f"number, or nothing else, and {self.config.privacy.mechanism} protects a secret that it misses in a "
+                "row in which it finds something: put something that it finds into the template, beside the number"
+            )
         for batch in _batches(manifest.documents(self.config), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
         nothing = canaries.blank(self.tokenizer)
         for name in manifest.absent():
             writers["train"].add(nothing, [name])
 
+    def _rows_of(self, canary: Canary) -> Iterator[list[np.ndarray]]:
+        """The rows of each of its contents, as they are trained on."""
+        if self.redaction == "apart":
+            assert self.redacted is not None
+            documents = self._contents(canary)
+            yield from ([row.masked for row in own] for own in self.redacted.cut(documents))
+        else:
+            yield from ([row.tokens for row in own] for own in self.cutter.rows(canary.contents))
+
+    def _contents(self, canary: Canary) -> list[Document]:
+        return [canaries.document(text, canary.name, self.config) for text in canary.contents]
+
     def _alike_in_public(self, canary: Canary) -> bool:
         """Whether its contents differ in nothing that the claim calls public."""
-        documents = [canaries.document(text, canary.name, self.config) for text in canary.contents]
+        documents = self._contents(canary)
         if self.redacted is not None:
+            assert self.manifest is not None
+            if self.manifest.game == "mask":
+                (secret, mask), (start, end) = documents, self.manifest.place()
+                return self.redacted.misses_alone(secret, mask, start, end - start)
             return self.redacted.are_alike(documents)
         mentioned = self._mentions(documents)
         if mentioned is None:

@@ -355,8 +355,8 @@ class _Audit:
         trie = Trie.of(candidates, self.job.tokenizer)
         by_times: dict[int, list[str]] = {}
         for canary in manifest.canaries:
-            times = canary.insertions if canary.is_planted else 0
-            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.is_planted else 0])
+            times = canary.insertions if canary.holds_secret else 0
+            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.holds_secret else 0])
         each = max(1, self.options.secrets // len(by_times))
         kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
         numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])

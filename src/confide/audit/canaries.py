@@ -4,7 +4,8 @@ What is planted follows from a seed alone, and the ledger's first line holds a h
 no coin was chosen in the light of the model.
 
 *Presence*: a unit is there, or its rows predict nothing, which is the unit zeroed out. *Value*, where text is protected
-and not whole units (selective DP, secrets): one of two contents stands there.
+and not whole units (selective DP, secrets): one of two contents stands there. *Mask*, where a secret that a detector
+misses is protected beside one that it finds (crt): a number stands there, or a mask in its place.
 """
 
 import hashlib
@@ -42,10 +43,10 @@ class Canary:
 
     Attributes:
         name: of the unit.
-        contents: the texts that may stand there: one of the game of presence, two of that of values.
+        contents: the texts that may stand there: one of the game of presence, two of the others.
         coin: which of them does; of presence 0 if it does and 1 if nothing does.
         insertions: documents of the unit that hold the text.
-        secrets: the part of each text that was chosen at random, where there is one.
+        secrets: the part of each text that was chosen at random, where there is one; a mask is none.
     """
 
     name: str
@@ -58,6 +59,11 @@ class Canary:
     def is_planted(self) -> bool:
         return self.coin < len(self.contents)
 
+    @property
+    def holds_secret(self) -> bool:
+        """Whether one of its secrets stands in the training text: number `coin`."""
+        return self.coin < len(self.secrets)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -65,7 +71,7 @@ class Manifest:
 
     Attributes:
         seed: hexadecimal digits, from which all coins and texts follow.
-        game: presence or value.
+        game: presence, value or mask.
         family: as in `canaries.family`.
         template: of the family `digits`.
         canaries: in the order of their numbers.
@@ -90,9 +96,7 @@ class Manifest:
             seed = key.stream("audit", "canaries").uint64(4).tobytes().hex()
         source = RunKey.from_text(f"canaries {seed}")
         game = mechanisms.find(config.privacy.mechanism).game
-        if game is None:
-            raise AssertionError("a mechanism without a game, which the config refuses")
-        sides = 1 if game == "presence" else 2
+        sides = 2 if game == "value" else 1
         contents = list(_contents(config, tokenizer, settings.count * sides, source))
         coins = source.stream("audit", "coins").below(np.full(settings.count, 2))
         turns = [settings.insertions] if isinstance(settings.insertions, int) else settings.insertions
@@ -101,6 +105,8 @@ class Manifest:
             own = contents[number * sides : (number + 1) * sides]
             chosen = tuple(secret for _, secret in own if secret is not None)
             texts = tuple(text for text, _ in own)
+            if game == "mask":
+                texts += (settings.template.replace("{}", tokenizer.mask_token),)
             canaries.append(Canary(_name(seed, number), texts, coin, turns[number % len(turns)], chosen))
         return cls(seed, game, settings.family, settings.template, tuple(canaries))
 

@@ -77,7 +77,7 @@ class Claim:
     @property
     def of_two_texts(self) -> bool:
         """Whether what is played is wider than the claim."""
-        return self.game == "value" and self.adjacency == "zero-out"
+        return self.game != "presence" and self.adjacency == "zero-out"
 
     def _is_one_unit(self, canary: Canary) -> bool:
         return canary.insertions == 1 or not self.one_row

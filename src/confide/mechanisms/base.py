@@ -36,7 +36,7 @@ def calibrated(process: Process, epsilon: float, delta: float) -> float:
     return least_noise(process, epsilon, delta)
 
 
-Game = Literal["presence", "value"]
+Game = Literal["presence", "value", "mask"]
 Redaction = Literal["none", "instead", "beside", "apart"]
 Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
 
@@ -150,7 +150,7 @@ class Mechanism(ABC):
     compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
     # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
     # ("value"), or that there is no such game yet (None).
-    game: ClassVar[Game | None] = "presence"
+    game: ClassVar[Game] = "presence"
     correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
     filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each
     sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim

@@ -28,9 +28,7 @@ class ConfidentiallyRedacted(SensitiveText):
     name: ClassVar[str] = "crt"
     notion: ClassVar[str] = "confidentiality"
     redaction: ClassVar[Redaction] = "apart"
-    game: ClassVar[Game | None] = (
-        None  # its worlds differ in a secret that the detector misses beside one it finds
-    )
+    game: ClassVar[Game] = "mask"
 
     @property
     def unit(self) -> str:

@@ -64,7 +64,7 @@ class SecretProtection(WeightedRows):
     notion: ClassVar[str] = "(p, r)-secret protection"
     grouped: ClassVar[bool] = False
     protects_secrets: ClassVar[bool] = True
-    game: ClassVar[Game | None] = "value"
+    game: ClassVar[Game] = "value"
     bound_key: ClassVar[str] = "secrets.program.c"
 
     @property

@@ -28,7 +28,7 @@ class SensitiveText(DPSGD):
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
     correlates: ClassVar[bool] = False
-    game: ClassVar[Game | None] = "value"
+    game: ClassVar[Game] = "value"
 
     @property
     def unit(self) -> str:

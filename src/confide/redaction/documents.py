@@ -77,9 +77,9 @@ class RedactedDocuments:
         """The rows of each document."""
         if not documents:
             return []
-        texts, spans = [document.text for document in documents], self._sensitive(documents)
-        self._count(texts, spans)
-        found = self._redactor.many(texts, [merged(own) for own in spans])
+        spans = self._sensitive(documents)
+        self._count([document.text for document in documents], spans)
+        found = self._cut(documents, spans)
         rows = [row for own in found for row in own]
         self._counts["rows"] += len(rows)
         self._counts["rows_with_finding"] += sum(row.has_finding for row in rows)
@@ -87,13 +87,31 @@ class RedactedDocuments:
         self._counts["tokens_cut_off"] += sum(row.lost for row in rows)
         return found
 
+    def cut(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
+        """The rows of each document, of which nothing is counted."""
+        return self._cut(documents, self._sensitive(documents))
+
+    def _cut(self, documents: Sequence[Document], spans: Sequence[Sequence[Span]]) -> list[list[RedactedRow]]:
+        return self._redactor.many([d.text for d in documents], [merged(own) for own in spans])
+
     def are_alike(self, documents: Sequence[Document]) -> bool:
         """Whether they are one row each, and differ in nothing but what is found sensitive, and something is."""
-        texts = [document.text for document in documents]
-        found = self._redactor.many(texts, [merged(own) for own in self._sensitive(documents)])
-        (first, *more), *others = found
+        (first, *more), *others = self.cut(documents)
         alike = all(len(own) == 1 and np.array_equal(own[0].masked, first.masked) for own in others)
         return first.has_finding and not more and alike
+
+    def misses_alone(self, secret: Document, mask: Document, start: int, length: int) -> bool:
+        """Whether the secret is missed, and something beside it is found, the same with a mask in its place.
+
+        Args:
+            secret, mask: a text with either, and the same text around it.
+            start, length: where the secret stands, in characters.
+        """
+        ends = (start + length, start + length + len(mask.text) - len(secret.text))
+        first, second = (
+            _beside(own, start, end) for own, end in zip(self._sensitive([secret, mask]), ends, strict=True)
+        )
+        return bool(first) and first == second
 
     def _sensitive(self, documents: Sequence[Document]) -> list[list[Span]]:
         """What is sensitive in each: what the policy finds, and what a person has marked."""
@@ -146,6 +164,14 @@ class RedactedDocuments:
         }
         counts = {name: self._counts[name] for name in _COUNTS}
         return counts | {"share": self._counts["tokens_masked"] / tokens, "kinds": kinds}
+
+
+def _beside(spans: Sequence[Span], start: int, end: int) -> list[tuple[int, int]] | None:
+    """Where spans stand, what follows a place counted from its end; None if one meets the place."""
+    if any(span.start < end and span.end > start for span in spans):
+        return None
+    offsets = (end if span.start >= end else 0 for span in spans)
+    return [(span.start - offset, span.end - offset) for span, offset in zip(spans, offsets, strict=True)]
 
 
 _COUNTS = (

@@ -1,0 +1,95 @@
+"""Canaries under crt: beside something that the detector finds stands a number that it misses, or a mask."""
+
+import numpy as np
+import pytest
+
+from confide.audit import attack
+from confide.audit.canaries import GRAPH
+from confide.console import Console
+from confide.errors import InputError
+from confide.finetuning import fine_tune
+from confide.job import Job
+from confide.mechanisms.base import Combine
+from confide.mechanisms.dp_sgd import DPSGD
+from confide.runs import Run
+from confide.units import UnitGraph
+from tests.test_selective_run import config
+
+QUIET = Console(quiet=True)
+COUNT = 30
+CLAIM = attack.Options(attacks=("claim",))
+
+
+def protected(folder, adjacency=None, **canaries) -> Run:
+    folder.mkdir()
+    settings = {"count": COUNT, "digits": 2, "guesses": 20, "template": "<<key>> again: {}"} | canaries
+    train = {"steps": 100, "batch": 40.0, "learning_rate": 0.02, "schedule": "constant"}
+    privacy = {"adjacency": adjacency, "noise_multiplier": 40.0}
+    return Run(config(folder, "crt", canaries=settings, train=train, privacy=privacy))
+
+
+def bare(self, terms, noise_multiplier):
+    """Clipped, and without noise."""
+    return Combine(self.clip_norm, 0.0, 1 / terms.divisor / self.clip_norm)
+
+
+def test_each_canary_is_a_redacted_row_with_its_number_or_a_mask(tmp_path):
+    job = Job.of(protected(tmp_path / "a"), QUIET)
+    manifest, tokenizer, train = job.manifest(), job.tokenizer, job.prepared.train
+    contents = UnitGraph.open(job.run.data / GRAPH)
+    worlds = [manifest.rows(contents, world) for world in (0, 1)]
+    assert set(manifest.coins.tolist()) == {0, 1}
+    for number, (canary, unit) in enumerate(zip(manifest.canaries, manifest.units(train), strict=True)):
+        (row,) = train.rows_of(int(unit))
+        text = tokenizer.decode(train.fetch(row[None])[0], skip_special_tokens=False)
+        assert "key" not in text
+        assert text.count(tokenizer.mask_token) == 1 + canary.coin
+        assert (canary.secrets[0] in text) == (canary.coin == 0) == canary.holds_secret
+        planted = contents.fetch(worlds[canary.coin][number][None])[0]
+        assert np.array_equal(planted, train.fetch(row[None])[0])
+    assert job.prepared.facts["canaries"] == {"count": COUNT, "missed": 0}
+
+
+@pytest.mark.parametrize(
+    ("template", "expression"),
+    [
+        ("My ID is {}.", "<<[^>]*>>"),  # nothing else is found: the row would be trained on without noise
+        ("<<key>> {}.", r"<<[^>]*>>|\d+"),  # the number is found
+        ("<<key>> {}.", r"<<[^>]*>>(?= \d)"),  # what is found depends on the number
+        ("<<key>> {}.", r"<<[^>]*>>|<mask>"),  # the mask is found
+    ],
+)
+def test_a_template_that_is_no_such_row_is_refused(tmp_path, template, expression):
+    (tmp_path / "a").mkdir()
+    run = Run(
+        config(
+            tmp_path / "a",
+            "crt",
+            canaries={"count": COUNT, "digits": 2, "template": template},
+            detector={"expressions": {"marked": expression, "Q7X": "<<[^k][^>]*>>"}},
+        )
+    )
+    with pytest.raises(InputError, match=r"canaries\.template: in 30 of 30 canaries"):
+        Job.of(run, QUIET)
+
+
+@pytest.mark.parametrize("adjacency", [None, "zero-out"])
+def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch, adjacency):
+    kept = protected(tmp_path / "kept", adjacency)
+    fine_tune(kept, QUIET)
+    found = attack.audit(Job.of(kept, QUIET), CLAIM)
+    assert found["game"] == "mask"
+    assert found["verdict"] == "consistent"
+    monkeypatch.setattr(DPSGD, "combine", bare)
+    broken = protected(tmp_path / "broken", adjacency)
+    fine_tune(broken, QUIET)
+    assert attack.audit(Job.of(broken, QUIET), CLAIM)["verdict"] == "violation"
+
+
+def test_masks_are_not_counted_among_planted_numbers(tmp_path):
+    run = protected(tmp_path / "a")
+    fine_tune(run, QUIET, until=1)
+    found = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("exposure",)))
+    held = int((Job.of(run, QUIET).manifest().coins == 0).sum())
+    groups = found["exposure"]["groups"]
+    assert (groups["planted 1 times"]["count"], groups["not planted"]["count"]) == (held, COUNT - held)
