@@ -39,8 +39,8 @@ AUDIT = [
         "audit",
         "coins need not be those that were sealed before training",
         "audit/attack.py",
-        ".encode() not in first",
-        ".encode() in b''",
+        '.get("canaries") != manifest.commitment',
+        '.get("canaries") is None',
         "tests/audit/test_attack.py",
     ),
     Fault(

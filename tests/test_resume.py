@@ -84,15 +84,15 @@ def killed(settings, delay: float) -> bool:
 
 
 def test_killed_twenty_times_at_random_moments(tmp_path):
-    whole = Run(config(tmp_path / "whole"))
+    whole = Run(config(tmp_path / "whole", train__steps=12))
     fine_tune(whole)  # once outside the clock: imports and caches
     began = time.monotonic()
-    again = Run(config(tmp_path / "again"))
+    again = Run(config(tmp_path / "again", train__steps=12))
     fine_tune(again)
     length = time.monotonic() - began
     generator, kills, finished, attempt = random.Random(time.time_ns()), 0, 0, 0
     while kills < KILLS or not finished:
-        settings = config(tmp_path / f"killed{finished}")
+        settings = config(tmp_path / f"killed{finished}", train__steps=12)
         attempt += 1
         assert attempt < 40 * KILLS, "the run makes no progress between kills"
         if killed(settings, generator.uniform(0, 1.2 * length)):
@@ -174,6 +174,10 @@ def test_a_finished_run_is_released_again_and_not_evaluated_again(tmp_path, monk
     after = fine_tune(Run(run.config))
     assert before.final == after.final is not None
     assert all(torch.equal(released(run)[name], weights[name]) for name in weights)
+    monkeypatch.setattr(Job, "held_out", lambda job: "other rows")
+    monkeypatch.setattr(Job, "evaluate", lambda job: {}["evaluated"])
+    with pytest.raises(KeyError, match="evaluated"):
+        fine_tune(Run(run.config))
 
 
 def test_looking_more_often_is_no_other_config(tmp_path):

@@ -98,7 +98,8 @@ class _Loop:
         last = self.steps if until is None else min(until, self.steps)
         halted: str | None = None
         if self.done == self.steps:
-            self.console.say(f"all {self.done} steps are taken already: releasing again")
+            again = ": releasing again" if self.job.run.releases else ""
+            self.console.say(f"all {self.done} steps are taken already{again}")
         elif self.done:
             self.console.say(f"resuming after step {self.done}")
         elif not self.job.run.twin:  # a twin starts from the private run's base
@@ -122,7 +123,8 @@ class _Loop:
         finished = self.done == self.steps or halted is not None
         guarantee = self.job.guarantee(self.done)
         if finished:
-            if not self.ranks.any(self._is_evaluated()):  # a run that was finished before
+            known = self.metrics is not None and self.metrics.is_evaluated("final", self.job.held_out())
+            if not self.ranks.any(known):  # a run that was finished before
                 self._evaluate("final")
             if self.job.run.releases:
                 self._release(guarantee)
@@ -134,9 +136,6 @@ class _Loop:
             found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
             after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
         return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
-
-    def _is_evaluated(self) -> bool:
-        return self.metrics is not None and self.metrics.last("final") is not None
 
     def _record(self, number: int, entry: dict[str, Any]) -> None:
         """Into the ledger, and on no rank further before it is on disk."""
@@ -182,7 +181,7 @@ class _Loop:
         with self.course.averaged():
             found = self.job.evaluate()
         if found is not None and self.metrics is not None:
-            self.metrics.evaluation(what, self.done, found)
+            self.metrics.evaluation(what, self.done, found, self.job.held_out())
             self.console.say(
                 f"{what} model, held out: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
             )

@@ -24,6 +24,7 @@ from confide.correlation import copies
 from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
+from confide.ledger import first_entry
 from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
@@ -221,6 +222,11 @@ class Job:
             self.model, self.task, self.prepared.held_out, self.micro_tokens, self.ranks
         )
 
+    def held_out(self) -> str | None:
+        """A name of the held-out rows that tells others apart and lets nobody test guesses of them."""
+        graph = self.prepared.held_out
+        return None if graph is None else self.key.fingerprint(_digest(graph))
+
     def guarantee(self, steps: int) -> Guarantee:
         """What the run protects after `steps` steps, and what an audit has found of that."""
         stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
@@ -250,6 +256,20 @@ class Job:
             "data": self.key.fingerprint(_digest(self.prepared.train)),
             "model": self.key.fingerprint(self.base),
         } | ({"canaries": self.manifest().commitment} if self.run.config.canaries.count else {})
+
+    def check_begun(self) -> None:
+        """See that the run which lies here is of this config, these data and this base model, as far as it was begun.
+
+        Raises:
+            InputError: it is of others, and what this job draws is not what was trained on.
+        """
+        begun, ours = first_entry(self.run.ledger_path), self.header()
+        differing = [name for name in ("config", "data", "model") if begun.get(name) != ours[name]]
+        if differing:
+            raise InputError(
+                f"{self.run.ledger_path}: the run began with another {', '.join(differing)} than lie here now, or in "
+                "another version of confide, so what it drew cannot be told"
+            )
 
     def provenance(self) -> dict[str, str]:
         return {

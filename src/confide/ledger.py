@@ -9,6 +9,22 @@ from typing import Any
 from confide.errors import InputError
 
 
+def first_entry(path: Path) -> dict[str, Any]:
+    """What a run was begun with.
+
+    Raises:
+        InputError: no run was begun there, or the line is damaged.
+    """
+    try:
+        with open(path, "rb") as stream:
+            found = json.loads(stream.readline())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is missing or damaged, and without it nobody knows what was trained")
+    return found
+
+
 class Ledger:
     """One JSON object a line, in the order of the steps.
 
@@ -58,7 +74,8 @@ class Ledger:
                 differing = [key for key in dict.fromkeys([*old, *wanted]) if old.get(key) != wanted.get(key)]
                 raise InputError(
                     f"{self.path} line {number + 1} records another step than this run would take (differs in "
-                    f"{', '.join(differing)}): the run folder does not belong to this config and its files"
+                    f"{', '.join(differing)}): the run folder does not belong to this config and its files, or another "
+                    "version of confide began it"
                 )
             return
         if number > len(self.entries):

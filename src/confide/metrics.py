@@ -35,16 +35,22 @@ class Metrics:
             if report.get(name) is not None:
                 self._scalar(f"train/{name}", report[name], done)
 
-    def evaluation(self, what: str, done: int, found: dict[str, Any]) -> None:
-        self._write({"done": done, "evaluation": what, **found})
+    def evaluation(self, what: str, done: int, found: dict[str, Any], rows: str | None = None) -> None:
+        """Args: rows: a name of what it was evaluated on."""
+        self._write({"done": done, "evaluation": what, "on": rows, **found})
         for name in ("loss", "perplexity", "accuracy"):
             self._scalar(f"eval/{name}", found[name], done)
 
     def last(self, what: str) -> dict[str, Any] | None:
         """The newest evaluation of this name."""
         found = [line for line in self.lines if line.get("evaluation") == what]
-        hidden = {"done", "evaluation"}
+        hidden = {"done", "evaluation", "on"}
         return {k: v for k, v in found[-1].items() if k not in hidden} if found else None
+
+    def is_evaluated(self, what: str, rows: str | None) -> bool:
+        """Whether the newest evaluation of this name was on these rows."""
+        found = [line for line in self.lines if line.get("evaluation") == what]
+        return bool(found) and rows is not None and found[-1].get("on") == rows
 
     def close(self) -> None:
         if self._writer is not None:

@@ -64,12 +64,14 @@ def location(name: str) -> str:
     return str(path) if path.exists() else name
 
 
+def is_local(name: str) -> bool:
+    """Whether a model of the config is a folder or file of the user's, and neither bundled nor a hub name."""
+    return name != BUNDLED and Path(name).expanduser().exists()
+
+
 def public_name(name: str) -> str:
     """A model of the config as a release names it: a hub name as it is, of a path its last part alone."""
-    path = Path(name).expanduser()
-    if path.is_file() and path.name == "config.json":
-        path = path.parent
-    return path.resolve().name if path.exists() and name != BUNDLED else name
+    return Path(location(name)).resolve().name if is_local(name) else name
 
 
 @contextlib.contextmanager

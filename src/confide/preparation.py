@@ -224,6 +224,8 @@ class _Preparation:
                 )
             if self.redaction in ("beside", "apart"):
                 writers["public"] = self._writer(stack, folder / "public")
+            if self.manifest is not None and self.manifest.game == "mask":
+                self._check_masks(self.manifest)
             self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
             self._check_found(writers)
             if self.manifest is not None:
@@ -302,18 +304,26 @@ class _Preparation:
                         f"canaries.tokens, or raise data.max_length ({self.config.data.max_length})"
                     )
                 beside.add(rows[0], [f"{canary.name}/{world}"])
-            self.missed += not self._alike_in_public(canary)
-        if manifest.game == "mask" and self.missed:
-            raise InputError(
-                f"canaries.template: in {self.missed} of {len(manifest.canaries)} canaries the detector finds the "
-                f"number, or nothing else, and {self.config.privacy.mechanism} protects a secret that it misses in a "
-                "row in which it finds something: put something that it finds into the template, beside the number"
-            )
+            self.missed += manifest.game != "mask" and not self._alike_in_public(canary)
         for batch in _batches(manifest.documents(self.config), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
         nothing = canaries.blank(self.tokenizer)
         for name in manifest.absent():
             writers["train"].add(nothing, [name])
+
+    def _check_masks(self, manifest: Manifest) -> None:
+        """Beside every number, which the detector misses, it finds something in the same row."""
+        assert self.redacted is not None
+        start, end = manifest.place()
+        pairs = map(self._contents, manifest.canaries)
+        bad = sum(not self.redacted.misses_alone(secret, mask, start, end - start) for secret, mask in pairs)
+        if bad:
+            raise InputError(
+                f"canaries.template: in {bad} of {len(manifest.canaries)} canaries the detector finds the number, or "
+                f"nothing beside it in {self.config.data.max_length} tokens, and {self.config.privacy.mechanism} "
+                "protects a secret that it misses in a row in which it finds something: put such a thing into the "
+                "template, beside the number, or take other canaries.digits"
+            )
 
     def _rows_of(self, canary: Canary) -> Iterator[list[np.ndarray]]:
         """The rows of each of its contents, as they are trained on."""
@@ -331,10 +341,6 @@ class _Preparation:
         """Whether its contents differ in nothing that the claim calls public."""
         documents = self._contents(canary)
         if self.redacted is not None:
-            assert self.manifest is not None
-            if self.manifest.game == "mask":
-                (secret, mask), (start, end) = documents, self.manifest.place()
-                return self.redacted.misses_alone(secret, mask, start, end - start)
             return self.redacted.are_alike(documents)
         mentioned = self._mentions(documents)
         if mentioned is None:

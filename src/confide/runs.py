@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from confide import models
 from confide.config import load
 from confide.disk import sync, whole_file, write_text
 from confide.errors import InputError
@@ -120,9 +121,12 @@ class Run:
 
     def binding(self) -> str:
         """What ledger and key are bound to: the config without the keys that a resumed run may change, and
-        without where the text and a model of one's own lay, since what they hold is bound by its own digest."""
+        without where the text lay, since what it holds is bound by its own digest.
+
+        A published key is to repeat everywhere, so nor does it matter to it where a model's folder lies.
+        """
         values = self._values()
-        if Path(self.config.model).exists():
+        if self.config.privacy.published_key is not None and models.is_local(self.config.model):
             values["model"] = None
         for *sections, key in (*sorted(_FREE), ("data", "train"), ("data", "eval")):
             place = values

@@ -186,6 +186,20 @@ def test_coins_that_were_changed_after_training_are_refused(trained):
         path.write_text(before)
 
 
+@pytest.mark.parametrize("name", ["config", "data", "model"])
+def test_a_run_of_another_config_or_data_or_model_is_not_attacked(trained, name):
+    path = Run(trained).ledger_path
+    before = path.read_text()
+    try:
+        first, rest = before.split("\n", 1)
+        path.write_text(json.dumps(json.loads(first) | {name: "0" * 64}) + "\n" + rest)
+        found = confide("audit", trained.run, "--attacks", "extraction")
+        assert found.code == 2
+        assert f"another {name} than lie here now" in found.err
+    finally:
+        path.write_text(before)
+
+
 def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
     raw = planted(tmp_path / "a", "els", digits=2, insertions=[1, 3]).model_dump(mode="json")
     raw["train"]["steps"] = 2

@@ -13,6 +13,7 @@ from confide.mechanisms.base import Combine
 from confide.mechanisms.dp_sgd import DPSGD
 from confide.runs import Run
 from confide.units import UnitGraph
+from tests import small
 from tests.test_selective_run import config
 
 QUIET = Console(quiet=True)
@@ -44,7 +45,7 @@ def test_each_canary_is_a_redacted_row_with_its_number_or_a_mask(tmp_path):
         text = tokenizer.decode(train.fetch(row[None])[0], skip_special_tokens=False)
         assert "key" not in text
         assert text.count(tokenizer.mask_token) == 1 + canary.coin
-        assert (canary.secrets[0] in text) == (canary.coin == 0) == canary.holds_secret
+        assert (canary.secrets[0] in text) == (canary.coin == 0)
         planted = contents.fetch(worlds[canary.coin][number][None])[0]
         assert np.array_equal(planted, train.fetch(row[None])[0])
     assert job.prepared.facts["canaries"] == {"count": COUNT, "missed": 0}
@@ -73,6 +74,20 @@ def test_a_template_that_is_no_such_row_is_refused(tmp_path, template, expressio
         Job.of(run, QUIET)
 
 
+def test_a_finding_that_is_cut_off_is_none(tmp_path):
+    """Such a row would be trained on without noise, and in one world alone where a number is longer than a mask."""
+    for words, is_refused in ((4, False), (16, True)):
+        folder = tmp_path / str(words)
+        folder.mkdir()
+        settings = {"count": 4, "digits": 2, "template": "{} " + "again " * words + "<<key>>"}
+        run = Run(config(folder, "crt", task="masked-lm", model=str(masked_lm(folder)), canaries=settings))
+        if is_refused:
+            with pytest.raises(InputError, match=r"canaries\.template: in 4 of 4 canaries .* in 16 tokens"):
+                Job.of(run, QUIET)
+        else:
+            assert Job.of(run, QUIET).prepared.facts["canaries"]["missed"] == 0
+
+
 @pytest.mark.parametrize("adjacency", [None, "zero-out"])
 def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch, adjacency):
     kept = protected(tmp_path / "kept", adjacency)
@@ -86,10 +101,14 @@ def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch,
     assert attack.audit(Job.of(broken, QUIET), CLAIM)["verdict"] == "violation"
 
 
-def test_masks_are_not_counted_among_planted_numbers(tmp_path):
+def test_no_exposure_is_told_of_numbers_in_a_text_that_was_redacted(tmp_path):
     run = protected(tmp_path / "a")
     fine_tune(run, QUIET, until=1)
-    found = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("exposure",)))
-    held = int((Job.of(run, QUIET).manifest().coins == 0).sum())
-    groups = found["exposure"]["groups"]
-    assert (groups["planted 1 times"]["count"], groups["not planted"]["count"]) == (held, COUNT - held)
+    found = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure")))
+    assert "redacted around" in found["left_out"]["exposure"]
+    assert "exposure" not in found
+
+
+def masked_lm(folder):
+    small.family("roberta").save_pretrained(folder / "roberta")
+    return folder / "roberta" / "config.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,21 +128,7 @@ class MixtureOfGaussians:
         s = checked(noise_multiplier)
         if s == 0:
             return Curve.unprotected()
-        grid = Grid(interval, self.mean / s, self.steps, len(self.values))
-        if len(self.values) == 1:
-            # T releases of N(v, s^2) are one of N(v sqrt(T), s^2): nothing to compose, nothing to sample.
-            spread = s / (self.values[0] * math.sqrt(self.steps))
-            return Grid(interval, 1 / spread, 1, 1).curve(
-                lambda h: pld.from_gaussian_mechanism(spread, value_discretization_interval=h),
-                losses.GaussianPrivacyLoss(spread),
-            )
-        # Scale so that s = 1: dp_accounting's tolerances are absolute.
-        values = [v / s for v in self.values]
-        removal = MixtureLoss(1.0, values, self.probabilities, adjacency_type=REMOVE)
-        addition = MixtureLoss(1.0, values, self.probabilities, adjacency_type=ADD)
-        return grid.curve(
-            lambda h: pld.PrivacyLossDistribution(removal.dots(h), addition.dots(h)), removal, addition
-        )
+        return _mixed(self, s, interval)
 
     def kl(self, noise_multiplier: float) -> float:
         """KL(P || Q) of the whole run in nats: T times a one-dimensional integral (002, Lemma 3.2).
@@ -177,6 +163,25 @@ class MixtureOfGaussians:
             f"On each of {self.steps} steps a unit {self.words}; what one unit does is compared with the same "
             "unit zeroed out, under Gaussian noise."
         )
+
+
+@lru_cache(maxsize=2)  # a run asks for the same one before its first step and after its last; some take 50 MB
+def _mixed(process: MixtureOfGaussians, s: float, interval: float) -> Curve:
+    grid = Grid(interval, process.mean / s, process.steps, len(process.values))
+    if len(process.values) == 1:
+        # T releases of N(v, s^2) are one of N(v sqrt(T), s^2): nothing to compose, nothing to sample.
+        spread = s / (process.values[0] * math.sqrt(process.steps))
+        return Grid(interval, 1 / spread, 1, 1).curve(
+            lambda h: pld.from_gaussian_mechanism(spread, value_discretization_interval=h),
+            losses.GaussianPrivacyLoss(spread),
+        )
+    # Scale so that s = 1: dp_accounting's tolerances are absolute.
+    values = [v / s for v in process.values]
+    removal = MixtureLoss(1.0, values, process.probabilities, adjacency_type=REMOVE)
+    addition = MixtureLoss(1.0, values, process.probabilities, adjacency_type=ADD)
+    return grid.curve(
+        lambda h: pld.PrivacyLossDistribution(removal.dots(h), addition.dots(h)), removal, addition
+    )
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ The model is looked at twice in the same way, before training and after it: what
 doing. Whatever comes out is computed from private rows, and no guarantee covers it.
 """
 
-import io
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
 from confide.errors import InputError
 from confide.job import Job
+from confide.ledger import first_entry
 from confide.mechanisms.base import Game
 from confide.mechanisms.rows import RowSampler
 from confide.preparation import redaction_of
@@ -114,6 +114,7 @@ def _trained(job: Job) -> tuple[int, dict[str, Any]]:
     found = job.run.last_checkpoint()
     if found is None:
         raise InputError(f"{job.run.folder}: nothing was trained here yet")
+    job.check_begun()
     return found
 
 
@@ -131,11 +132,9 @@ def sealed(job: Job) -> Manifest:
         InputError: it was changed after the run began, or the run began without one.
     """
     manifest, path = job.manifest(), job.run.ledger_path
-    with open(path, "rb") if path.exists() else nullcontext(io.BytesIO()) as lines:
-        first = lines.readline()
-    if f'"canaries": "{manifest.commitment}"'.encode() not in first:
+    if first_entry(path).get("canaries") != manifest.commitment:
         raise InputError(
-            f"{job.run.data}: these canaries are not those that {job.run.ledger_path} was sealed with before training; "
+            f"{job.run.data}: these canaries are not those that {path} was sealed with before training; "
             "coins that may have been chosen afterwards prove nothing"
         )
     return manifest
@@ -238,6 +237,8 @@ class _Audit:
             return f"canaries of family {config.canaries.family} have no candidates to rank them among"
         if name == "exposure" and config.canaries.digits > MOST_DIGITS:
             return f"canaries.digits: ranking among 10^{config.canaries.digits} numbers would take days"
+        if name == "exposure" and self.manifest is not None and self.manifest.game == "mask":
+            return "training text is redacted around the numbers, and they would be ranked in a text that it never held"
         if name in ("exposure", "extraction") and config.task != "causal-lm":
             return f"it is about text that a model writes, and this one's task is {config.task}"
         masked = redaction_of(config) in ("instead", "apart")
@@ -268,7 +269,7 @@ class _Audit:
         ):
             return None
         found = Numbers.of(manifest, self.players, config.canaries.digits, self.job.tokenizer)
-        alpha = ALPHA / (1 + len(self._views()))
+        alpha = self._share(numbers=True)
         could = self.claim.curve is None or play_numbers(self.claim, True, found.choices, alpha).needed
         return found if could else None
 
@@ -276,6 +277,10 @@ class _Audit:
         """What coins are guessed from."""
         reads = self.job.run.config.canaries.white_box and not self.job.run.twin
         return ("release", "steps") if reads else ("release",)
+
+    def _share(self, numbers: bool) -> float:
+        """Of the probability of a false alarm, each game's, with the one of numbers or without."""
+        return ALPHA / (len(self._views()) + numbers)
 
     def _refuse_small_sides(self) -> None:
         """Rates need two units on each side."""
@@ -355,8 +360,8 @@ class _Audit:
         trie = Trie.of(candidates, self.job.tokenizer)
         by_times: dict[int, list[str]] = {}
         for canary in manifest.canaries:
-            times = canary.insertions if canary.holds_secret else 0
-            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.holds_secret else 0])
+            times = canary.insertions if canary.is_planted else 0
+            by_times.setdefault(times, []).append(canary.secrets[canary.coin if canary.is_planted else 0])
         each = max(1, self.options.secrets // len(by_times))
         kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
         numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])
@@ -417,7 +422,7 @@ class _Audit:
         job, manifest = self.job, self.manifest
         assert manifest is not None
         released = _learnt(before, after)
-        alpha = ALPHA / (len(self._views()) + (self.numbers is not None))
+        alpha = self._share(numbers=self.numbers is not None)
         players, guesses = self.players, job.run.config.canaries.guesses
         games = []
         for view in self._views():

@@ -59,11 +59,6 @@ class Canary:
     def is_planted(self) -> bool:
         return self.coin < len(self.contents)
 
-    @property
-    def holds_secret(self) -> bool:
-        """Whether one of its secrets stands in the training text: number `coin`."""
-        return self.coin < len(self.secrets)
-
 
 @dataclass(frozen=True)
 class Manifest:

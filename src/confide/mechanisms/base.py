@@ -149,7 +149,7 @@ class Mechanism(ABC):
     lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
     compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
     # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
-    # ("value"), or that there is no such game yet (None).
+    # ("value"), or whether a number stands there or a mask ("mask").
     game: ClassVar[Game] = "presence"
     correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
     filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each

@@ -28,6 +28,9 @@ class ConfidentiallyRedacted(SensitiveText):
     name: ClassVar[str] = "crt"
     notion: ClassVar[str] = "confidentiality"
     redaction: ClassVar[Redaction] = "apart"
+    lengths: ClassVar[str] = (
+        "where rows begin and end in the redacted text, and the lengths of redacted rows, but for a missed secret's own"
+    )
     game: ClassVar[Game] = "mask"
 
     @property
@@ -87,7 +90,8 @@ class ConfidentiallyRedacted(SensitiveText):
 
     def facts(self) -> tuple[str, ...]:
         return (
-            "which rows hold a finding, how rows are cut, and which documents are duplicates of others",
+            "which rows hold a finding, how rows are cut, and which documents are duplicates of others but for such a "
+            "secret",
             "the text of rows in which the detector found nothing",
         )
 

@@ -101,7 +101,8 @@ class RedactedDocuments:
         return first.has_finding and not more and alike
 
     def misses_alone(self, secret: Document, mask: Document, start: int, length: int) -> bool:
-        """Whether the secret is missed, and something beside it is found, the same with a mask in its place.
+        """Whether the secret is missed, and something beside it in its one row is found, the same with a mask in its
+        place.
 
         Args:
             secret, mask: a text with either, and the same text around it.
@@ -111,7 +112,10 @@ class RedactedDocuments:
         first, second = (
             _beside(own, start, end) for own, end in zip(self._sensitive([secret, mask]), ends, strict=True)
         )
-        return bool(first) and first == second
+        rows = [row for own in self.cut([secret, mask]) for row in own]
+        if len(rows) != 2 or not all(row.has_finding for row in rows):
+            return False
+        return bool(first) and first == second and not np.array_equal(rows[0].masked, rows[1].masked)
 
     def _sensitive(self, documents: Sequence[Document]) -> list[list[Span]]:
         """What is sensitive in each: what the policy finds, and what a person has marked."""
