@@ -29,6 +29,9 @@ from confide.errors import InputError
 KEY_BYTES = 32
 BLOCK = 1 << 18  # values of noise made at a time, so that noise needs no second copy of the model
 MANY = 32  # blocks that are worth threads of their own
+PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
+GROUP = 2 * PAIRS
+_ZEROS = bytes(6 * BLOCK)
 
 
 class Normal(Protocol):
@@ -51,7 +54,7 @@ class Stream:
         """`n` uniform 64-bit words from index `start` on: uint64[n]."""
         first, skip = divmod(start, 2)
         words = np.empty(n + skip, dtype="<u8")
-        self._fill(words, 2 * first)
+        self._fill(words, first)
         return words[skip:]
 
     def uniform(self, n: int, start: int = 0) -> np.ndarray:
@@ -69,32 +72,46 @@ class Stream:
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
         """`n` standard normal values: float32[n].
 
-        Box-Muller on 64-bit words, so that the tail reaches 9.4 standard deviations: no tail that matters to
-        delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds a value by one part in 10^7,
-        as it rounds the sum that the noise is added to.
+        Box-Muller with radii from 64-bit words, so that the tail reaches 9.4 standard deviations: no tail that
+        matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds a value by one part in
+        10^7, as it rounds the sum that the noise is added to.
         """
-        first, skip = divmod(start, 2)
-        words = np.empty(((skip + n + 1) // 2, 2), "<i8")
-        self._fill(words, 2 * first)
+        first, skip = divmod(start, GROUP)
+        words = _words(_groups(skip + n))
+        self._fill_groups(words, first)
         return _box_muller(words)[skip : skip + n]
 
-    def _fill(self, words: np.ndarray, start: int) -> None:
-        """Write the 64-bit words from an even index on into an array."""
-        counter = modes.CTR((start // 2).to_bytes(16, "big"))
-        plain = bytes(words.nbytes)
+    def _fill_groups(self, words: np.ndarray, first: int) -> None:
+        """Write the words of groups of normal values, from number `first` on."""
+        self._fill(words, first * words.strides[0] // 16)
+
+    def _fill(self, words: np.ndarray, block: int) -> None:
+        """Write what the cipher says from a block of 16 bytes on into an array."""
+        counter = modes.CTR(block.to_bytes(16, "big"))
+        plain = memoryview(_ZEROS)[: words.nbytes] if words.nbytes <= len(_ZEROS) else bytes(words.nbytes)
         Cipher(algorithms.AES(self._key), counter).encryptor().update_into(plain, words.data.cast("B"))
 
 
+def _groups(n: int) -> int:
+    """How many groups hold `n` values."""
+    return -(-n // GROUP)
+
+
+def _words(groups: int) -> np.ndarray:
+    """Room for the random words of so many groups: int32[groups, 3 * PAIRS]."""
+    return np.empty((groups, 3 * PAIRS), "<i4")
+
+
 def _box_muller(words: np.ndarray) -> torch.Tensor:
-    """Pairs of random words, int64[n, 2] -> standard normal values, float32[2 n]."""
-    drawn = torch.from_numpy(words)
+    """Random words of groups, int32[g, 3 * PAIRS] -> standard normal values, float32[g * GROUP]."""
+    drawn, angles = torch.from_numpy(words[:, :GROUP].view("<i8")), torch.from_numpy(words[:, GROUP:])
     # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is.
-    radius = drawn[:, 0].float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
-    angle = drawn[:, 1].float().mul_(math.pi * 2.0**-63)  # in [-pi, pi]
-    values = torch.empty(drawn.shape)
-    torch.mul(radius, angle.cos(), out=values[:, 0])
-    torch.mul(radius, angle.sin_(), out=values[:, 1])
-    return values.view(-1)
+    radius = drawn.float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
+    angle = angles.float().mul_(math.pi * 2.0**-31)  # in [-pi, pi]
+    values = torch.empty(len(words), 2, PAIRS)
+    torch.cos(angle, out=values[:, 0])
+    torch.sin(angle, out=values[:, 1])
+    return values.mul_(radius[:, None]).view(-1)
 
 
 class FastStream:
@@ -126,7 +143,7 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
     """
     work: list[Callable[[], object]] = []
     held: list[_Segment] = []
-    pairs = 0
+    groups = 0
     for tensor, source, start in vectors:
         if not isinstance(source, Stream):
             work.append(partial(_add_in_order, tensor.view(-1), source, scale, start, times))
@@ -137,11 +154,11 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
             flat = tensor.view(-1)
             for place in range(0, flat.numel(), BLOCK):
                 segment = _Segment(flat[place : place + BLOCK], source, start + place)
-                if held and pairs + segment.pairs > BLOCK // 2:
+                if held and groups + segment.groups > _groups(BLOCK):
                     work.append(partial(_add_block, held, scale, times))
-                    held, pairs = [], 0
+                    held, groups = [], 0
                 held.append(segment)
-                pairs += segment.pairs
+                groups += segment.groups
     if held:
         work.append(partial(_add_block, held, scale, times))
     _side_by_side(work)
@@ -156,22 +173,22 @@ class _Segment:
     start: int
 
     @property
-    def pairs(self) -> int:
-        return (self.start % 2 + self.values.numel() + 1) // 2
+    def groups(self) -> int:
+        return _groups(self.start % GROUP + self.values.numel())
 
 
 def _add_block(segments: list[_Segment], scale: float, times: float) -> None:
     """Noise for some segments in one go: of many small tensors each by itself would cost its calls alone."""
-    words = np.empty((sum(segment.pairs for segment in segments), 2), "<i8")
+    words = _words(sum(segment.groups for segment in segments))
     place = 0
     for segment in segments:
-        segment.source._fill(words[place : place + segment.pairs], segment.start - segment.start % 2)
-        place += segment.pairs
+        segment.source._fill_groups(words[place : place + segment.groups], segment.start // GROUP)
+        place += segment.groups
     normal, place = _box_muller(words), 0
     for segment in segments:
-        first = 2 * place + segment.start % 2
+        first = GROUP * place + segment.start % GROUP
         segment.values.add_(normal[first : first + segment.values.numel()], alpha=scale).mul_(times)
-        place += segment.pairs
+        place += segment.groups
 
 
 def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
