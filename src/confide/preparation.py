@@ -15,10 +15,11 @@ import numpy as np
 
 from confide import mechanisms
 from confide.audit import canaries
-from confide.audit.canaries import Canary, Manifest
+from confide.audit.canaries import Manifest
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.noise import RunKey
+from confide.planting import Planting
 from confide.reading import documents_of, side_of
 from confide.redaction.rows import RedactedRow
 from confide.rows import Cutter
@@ -207,7 +208,6 @@ class _Preparation:
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
         self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
-        self.missed = 0  # canaries whose contents differ in what the claim calls public
 
     def write(self, folder: Path, cache: Path) -> dict[str, Any]:
         """All graphs, into `folder`; returns the facts."""
@@ -224,12 +224,11 @@ class _Preparation:
                 )
             if self.redaction in ("beside", "apart"):
                 writers["public"] = self._writer(stack, folder / "public")
-            if self.manifest is not None and self.manifest.game == "mask":
-                self._check_masks(self.manifest)
+            planting = self._planting()
             self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
             self._check_found(writers)
-            if self.manifest is not None:
-                self._plant(self.manifest, writers, stack.enter_context(self._beside(folder)))
+            if planting is not None:
+                self._plant(planting, writers, stack.enter_context(self._beside(folder)))
         if isinstance(data.eval, str):
             with ExitStack() as stack:
                 self._fill(data.eval, {"eval": self._writer(stack, folder / "eval")}, 1.0)
@@ -243,14 +242,20 @@ class _Preparation:
         for name in ("eval", "public"):
             facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
         facts["counts"] = dict(self.counts)
-        if self.manifest is not None:
-            self.manifest.write(folder)
-            facts["canaries"] = {"count": len(self.manifest.canaries), "missed": self.missed}
+        if planting is not None:
+            planting.manifest.write(folder)
+            facts["canaries"] = planting.facts()
         if data.duplicates:
             facts["duplicates"] = self._duplicates()
         if self.config.task == "classification":
             facts["classes"] = list(self.classes)
         return facts
+
+    def _planting(self) -> Planting | None:
+        """What is to be planted, seen to be such as the claim is about."""
+        if self.manifest is None:
+            return None
+        return Planting(self.manifest, self.config, self.cutter, self.redacted, self._mentions)
 
     def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
         return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned))
@@ -294,63 +299,14 @@ class _Preparation:
                     units = [*planted, *row.secrets(mentioned[at])]
                 writers[side].add(row.tokens, units, label)
 
-    def _plant(self, manifest: Manifest, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
+    def _plant(self, planting: Planting, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
         """Canaries among the training rows; `beside` gets the rows of all that could have been planted."""
-        for canary in manifest.canaries:
-            for world, rows in enumerate(self._rows_of(canary)):
-                if len(rows) != 1:
-                    raise InputError(
-                        f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
-                        f"canaries.tokens, or raise data.max_length ({self.config.data.max_length})"
-                    )
-                beside.add(rows[0], [f"{canary.name}/{world}"])
-            self.missed += manifest.game != "mask" and not self._alike_in_public(canary)
-        for batch in _batches(manifest.documents(self.config), _BATCH):
+        planting.lay_beside(beside)
+        for batch in _batches(planting.manifest.documents(self.config), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
         nothing = canaries.blank(self.tokenizer)
-        for name in manifest.absent():
+        for name in planting.manifest.absent():
             writers["train"].add(nothing, [name])
-
-    def _check_masks(self, manifest: Manifest) -> None:
-        """Beside every number, which the detector misses, it finds something in the same row."""
-        assert self.redacted is not None
-        start, end = manifest.place()
-        pairs = map(self._contents, manifest.canaries)
-        bad = sum(not self.redacted.misses_alone(secret, mask, start, end - start) for secret, mask in pairs)
-        if bad:
-            raise InputError(
-                f"canaries.template: in {bad} of {len(manifest.canaries)} canaries the detector finds the number, or "
-                f"nothing beside it in {self.config.data.max_length} tokens, and {self.config.privacy.mechanism} "
-                "protects a secret that it misses in a row in which it finds something: put such a thing into the "
-                "template, beside the number, or take other canaries.digits"
-            )
-
-    def _rows_of(self, canary: Canary) -> Iterator[list[np.ndarray]]:
-        """The rows of each of its contents, as they are trained on."""
-        if self.redaction == "apart":
-            assert self.redacted is not None
-            documents = self._contents(canary)
-            yield from ([row.masked for row in own] for own in self.redacted.cut(documents))
-        else:
-            yield from ([row.tokens for row in own] for own in self.cutter.rows(canary.contents))
-
-    def _contents(self, canary: Canary) -> list[Document]:
-        return [canaries.document(text, canary.name, self.config) for text in canary.contents]
-
-    def _alike_in_public(self, canary: Canary) -> bool:
-        """Whether its contents differ in nothing that the claim calls public."""
-        documents = self._contents(canary)
-        if self.redacted is not None:
-            return self.redacted.are_alike(documents)
-        mentioned = self._mentions(documents)
-        if mentioned is None:
-            return True
-        # how many tokens a mention has, and which rows hold which secrets
-        rows = [row for (row,) in self.cutter.rows(canary.contents)]
-        public = [
-            (len(row.tokens), row.secrets(mentions)) for row, mentions in zip(rows, mentioned, strict=True)
-        ]
-        return all(own == public[0] for own in public)
 
     def _beside(self, folder: Path) -> GraphWriter:
         return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from confide.audit import attack
-from confide.audit.canaries import FILE
+from confide.audit.canaries import FILE, SAMPLED
 from confide.audit.numbers import Numbers
 from confide.config import check
 from confide.console import Console
@@ -139,11 +140,64 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
     assert numbers(0.1) == ("underpowered", {})  # so weak a claim allows it, and coins keep all of alpha
 
 
+@pytest.mark.parametrize("mechanism", ["selective", "secret"])
+def test_a_number_in_the_place_of_another_that_is_given_away_refutes_too(tmp_path, monkeypatch, mechanism):
+    raw = planted(tmp_path / "a", "dp-sgd", count=2, digits=4, template="My printer is {} again.").model_dump(
+        mode="json"
+    )
+    raw["privacy"] |= {"mechanism": mechanism, "adjacency": None, "rows_per_unit": 4, "published_key": None}
+    if mechanism == "selective":
+        raw["detector"] |= {"expressions": {"number": r"\d+", "other": "floor"}, "recall": 1.0}
+        raw["redacted"]["steps"] = 2
+    else:
+        raw["data"]["max_length"] = 32
+        raw["privacy"] |= {"noise_multiplier": None, "delta": 1e-3}
+        raw["secrets"] |= {"patterns": {"floor": "floor"}, "prior": 0.01, "posterior": 0.02, "recall": 1.0}
+    raw["train"]["steps"] = 2
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    options = attack.Options(attacks=("claim",))
+
+    def numbers() -> tuple[str, dict]:
+        found = attack.audit(Job.of(run, QUIET), options)
+        return found["verdict"], next(game for game in found["games"] if game["view"] == "numbers")
+
+    found, game = numbers()
+    assert (found, game["coins"], game["correct"], game["needed"]) == ("underpowered", 2, 0, 1)
+    released = attack._released
+    monkeypatch.setattr(attack, "_released", lambda job, state: _by_heart(job, released(job, state)))
+    found, game = numbers()
+    assert (found, game["coins"], game["correct"], game["needed"]) == ("violation", 2, 1, 1)
+    assert 3 < game["bound"] < math.log(0.025 * 10**4)
+
+
+def test_a_number_hides_only_among_those_that_change_nothing_public(tmp_path):
+    """Of those that begin with 0 to 4 the detector marks the word before as well."""
+    raw = planted(tmp_path / "a", "dp-sgd", count=20, digits=4).model_dump(mode="json")
+    raw["privacy"] |= {"mechanism": "selective", "adjacency": None, "rows_per_unit": 4}
+    raw["detector"] |= {"expressions": {"number": r"is [0-4]\d*|\d+", "other": "floor"}, "recall": 1.0}
+    raw["redacted"]["steps"] = 2
+    job = Job.of(Run(check(raw)), QUIET)
+    facts = job.prepared.facts["canaries"]
+    assert 4 < facts["missed"] < 16  # of two numbers one begins so, and one does not
+    assert len(facts["alike"]) == 20
+    assert all(abs(count - SAMPLED / 2) < 5 * math.sqrt(SAMPLED / 4) for count in facts["alike"])
+    manifest = job.manifest()
+    found = Numbers.of(manifest, np.arange(20), 4, job.tokenizer, facts["alike"])
+    assert all(4_300 < choices < 5_000 for choices in found.choices)
+    standing = [canary.secrets[canary.coin] for canary in manifest.canaries[:8]]
+    texts = [job.tokenizer.decode(row, skip_special_tokens=True) for row in found.rows]
+    assert all(number in text for number, text in zip(standing, texts, strict=True))
+
+
 @contextmanager
 def _by_heart(job, released):
     """The released model after training on the first canary alone, until nothing else comes to its mind."""
     with released:
-        row = torch.from_numpy(Numbers.of(job.manifest(), np.arange(2), 4, job.tokenizer).rows[0])[None]
+        alike = job.prepared.facts["canaries"].get("alike")
+        row = torch.from_numpy(Numbers.of(job.manifest(), np.arange(2), 4, job.tokenizer, alike).rows[0])[
+            None
+        ]
         optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
         for _ in range(500):
             with torch.enable_grad():

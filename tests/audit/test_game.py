@@ -109,7 +109,7 @@ def test_one_number_of_a_million_refutes_what_coins_cannot():
     assert verdict(claim, [game]) == "violation"
     assert game.bound == game.strongest == pytest.approx(np.log(ALPHA * K / 3), abs=0.01)
     assert game.bound > claim.epsilon
-    assert "of 3 numbers, planted or not, 1 is what the released model finds" in game.in_words(claim)
+    assert "of the numbers of 3 canaries 1 is what the released model finds" in game.in_words(claim)
     assert "95.0% confidence" in game.in_words(claim)
     missed = play_numbers(claim, False, choices)
     assert missed.bound == 0
@@ -148,6 +148,8 @@ def test_each_number_that_one_guess_may_hit_counts():
     assert play_numbers(claim, True, k).needed == 1
     assert play_numbers(claim, True, np.repeat(k, 2)).needed is None
     assert play_numbers(claim, True, k, ALPHA / 2).needed is None
+    assert play_numbers(claim, True, k, unsure=ALPHA / 2).needed is None  # of which a part of alpha goes
+    assert play_numbers(claim, True, k, unsure=0.01).bound < play_numbers(claim, True, k).bound
     assert play_numbers(claim, True, np.repeat(k, 2)).p_value > ALPHA
 
 

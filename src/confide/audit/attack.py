@@ -256,21 +256,23 @@ class _Audit:
     def _numbers(self, manifest: Manifest) -> Numbers | None:
         """The game of numbers, where it could refute the claim. All that decides it stood before training.
 
-        Not of the game of values, where what is found around a number is public, and might depend on it; nor with a
-        published key, from which the numbers follow, so that anybody may know them.
+        Not of the game of masks, whose rows hold no number where a mask stands; nor with a published key, from which
+        the numbers follow, so that anybody may know them.
         """
-        config = self.job.run.config
+        config, alike = self.job.run.config, self.job.prepared.facts["canaries"].get("alike")
         if (
-            manifest.game != "presence"
+            manifest.game == "mask"
+            or (manifest.game == "value" and alike is None)
             or manifest.family != "digits"
             or config.canaries.digits > MOST_DIGITS
             or config.task != "causal-lm"
             or config.privacy.published_key is not None
         ):
             return None
-        found = Numbers.of(manifest, self.players, config.canaries.digits, self.job.tokenizer)
+        found = Numbers.of(manifest, self.players, config.canaries.digits, self.job.tokenizer, alike)
         alpha = self._share(numbers=True)
-        could = self.claim.curve is None or play_numbers(self.claim, True, found.choices, alpha).needed
+        could = play_numbers(self.claim, True, found.choices, alpha, found.unsure).needed is not None
+        could = could or self.claim.curve is None
         return found if could else None
 
     def _views(self) -> tuple[str, ...]:
@@ -430,7 +432,8 @@ class _Audit:
             coins = manifest.coins[players] == 0
             games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
         if self.numbers is not None and lead is not None:
-            games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
+            numbers = self.numbers
+            games.append(play_numbers(self.claim, lead, numbers.choices, alpha, numbers.unsure))
         return {
             "verdict": verdict(self.claim, games),
             "game": manifest.game,

@@ -132,10 +132,10 @@ def rates_from_below(tp: int, fn: int, fp: int, tn: int, alpha: float = 0.05) ->
         raise InputError("tp, fn, fp and tn must be counts of at least 0")
     if tp + fn == 0 or fp + tn == 0:
         raise InputError("tp, fn, fp and tn must hold at least one run with the unit and one without")
-    return _rate_from_below(tp, tp + fn, alpha / 2), _rate_from_below(tn, fp + tn, alpha / 2)
+    return rate_from_below(tp, tp + fn, alpha / 2), rate_from_below(tn, fp + tn, alpha / 2)
 
 
-def _rate_from_below(successes: int, trials: int, alpha: float) -> float:
+def rate_from_below(successes: int, trials: int, alpha: float) -> float:
     """Clopper and Pearson's lower bound: the rate at which so many successes or more have probability alpha."""
     if successes == 0:
         return 0.0
@@ -164,7 +164,7 @@ def k_ary(guesses: int, correct: int, k: int, alpha: float = 0.05) -> float:
     check_alpha(alpha)
     if k < 2:
         raise InputError(f"k must be at least 2 texts, not {k}")
-    p = _rate_from_below(correct, guesses, alpha)
+    p = rate_from_below(correct, guesses, alpha)
     return _log_ratio(p * (k - 1), 1 - p)
 
 

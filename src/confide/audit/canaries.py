@@ -33,6 +33,9 @@ FILE = "canaries.json"
 GRAPH = "canaries"
 """In the data folder: what was planted, and the rows of every content, planted or not."""
 
+SAMPLED = 1_000
+"""Random numbers in a canary's place, of which it is told how many change nothing that is public."""
+
 SPREAD = 4  # texts that the base model makes for each canary that is taken of them
 WHERE = "canaries"
 
@@ -89,7 +92,7 @@ class Manifest:
         seed = secrets.token_hex(32)
         if key is not None:
             seed = key.stream("audit", "canaries").uint64(4).tobytes().hex()
-        source = RunKey.from_text(f"canaries {seed}")
+        source = _source(seed)
         game = mechanisms.find(config.privacy.mechanism).game
         sides = 2 if game == "value" else 1
         contents = list(_contents(config, tokenizer, settings.count * sides, source))
@@ -126,6 +129,12 @@ class Manifest:
             ) from None
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path} is damaged: the coins cannot be trusted") from None
+
+    def sample(self) -> list[str]:
+        """Texts of family `digits` with numbers drawn at random, `SAMPLED` of them."""
+        digits = len(self.canaries[0].secrets[0])
+        drawn = _source(self.seed).stream("audit", "sample").below(np.full(SAMPLED, 10**digits))
+        return [self.template.replace("{}", f"{number:0{digits}d}") for number in drawn.tolist()]
 
     def write(self, folder: Path) -> None:
         write_text(folder / FILE, self._text())
@@ -187,6 +196,10 @@ def blank(tokenizer: Any) -> np.ndarray:
         if token is not None:
             return np.array([token])
     return np.zeros(1, np.int64)
+
+
+def _source(seed: str) -> RunKey:
+    return RunKey.from_text(f"canaries {seed}")
 
 
 def _name(seed: str, number: int) -> str:

@@ -136,7 +136,7 @@ class Played:
     def _told(self) -> str:
         if self.view == "numbers":
             return (
-                f"of {self.coins} numbers, planted or not, {self.correct} is what the released model finds more likely "
+                f"of the numbers of {self.coins} canaries {self.correct} is what the released model finds more likely "
                 "than all that no canary has"
             )
         seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
@@ -193,7 +193,9 @@ def play(
     )
 
 
-def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA) -> Played:
+def play_numbers(
+    claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA, unsure: float = 0.0
+) -> Played:
     """Guess that the number which the model finds most likely, of all that no canary or a guessed one has, is guessed.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha. Given all other
@@ -204,13 +206,14 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
         lead: whether it is one of those guessed.
         choices: int64[n], how many numbers each of these might have been, as far as the claim hides it.
         alpha: probability of a false alarm of this game.
+        unsure: probability that there are fewer choices, at most; a part of alpha.
     """
     n, delta = len(choices), claim.delta
     needed, p_value = None, 1.0
     if claim.zeroed is not None:
         ceiling = float(np.mean(claim.zeroed.reconstruction(1 / choices)))
-        p_value = ceiling_p_value(n, int(lead), ceiling, independent=False)
-        needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) <= alpha else None
+        p_value = min(1.0, ceiling_p_value(n, int(lead), ceiling, independent=False) + unsure)
+        needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) + unsure <= alpha else None
     return Played(
         "numbers",
         n,
@@ -218,8 +221,8 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
         int(lead),
         needed,
         p_value,
-        ceiling_epsilon(choices, int(lead), delta, alpha),
-        ceiling_epsilon(choices, 1, delta, alpha),
+        ceiling_epsilon(choices, int(lead), delta, alpha - unsure),
+        ceiling_epsilon(choices, 1, delta, alpha - unsure),
         1 - alpha,
     )
 

@@ -1,16 +1,18 @@
-"""The game of numbers: one guess that the number which a model finds most likely was planted.
+"""The game of numbers: one guess that the number which a model finds most likely is one of some canaries'.
 
 Who is guessed follows from the config and the canaries' order, whether or not a coin planted them: nothing is chosen
-after training.
+after training. Of a canary that holds one of two numbers it is the one that stands there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from confide.audit.canaries import Manifest
+from confide.audit.bounds import rate_from_below
+from confide.audit.canaries import SAMPLED, Manifest
 from confide.audit.candidates import END, Candidates
 from confide.audit.exposure import exceeds
 from confide.audit.trie import Trie
@@ -20,6 +22,9 @@ GUESSED = 8
 
 MOST_DIGITS = 7  # of which all numbers are ranked
 
+UNSURE = 0.001
+"""Probability that a sample promises more choices than there are, at most: a part of alpha."""
+
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
@@ -28,29 +33,62 @@ class Numbers:
     Attributes:
         rows: of the guessed numbers' texts, as they are planted: int64 each.
         others: the texts of all numbers that no canary holds.
+        size: how many numbers there are in all.
+        alike: of the game of values: of each guessed number, how many of `SAMPLED` random ones would change nothing
+            that is public.
     """
 
     rows: list[np.ndarray]
     others: Trie
+    size: int
+    alike: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest, players: np.ndarray, digits: int, tokenizer: Any) -> "Numbers":
-        """Of the canaries that play, the first of those with the most insertions."""
-        playing = [manifest.canaries[number] for number in players.tolist()]
-        most = max(canary.insertions for canary in playing)
-        guessed = [canary for canary in playing if canary.insertions == most][:GUESSED]
+    def of(
+        cls,
+        manifest: Manifest,
+        players: np.ndarray,
+        digits: int,
+        tokenizer: Any,
+        alike: Sequence[int] | None = None,
+    ) -> "Numbers":
+        """Of the canaries that play, the first of those with the most insertions.
+
+        Args:
+            alike: of all canaries, of the game of values.
+        """
+        playing = players.tolist()
+        most = max(manifest.canaries[number].insertions for number in playing)
+        guessed = [number for number in playing if manifest.canaries[number].insertions == most][:GUESSED]
         candidates = Candidates.digits(manifest.template, digits)
         free = np.ones(candidates.size, dtype=bool)
         free[candidates.numbers([one for canary in manifest.canaries for one in canary.secrets])] = False
-        numbers = candidates.numbers([canary.secrets[0] for canary in guessed])
+        standing = [
+            canary.secrets[0 if alike is None else canary.coin]
+            for canary in (manifest.canaries[number] for number in guessed)
+        ]
+        numbers = candidates.numbers(standing)
         rows = [row[row != END].astype(np.int64) for row in candidates.tokens(tokenizer, numbers)]
-        return cls(rows, Trie.of(candidates, tokenizer, np.flatnonzero(free)))
+        kept = None if alike is None else tuple(alike[number] for number in guessed)
+        return cls(rows, Trie.of(candidates, tokenizer, np.flatnonzero(free)), candidates.size, kept)
 
     @cached_property
     def choices(self) -> np.ndarray:
-        """int64[n]: how many numbers each might be, for one who knows all other canaries and how many tokens it has."""
+        """int64[n]: how many numbers each might be at least, for one who knows all other canaries and what is public.
+
+        Of the game of presence that is how many tokens a number has. Else all are right but with probability `unsure`.
+        """
+        if self.alike is not None:
+            held = self.size - len(self.others)
+            shares = [rate_from_below(count, SAMPLED, UNSURE / len(self.rows)) for count in self.alike]
+            # those that other canaries hold may all be among them
+            return np.array([max(1, int(share * self.size) - held) for share in shares])
         lengths = self.others.lengths
         return np.array([1 + int((lengths == len(row)).sum()) for row in self.rows])
+
+    @property
+    def unsure(self) -> float:
+        return 0.0 if self.alike is None else UNSURE
 
     def lead(self, model: Any) -> bool:
         """Whether one of the guessed numbers is more likely than every number that no canary holds."""

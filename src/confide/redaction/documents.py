@@ -94,11 +94,12 @@ class RedactedDocuments:
     def _cut(self, documents: Sequence[Document], spans: Sequence[Sequence[Span]]) -> list[list[RedactedRow]]:
         return self._redactor.many([d.text for d in documents], [merged(own) for own in spans])
 
-    def are_alike(self, documents: Sequence[Document]) -> bool:
-        """Whether they are one row each, and differ in nothing but what is found sensitive, and something is."""
-        (first, *more), *others = self.cut(documents)
-        alike = all(len(own) == 1 and np.array_equal(own[0].masked, first.masked) for own in others)
-        return first.has_finding and not more and alike
+    def public(self, documents: Sequence[Document]) -> list[bytes | None]:
+        """What is left of each but for what is found sensitive in it; None where nothing is, or there are more rows."""
+        return [
+            own[0].masked.tobytes() if len(own) == 1 and own[0].has_finding else None
+            for own in self.cut(documents)
+        ]
 
     def misses_alone(self, secret: Document, mask: Document, start: int, length: int) -> bool:
         """Whether the secret is missed, and something beside it in its one row is found, the same with a mask in its

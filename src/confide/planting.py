@@ -1,0 +1,120 @@
+"""Canaries on their way into the data: what of them is public, and whether the claim's game can be played with them."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.audit import canaries
+from confide.audit.canaries import Canary, Manifest
+from confide.errors import InputError
+from confide.rows import Cutter
+from confide.secrets.finders import Mention
+from confide.text import Document
+from confide.units import GraphWriter
+
+if TYPE_CHECKING:
+    from confide.redaction.documents import RedactedDocuments
+    from confide.settings import Config
+
+
+class Planting:
+    """The canaries of one preparation.
+
+    Args:
+        redacted: finds and redacts, where the mechanism does.
+        mentions: of documents, where units are secrets.
+
+    Raises:
+        InputError: under crt, a number that the detector finds, or no finding beside it.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        config: "Config",
+        cutter: Cutter,
+        redacted: "RedactedDocuments | None",
+        mentions: Callable[[list[Document]], list[list[Mention]] | None],
+    ):
+        self.manifest = manifest
+        self._config, self._cutter, self._redacted, self._mentions = config, cutter, redacted, mentions
+        self._missed = 0  # canaries whose contents differ in what the claim calls public
+        self._alike: list[int] = []  # of each canary, how many of the sample do not
+        if manifest.game == "mask":
+            self._check_masks()
+
+    def lay_beside(self, beside: GraphWriter) -> None:
+        """The rows of all contents, planted or not.
+
+        Raises:
+            InputError: a content is more than one row.
+        """
+        for canary in self.manifest.canaries:
+            for world, rows in enumerate(self._rows_of(canary)):
+                if len(rows) != 1:
+                    raise InputError(
+                        f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
+                        f"canaries.tokens, or raise data.max_length ({self._config.data.max_length})"
+                    )
+                beside.add(rows[0], [f"{canary.name}/{world}"])
+        if self.manifest.game == "value":
+            self._compare()
+
+    def facts(self) -> dict[str, Any]:
+        """`count`; `missed`: how many are in no game; of the game of values `alike`: of each canary, how many of
+        `canaries.SAMPLED` random numbers in its place would change nothing that is public."""
+        facts: dict[str, Any] = {"count": len(self.manifest.canaries), "missed": self._missed}
+        return facts | ({"alike": self._alike} if self._alike else {})
+
+    def _compare(self) -> None:
+        standing = []
+        for canary in self.manifest.canaries:
+            public = self._public(self._contents(canary))
+            self._missed += public[0] is None or public[0] != public[1]
+            standing.append(public[canary.coin])
+        could = Counter(self._public([self._document(text) for text in self.manifest.sample()]))
+        self._alike = [0 if own is None else could[own] for own in standing]
+
+    def _check_masks(self) -> None:
+        """Beside every number, which the detector misses, it finds something in the same row."""
+        assert self._redacted is not None
+        start, end = self.manifest.place()
+        pairs = map(self._contents, self.manifest.canaries)
+        bad = sum(not self._redacted.misses_alone(secret, mask, start, end - start) for secret, mask in pairs)
+        if bad:
+            name, length = self._config.privacy.mechanism, self._config.data.max_length
+            raise InputError(
+                f"canaries.template: in {bad} of {len(self.manifest.canaries)} canaries the detector finds the number, "
+                f"or nothing beside it in {length} tokens, and {name} protects a secret that it misses in a row in "
+                "which it finds something: put such a thing into the template, beside the number, or take other "
+                "canaries.digits"
+            )
+
+    def _rows_of(self, canary: Canary) -> Iterator[list[np.ndarray]]:
+        """The rows of each of its contents, as they are trained on."""
+        if self.manifest.game == "mask":
+            assert self._redacted is not None
+            yield from ([row.masked for row in own] for own in self._redacted.cut(self._contents(canary)))
+        else:
+            yield from ([row.tokens for row in own] for own in self._cutter.rows(canary.contents))
+
+    def _contents(self, canary: Canary) -> list[Document]:
+        return [self._document(text, canary.name) for text in canary.contents]
+
+    def _document(self, text: str, unit: str = "") -> Document:
+        return canaries.document(text, unit, self._config)
+
+    def _public(self, documents: list[Document]) -> Sequence[Hashable]:
+        """What the claim calls public of each text; None where it does not protect what differs in it."""
+        if self._redacted is not None:
+            return self._redacted.public(documents)
+        mentioned = self._mentions(documents)
+        assert mentioned is not None  # the game of values is about secrets or about sensitive text
+        rows = self._cutter.rows([document.text for document in documents])
+        # how many tokens a mention has, and which rows hold which secrets
+        return [
+            (len(own[0].tokens), *own[0].secrets(mentions)) if len(own) == 1 else None
+            for own, mentions in zip(rows, mentioned, strict=True)
+        ]
