@@ -67,4 +67,12 @@ AUDIT = [
         "return True",
         "tests/audit/test_mask_game.py",
     ),
+    Fault(
+        "audit",
+        "a number hides among all, whatever the detector makes of them",
+        "audit/numbers.py",
+        "int(share * self.size) - held",
+        "self.size",
+        "tests/audit/test_attack.py",
+    ),
 ]

@@ -40,9 +40,10 @@ SHORTER = 0.43
 """How much of the squared norm of one row's gradient is its own and not its user's: L(k)^2 is (1 - SHORTER) +
 SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled model (docs/configuring.md)."""
 
-DIMENSIONS = 0.06
+DIMENSIONS = 0.04
 """The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient. With
-it the best number of steps is that of runs of 16 to 64 steps at one budget, on 20 Newsgroups (docs/results.md)."""
+it the best number of steps is that of runs of 16 to 64 steps at one budget and two epsilons, on 20 Newsgroups
+(docs/results.md)."""
 
 
 _BY_SHAPE = (
@@ -55,7 +56,8 @@ _MEASURED = (
 
 
 ALIKE = 0.03
-"""Settings whose logarithms of progress differ by less stand in the order of how many rows they can reach."""
+"""Settings whose logarithms of progress differ by less stand in the order of how many rows they can reach, and of
+progress where these are as many."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def suggest(
         raise InputError(
             f"{budget:g} rows: no setting spends them on {shape.units} units; give more with --rows"
         )
-    found.sort(key=lambda each: (-round(math.log(each.progress) / ALIKE), -each.reach))
+    found.sort(key=lambda each: (-round(math.log(each.progress) / ALIKE), -each.reach, -each.progress))
     first = found[0]
     return {
         "budget_rows": budget,

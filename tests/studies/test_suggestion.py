@@ -45,7 +45,7 @@ def test_the_suggestion_is_that_of_the_planner_in_a_folder_of_its_own(tmp_path, 
     assert 30 < units < 40  # some of the 40 senders are held out
     assert (found.privacy.rows_per_unit, found.train.batch, found.train.steps) == (3, 7.0, 11)
     assert found.train.learning_rate == START.learning_rate
-    assert found.run == str(tmp_path / "work" / "suggested-3-0")
+    assert found.run == str(tmp_path / "work" / "suggested-3-1")
 
 
 def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path, data, monkeypatch):
