@@ -232,8 +232,8 @@ FAULTS = [
         "30",
         "small tensors of a block share their noise",
         "noise.py",
-        "        segment.source._fill(words[place : place + segment.pairs], segment.start - segment.start % 2)",
-        "        segments[0].source._fill(words[place : place + segment.pairs], 0)",
+        "segment.source._fill_groups(words[place : place + segment.groups], segment.start // GROUP)",
+        "segments[0].source._fill_groups(words[place : place + segment.groups], 0)",
         "tests/test_noise.py tests/test_training.py",
     ),
     Fault(

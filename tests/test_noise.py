@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from confide import noise
 from confide.errors import InputError
-from confide.noise import BLOCK, FastStream, RunKey, Stream, add_noise
+from confide.noise import BLOCK, PAIRS, FastStream, RunKey, Stream, add_noise
 
 KEY = RunKey.from_text("test")
 
@@ -55,7 +55,8 @@ def test_normal_values_are_normal():
     assert stats.kstest(values, "norm").pvalue > 1e-3
     assert abs(values.mean()) < 5 / 400_000**0.5
     assert abs(values.std() - 1) < 5 / 800_000**0.5
-    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / 400_000**0.5
+    for lag in (1, PAIRS):  # neighbours, and the two of a pair
+        assert abs(np.corrcoef(values[:-lag], values[lag:])[0, 1]) < 5 / 400_000**0.5
     # A tail cut at 3 or 4 standard deviations would show here: 2 * 400,000 * P(Z > 4) is 25.
     assert 5 < (abs(values) > 4).sum() < 55
 

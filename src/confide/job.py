@@ -1,6 +1,7 @@
 """Everything that a run resolves to before its first step: data, mechanism, noise, model, key."""
 
 import hashlib
+import json
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from confide.ledger import first_entry
 from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
-from confide.noise import RunKey
+from confide.noise import LAYOUT, RunKey
 from confide.physical import fit
 from confide.preparation import Prepared
 from confide.ranks import Ranks
@@ -255,20 +256,27 @@ class Job:
             "config": self.key.fingerprint(self.run.binding().encode()),
             "data": self.key.fingerprint(_digest(self.prepared.train)),
             "model": self.key.fingerprint(self.base),
-        } | ({"canaries": self.manifest().commitment} if self.run.config.canaries.count else {})
+            "noise": LAYOUT,
+        } | (self._planted() if self.run.config.canaries.count else {})
+
+    def _planted(self) -> dict[str, Any]:
+        """The canaries, and what an audit will go by, sealed before training."""
+        facts = json.dumps(self.prepared.facts["canaries"], sort_keys=True)
+        return {"canaries": self.manifest().commitment, "planted": self.key.fingerprint(facts.encode())}
 
     def check_begun(self) -> None:
-        """See that the run which lies here is of this config, these data and this base model, as far as it was begun.
+        """See that the run which was begun here is this one: of this config, these data, this base model and noise.
 
         Raises:
-            InputError: it is of others, and what this job draws is not what was trained on.
+            InputError: it is another, and what this job draws is not what was trained on.
         """
-        begun, ours = first_entry(self.run.ledger_path), self.header()
-        differing = [name for name in ("config", "data", "model") if begun.get(name) != ours[name]]
+        begun, ours = first_entry(self.run.ledger_path), json.loads(json.dumps(self.header()))
+        # of the canaries an audit says more
+        differing = [name for name in ours if name != "canaries" and begun.get(name) != ours[name]]
         if differing:
             raise InputError(
-                f"{self.run.ledger_path}: the run began with another {', '.join(differing)} than lie here now, or in "
-                "another version of confide, so what it drew cannot be told"
+                f"{self.run.ledger_path} records the beginning of another run than what lies here now (differs in "
+                f"{', '.join(differing)}), or one of another version of confide: what it drew cannot be told"
             )
 
     def provenance(self) -> dict[str, str]:

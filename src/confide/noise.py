@@ -31,6 +31,7 @@ BLOCK = 1 << 18  # values of noise made at a time, so that noise needs no second
 MANY = 32  # blocks that are worth threads of their own
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
+LAYOUT = 2  # of noise in its stream; a run that began with another one cannot be resumed
 _ZEROS = bytes(6 * BLOCK)
 
 
@@ -83,7 +84,7 @@ class Stream:
 
     def _fill_groups(self, words: np.ndarray, first: int) -> None:
         """Write the words of groups of normal values, from number `first` on."""
-        self._fill(words, first * words.strides[0] // 16)
+        self._fill(words, first * 12 * PAIRS // 16)
 
     def _fill(self, words: np.ndarray, block: int) -> None:
         """Write what the cipher says from a block of 16 bytes on into an array."""

@@ -1,7 +1,7 @@
 """Canaries on their way into the data: what of them is public, and whether the claim's game can be played with them."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,13 +52,8 @@ class Planting:
             InputError: a content is more than one row.
         """
         for canary in self.manifest.canaries:
-            for world, rows in enumerate(self._rows_of(canary)):
-                if len(rows) != 1:
-                    raise InputError(
-                        f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
-                        f"canaries.tokens, or raise data.max_length ({self._config.data.max_length})"
-                    )
-                beside.add(rows[0], [f"{canary.name}/{world}"])
+            for world, row in enumerate(self._rows_of(canary)):
+                beside.add(row, [f"{canary.name}/{world}"])
         if self.manifest.game == "value":
             self._compare()
 
@@ -74,15 +69,19 @@ class Planting:
             public = self._public(self._contents(canary))
             self._missed += public[0] is None or public[0] != public[1]
             standing.append(public[canary.coin])
-        could = Counter(self._public([self._document(text) for text in self.manifest.sample()]))
-        self._alike = [0 if own is None else could[own] for own in standing]
+        if canaries.numbers_are_guessed(self._config):
+            could = Counter(self._public([self._document(text) for text in self.manifest.sample()]))
+            self._alike = [0 if own is None else could[own] for own in standing]
 
     def _check_masks(self) -> None:
         """Beside every number, which the detector misses, it finds something in the same row."""
         assert self._redacted is not None
         start, end = self.manifest.place()
-        pairs = map(self._contents, self.manifest.canaries)
-        bad = sum(not self._redacted.misses_alone(secret, mask, start, end - start) for secret, mask in pairs)
+        bad = 0
+        for canary in self.manifest.canaries:
+            self._rows_of(canary)
+            secret, mask = self._contents(canary)
+            bad += not self._redacted.misses_alone(secret, mask, start, end - start)
         if bad:
             name, length = self._config.privacy.mechanism, self._config.data.max_length
             raise InputError(
@@ -92,13 +91,20 @@ class Planting:
                 "canaries.digits"
             )
 
-    def _rows_of(self, canary: Canary) -> Iterator[list[np.ndarray]]:
-        """The rows of each of its contents, as they are trained on."""
+    def _rows_of(self, canary: Canary) -> list[np.ndarray]:
+        """The one row of each of its contents, as it is trained on."""
         if self.manifest.game == "mask":
             assert self._redacted is not None
-            yield from ([row.masked for row in own] for own in self._redacted.cut(self._contents(canary)))
+            found = [[row.masked for row in own] for own in self._redacted.cut(self._contents(canary))]
         else:
-            yield from ([row.tokens for row in own] for own in self._cutter.rows(canary.contents))
+            found = [[row.tokens for row in own] for own in self._cutter.rows(canary.contents)]
+        for rows in found:
+            if len(rows) != 1:
+                raise InputError(
+                    f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
+                    f"canaries.tokens, or raise data.max_length ({self._config.data.max_length})"
+                )
+        return [row for (row,) in found]
 
     def _contents(self, canary: Canary) -> list[Document]:
         return [self._document(text, canary.name) for text in canary.contents]

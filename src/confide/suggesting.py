@@ -56,8 +56,8 @@ _MEASURED = (
 
 
 ALIKE = 0.03
-"""Settings whose logarithms of progress differ by less stand in the order of how many rows they can reach, and of
-progress where these are as many."""
+"""Settings whose logarithms of progress fall in one step of this stand in the order of how many rows they can reach,
+and of progress where these are as many."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def suggest(
         raise InputError(
             f"{budget:g} rows: no setting spends them on {shape.units} units; give more with --rows"
         )
-    found.sort(key=lambda each: (-round(math.log(each.progress) / ALIKE), -each.reach, -each.progress))
+    found.sort(key=lambda each: (-round(math.log(each.progress) / ALIKE), -round(each.reach), -each.progress))
     first = found[0]
     return {
         "budget_rows": budget,

@@ -111,6 +111,7 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
     setting = dataclasses.replace(job.setting, noise_multiplier=20.0)
     false = dataclasses.replace(job, setting=setting)
+    monkeypatch.setattr(Job, "check_begun", lambda job: None)
     options = attack.Options(attacks=("claim",))
     monkeypatch.setattr(Job, "readings", lambda self, stage: _Nothing(len(job.manifest().canaries)))
     assert attack.audit(false, options)["verdict"] == "violation"
@@ -129,6 +130,9 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
         found = attack.audit(job, attack.Options(attacks=("claim",), **options))
         return found["verdict"], next((game for game in found["games"] if game["view"] == "numbers"), {})
 
+    with pytest.raises(InputError, match="noise_multiplier"):
+        numbers(20.0)
+    monkeypatch.setattr(Job, "check_begun", lambda job: None)
     found, game = numbers(20.0)
     assert (found, game["correct"], game["needed"]) == ("underpowered", 0, 1)
     released = attack._released
@@ -174,7 +178,7 @@ def test_a_number_in_the_place_of_another_that_is_given_away_refutes_too(tmp_pat
 def test_a_number_hides_only_among_those_that_change_nothing_public(tmp_path):
     """Of those that begin with 0 to 4 the detector marks the word before as well."""
     raw = planted(tmp_path / "a", "dp-sgd", count=20, digits=4).model_dump(mode="json")
-    raw["privacy"] |= {"mechanism": "selective", "adjacency": None, "rows_per_unit": 4}
+    raw["privacy"] |= {"mechanism": "selective", "adjacency": None, "rows_per_unit": 4, "published_key": None}
     raw["detector"] |= {"expressions": {"number": r"is [0-4]\d*|\d+", "other": "floor"}, "recall": 1.0}
     raw["redacted"]["steps"] = 2
     job = Job.of(Run(check(raw)), QUIET)
@@ -240,7 +244,7 @@ def test_coins_that_were_changed_after_training_are_refused(trained):
         path.write_text(before)
 
 
-@pytest.mark.parametrize("name", ["config", "data", "model"])
+@pytest.mark.parametrize("name", ["config", "data", "model", "noise_multiplier", "planted"])
 def test_a_run_of_another_config_or_data_or_model_is_not_attacked(trained, name):
     path = Run(trained).ledger_path
     before = path.read_text()
@@ -249,7 +253,7 @@ def test_a_run_of_another_config_or_data_or_model_is_not_attacked(trained, name)
         path.write_text(json.dumps(json.loads(first) | {name: "0" * 64}) + "\n" + rest)
         found = confide("audit", trained.run, "--attacks", "extraction")
         assert found.code == 2
-        assert f"another {name} than lie here now" in found.err
+        assert f"(differs in {name})" in found.err
     finally:
         path.write_text(before)
 
@@ -302,7 +306,8 @@ def test_canaries_stand_beside_annotated_text_and_are_not_annotated(tmp_path):
     for expressions, missed in (({}, 4), ({"number": r"\d+"}, 0)):
         raw["detector"] |= {"spans": "spans", "expressions": expressions}
         run = Run(check(raw | {"run": str(tmp_path / f"run{missed}")}))
-        assert Job.of(run, QUIET).prepared.facts["canaries"] == {"count": 4, "missed": missed}
+        facts = Job.of(run, QUIET).prepared.facts["canaries"]
+        assert (facts["count"], facts["missed"]) == (4, missed)
 
 
 def test_users_are_asked_for_rows_as_training_chooses_them(tmp_path):

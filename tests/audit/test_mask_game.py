@@ -74,6 +74,13 @@ def test_a_template_that_is_no_such_row_is_refused(tmp_path, template, expressio
         Job.of(run, QUIET)
 
 
+def test_a_text_of_several_rows_is_refused_for_that(tmp_path):
+    (tmp_path / "a").mkdir()
+    settings = {"count": 4, "digits": 2, "template": "{} " + "again " * 20 + "<<key>>"}
+    with pytest.raises(InputError, match="canaries: a text makes 2 rows"):
+        Job.of(Run(config(tmp_path / "a", "crt", canaries=settings)), QUIET)
+
+
 def test_a_finding_that_is_cut_off_is_none(tmp_path):
     """Such a row would be trained on without noise, and in one world alone where a number is longer than a mask."""
     for words, is_refused in ((4, False), (16, True)):

@@ -7,18 +7,19 @@ doing. Whatever comes out is computed from private rows, and no guarantee covers
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from confide import evaluation
 from confide.audit import exposure, extraction, membership
-from confide.audit.canaries import GRAPH, Manifest
+from confide.audit.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
 from confide.audit.candidates import Candidates
 from confide.audit.game import ALPHA, Claim, play, play_numbers, verdict
 from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
-from confide.audit.numbers import MOST_DIGITS, Numbers
+from confide.audit.numbers import UNSURE, Numbers
 from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
 from confide.errors import InputError
@@ -206,10 +207,8 @@ class _Audit:
         self.claim = claim_of(job, steps, "presence" if self.manifest is None else self.manifest.game)
         self.attacks = [name for name in options.attacks if self._allowed(name)]
         self.players = np.zeros(0, np.int64)
-        self.numbers: Numbers | None = None
         if self.manifest is not None and "claim" in self.attacks:
             self.players = self.claim.players(self.manifest)
-            self.numbers = self._numbers(self.manifest)
         self.in_use = _in_use(job)
         generator = np.random.default_rng(job.run.key().stream("audit", "sample").uint64(4))
         self.sides = list(self._sides(generator)) if {"membership", "users"} & set(self.attacks) else []
@@ -253,27 +252,22 @@ class _Audit:
             return "the data name no user (data.unit)"
         return None
 
-    def _numbers(self, manifest: Manifest) -> Numbers | None:
-        """The game of numbers, where it could refute the claim. All that decides it stood before training.
-
-        Not of the game of masks, whose rows hold no number where a mask stands; nor with a published key, from which
-        the numbers follow, so that anybody may know them.
-        """
-        config, alike = self.job.run.config, self.job.prepared.facts["canaries"].get("alike")
-        if (
-            manifest.game == "mask"
-            or (manifest.game == "value" and alike is None)
-            or manifest.family != "digits"
-            or config.canaries.digits > MOST_DIGITS
-            or config.task != "causal-lm"
-            or config.privacy.published_key is not None
-        ):
+    @cached_property
+    def numbers(self) -> Numbers | None:
+        """The game of numbers, where it could refute the claim. All that decides it stood before training."""
+        config = self.job.run.config
+        if self.manifest is None or "claim" not in self.attacks or not numbers_are_guessed(config):
             return None
-        found = Numbers.of(manifest, self.players, config.canaries.digits, self.job.tokenizer, alike)
-        alpha = self._share(numbers=True)
-        could = play_numbers(self.claim, True, found.choices, alpha, found.unsure).needed is not None
-        could = could or self.claim.curve is None
-        return found if could else None
+        found = Numbers.of(
+            self.manifest, self.players, config.canaries.digits, self.job.tokenizer, self._alike
+        )
+        could = play_numbers(self.claim, True, found.choices, self._share(numbers=True)).needed is not None
+        return found if could or self.claim.curve is None else None
+
+    @property
+    def _alike(self) -> list[int] | None:
+        found: list[int] | None = self.job.prepared.facts["canaries"].get("alike")
+        return found
 
     def _views(self) -> tuple[str, ...]:
         """What coins are guessed from."""
@@ -282,7 +276,8 @@ class _Audit:
 
     def _share(self, numbers: bool) -> float:
         """Of the probability of a false alarm, each game's, with the one of numbers or without."""
-        return ALPHA / (len(self._views()) + numbers)
+        left = ALPHA if self._alike is None else ALPHA - UNSURE
+        return left / (len(self._views()) + numbers)
 
     def _refuse_small_sides(self) -> None:
         """Rates need two units on each side."""
@@ -432,8 +427,7 @@ class _Audit:
             coins = manifest.coins[players] == 0
             games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
         if self.numbers is not None and lead is not None:
-            numbers = self.numbers
-            games.append(play_numbers(self.claim, lead, numbers.choices, alpha, numbers.unsure))
+            games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
         return {
             "verdict": verdict(self.claim, games),
             "game": manifest.game,

@@ -36,6 +36,7 @@ GRAPH = "canaries"
 SAMPLED = 1_000
 """Random numbers in a canary's place, of which it is told how many change nothing that is public."""
 
+MOST_DIGITS = 7  # of which all numbers are ranked
 SPREAD = 4  # texts that the base model makes for each canary that is taken of them
 WHERE = "canaries"
 
@@ -179,6 +180,22 @@ class Manifest:
     def coins(self) -> np.ndarray:
         """int64[m]."""
         return np.array([canary.coin for canary in self.canaries])
+
+
+def numbers_are_guessed(config: "Config") -> bool:
+    """Whether an audit also guesses at numbers.
+
+    Not under crt, whose rows hold no number where a mask stands; nor with a published key, from which the numbers
+    follow, so that anybody may know them.
+    """
+    canaries = config.canaries
+    return (
+        canaries.family == "digits"
+        and canaries.digits <= MOST_DIGITS
+        and config.task == "causal-lm"
+        and config.privacy.published_key is None
+        and mechanisms.find(config.privacy.mechanism).game != "mask"
+    )
 
 
 def document(text: str, unit: str, config: "Config") -> Document:

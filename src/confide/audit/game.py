@@ -121,7 +121,7 @@ class Played:
     def in_words(self, claim: Claim) -> str:
         """What was guessed, what it shows, and what it could have shown at most."""
         told, bound = self._told(), f"epsilon >= {rounded_down(self.bound)} at delta {claim.delta:.3g}"
-        if claim.of_two_texts:
+        if claim.of_two_texts and self.view != "numbers":
             bound += " for one text against another"
         shown = (
             f"with {self.confidence:.1%} confidence this shows {bound}, and {rounded_down(self.strongest)} is the most "
@@ -193,9 +193,7 @@ def play(
     )
 
 
-def play_numbers(
-    claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA, unsure: float = 0.0
-) -> Played:
+def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA) -> Played:
     """Guess that the number which the model finds most likely, of all that no canary or a guessed one has, is guessed.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha. Given all other
@@ -206,14 +204,13 @@ def play_numbers(
         lead: whether it is one of those guessed.
         choices: int64[n], how many numbers each of these might have been, as far as the claim hides it.
         alpha: probability of a false alarm of this game.
-        unsure: probability that there are fewer choices, at most; a part of alpha.
     """
     n, delta = len(choices), claim.delta
     needed, p_value = None, 1.0
     if claim.zeroed is not None:
         ceiling = float(np.mean(claim.zeroed.reconstruction(1 / choices)))
-        p_value = min(1.0, ceiling_p_value(n, int(lead), ceiling, independent=False) + unsure)
-        needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) + unsure <= alpha else None
+        p_value = ceiling_p_value(n, int(lead), ceiling, independent=False)
+        needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) <= alpha else None
     return Played(
         "numbers",
         n,
@@ -221,8 +218,8 @@ def play_numbers(
         int(lead),
         needed,
         p_value,
-        ceiling_epsilon(choices, int(lead), delta, alpha - unsure),
-        ceiling_epsilon(choices, 1, delta, alpha - unsure),
+        ceiling_epsilon(choices, int(lead), delta, alpha),
+        ceiling_epsilon(choices, 1, delta, alpha),
         1 - alpha,
     )
 

@@ -20,10 +20,8 @@ from confide.audit.trie import Trie
 GUESSED = 8
 """Canaries that the one guess is about, at most: more are hit more often, and show less."""
 
-MOST_DIGITS = 7  # of which all numbers are ranked
-
 UNSURE = 0.001
-"""Probability that a sample promises more choices than there are, at most: a part of alpha."""
+"""Probability that a sample promises more choices than there are, at most: taken from alpha before it is shared out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +74,7 @@ class Numbers:
     def choices(self) -> np.ndarray:
         """int64[n]: how many numbers each might be at least, for one who knows all other canaries and what is public.
 
-        Of the game of presence that is how many tokens a number has. Else all are right but with probability `unsure`.
+        Of the game of presence that is how many tokens a number has. Else all are right but with probability `UNSURE`.
         """
         if self.alike is not None:
             held = self.size - len(self.others)
@@ -85,10 +83,6 @@ class Numbers:
             return np.array([max(1, int(share * self.size) - held) for share in shares])
         lengths = self.others.lengths
         return np.array([1 + int((lengths == len(row)).sum()) for row in self.rows])
-
-    @property
-    def unsure(self) -> float:
-        return 0.0 if self.alike is None else UNSURE
 
     def lead(self, model: Any) -> bool:
         """Whether one of the guessed numbers is more likely than every number that no canary holds."""
