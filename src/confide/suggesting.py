@@ -274,6 +274,7 @@ def _reason(each: Candidate, first: Candidate) -> str:
         "steps": f"{steps} steps where the first takes {most}",
     }
     worst = max(lost, key=lambda name: lost[name])
-    if lost[worst] < ALIKE and each.reach < first.reach:
-        return f"{facts}: as good by this rule, but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
+    if lost[worst] < ALIKE:
+        reached = f", but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
+        return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"
     return f"{facts}: {why[worst]}"
