@@ -83,6 +83,7 @@ class _Loop:
             )
         self._record(0, header)
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
+        self.held_out = job.held_out()  # a hash of all held-out rows: once
         self.course, self.steps = job.course(console.say), job.mechanism.all_steps
         if found is not None:
             if ledger is not None:
@@ -123,7 +124,7 @@ class _Loop:
         finished = self.done == self.steps or halted is not None
         guarantee = self.job.guarantee(self.done)
         if finished:
-            known = self.metrics is not None and self.metrics.is_evaluated("final", self.job.held_out())
+            known = self.metrics is not None and self.metrics.is_evaluated("final", self.held_out)
             if not self.ranks.any(known):  # a run that was finished before
                 self._evaluate("final")
             if self.job.run.releases:
@@ -181,7 +182,7 @@ class _Loop:
         with self.course.averaged():
             found = self.job.evaluate()
         if found is not None and self.metrics is not None:
-            self.metrics.evaluation(what, self.done, found, self.job.held_out())
+            self.metrics.evaluation(what, self.done, found, self.held_out)
             self.console.say(
                 f"{what} model, held out: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
             )

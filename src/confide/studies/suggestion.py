@@ -2,8 +2,8 @@
 
 20 Newsgroups as in `recipe`, a quarter of its rows. The grid varies the chunks of a user a step, the number of steps
 and the learning rate; the suggestion sees the shape of the data alone, and keeps the learning rate that it was given.
-The planner's one constant was fitted to the grids' settings of one chunk at the rate of 4e-3, so what this tests is
-whether one constant and one rule can do for all of them, and the choice among the other mechanisms and caps.
+The planner's one constant was fitted to the grids' settings of one chunk at the rate of 4e-3, so this shows whether
+one constant can describe both epsilons, not whether it predicts. Other mechanisms and caps are not trained.
 
 At the first epsilon, beside them, one setting of the grid with noise that is correlated over all steps, which bears a
 higher rate, and with independent noise at that rate.
