@@ -188,7 +188,12 @@ def test_a_number_hides_only_among_those_that_change_nothing_public(tmp_path):
     assert all(abs(count - SAMPLED / 2) < 5 * math.sqrt(SAMPLED / 4) for count in facts["alike"])
     manifest = job.manifest()
     found = Numbers.of(manifest, np.arange(20), 4, job.tokenizer, facts["alike"])
-    assert all(4_300 < choices < 5_000 for choices in found.choices)
+    assert all(choices < 5_200 for choices in found.choices)  # of 5,000, as far as a sample tells
+    drawn = [facts["alike"][place] for place in range(8)]
+    assert all(
+        choices > 10**4 * (count / SAMPLED - 5 * math.sqrt(1 / 4 / SAMPLED)) - 40
+        for choices, count in zip(found.choices, drawn, strict=True)
+    )
     standing = [canary.secrets[canary.coin] for canary in manifest.canaries[:8]]
     texts = [job.tokenizer.decode(row, skip_special_tokens=True) for row in found.rows]
     assert all(number in text for number, text in zip(standing, texts, strict=True))

@@ -49,7 +49,7 @@ def test_the_suggestion_is_that_of_the_planner_in_a_folder_of_its_own(tmp_path, 
 
 
 def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path, data, monkeypatch):
-    first, second = EPSILONS
+    first, second, third = EPSILONS
     losses = {
         recipe.config(each, epsilon, 0, data, tmp_path).run: later + 5 + i / 10
         for later, epsilon in enumerate(EPSILONS)
@@ -57,7 +57,7 @@ def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path
     }
     own = {epsilon: recipe.config(START, epsilon, 0, data, tmp_path) for epsilon in EPSILONS}
     monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: own[epsilon])
-    losses |= {own[first].run: 5.05, own[second].run: 5.9}
+    losses |= {own[first].run: 5.05, own[second].run: 5.9, own[third].run: 7.0}
     plain, correlated = suggestion.faster(data, tmp_path)
     losses |= {plain.run: 7.0, correlated.run: 4.9}
 
@@ -74,9 +74,10 @@ def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path
     assert found["3"]["of_the_best"] == pytest.approx(exp(-0.1))
     assert found["3"]["others"] == []
     titles, tables = found["markdown"].split("\n\n")[::2], found["markdown"].split("\n\n")[1::2]
-    assert titles == ["epsilon 8", "epsilon 3"]
-    lines, later = (table.splitlines()[2:] for table in tables)
-    assert (len(lines), len(later)) == (15, 13)
+    assert titles == ["epsilon 8", "epsilon 3", "epsilon 1"]
+    lines, later, last = (table.splitlines()[2:] for table in tables)
+    assert (len(lines), len(later), len(last)) == (15, 13, 13)
+    assert last[0].endswith("| 7.000 | 1096.6 | +0.0% |")
     assert later[0].startswith("| **suggested** |")
     assert later[0].endswith("| 5.900 | 365.0 | -9.5% |")
     assert lines[0] == (
