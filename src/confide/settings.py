@@ -369,7 +369,7 @@ class Canaries(Section):
         description="a random number in `template`; random tokens of the vocabulary; text that the base model makes, "
         "spread over its perplexities",
     )
-    template: str = Field("My ID is {}.", description="digits: the text, with {} where the number stands")
+    template: str = Field("My ID is {}", description="digits: the text, with {} where the number stands")
     digits: Annotated[int, Field(ge=1, le=12)] = Field(6, description="digits: how many of them")
     tokens: Annotated[int, Field(ge=2)] = Field(
         24, description="rare-tokens, generated: how many tokens a canary has"

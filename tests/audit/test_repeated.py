@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from confide import models
 from confide.accounting import MixtureOfGaussians
 from confide.audit import repeated
 from confide.audit.attack import Told
@@ -17,7 +18,9 @@ from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
 from confide.finetuning import fine_tune
+from confide.noise import RunKey
 from confide.runs import Run
+from confide.settings import Config
 from tests.audit.test_canaries import planted
 from tests.command import confide
 
@@ -141,9 +144,9 @@ def test_the_order_of_the_runs_changes_nothing():
 def test_the_command_attacks_many_runs_together(tmp_path):
     """Of four runs two guesses count: not even right ones refute."""
     folders = []
-    for number in range(4):
-        raw = planted(tmp_path / f"{number}", count=1).model_dump(mode="json")
-        raw["privacy"]["published_key"] = f"run {number}"
+    for key in _of_both_coins(planted(tmp_path / "any", count=1)):
+        raw = planted(tmp_path / key, count=1).model_dump(mode="json")
+        raw["privacy"]["published_key"] = key
         raw["train"] |= {"steps": 2}
         config = check(raw)
         fine_tune(Run(config), Console(quiet=True))
@@ -156,3 +159,14 @@ def test_the_command_attacks_many_runs_together(tmp_path):
     refused = confide("audit", *folders, "--attacks", "users")
     assert refused.code == 2
     assert "attacked together in the claim" in refused.err
+
+
+def _of_both_coins(config: Config) -> list[str]:
+    """Four run keys; of the two runs whose guesses count one has its canary."""
+    tokenizer = models.load_tokenizer(config)
+    keys = [f"run {number}" for number in range(20)]
+    drawn = {key: Manifest.draw(config, tokenizer, RunKey.from_text(key)) for key in keys}
+    keys.sort(key=lambda key: drawn[key].commitment)
+    coins = [drawn[key].canaries[0].coin for key in keys]
+    first = next(place for place in range(2, 19) if coins[place] != coins[place + 1])
+    return keys[first - 2 : first + 2]

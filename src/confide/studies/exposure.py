@@ -1,6 +1,6 @@
 """How far planted numbers can be told from the model (001, Figure 1; 004, Figures 2 to 4).
 
-"My ID is 341752." stands 1, 10, 100 or 1,000 times in the Schema-Guided Dialogues, and the number's exact rank among
+"My ID is 341752" stands 1, 10, 100 or 1,000 times in the Schema-Guided Dialogues, and the number's exact rank among
 all 10^6 of six digits is looked up in the model: without privacy, by DP-SGD, with adaptive noise, redacted, and
 fine-tuned twice, where the detector catches the numbers and where it misses them. Six digits in a row are what it
 catches; the rest of what is sensitive is annotated in the data. Exposure is log2(10^6 / rank): at most 19.9, 1.44 on
