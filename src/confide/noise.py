@@ -110,9 +110,10 @@ def _box_muller(words: np.ndarray) -> torch.Tensor:
     radius = drawn.float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
     angle = angles.float().mul_(math.pi * 2.0**-31)  # in [-pi, pi]
     values = torch.empty(len(words), 2, PAIRS)
-    torch.cos(angle, out=values[:, 0])
-    torch.sin(angle, out=values[:, 1])
-    return values.mul_(radius[:, None]).view(-1)
+    # Cosines straight into `values` would take six times as long: the fast kernels write without strides only.
+    torch.mul(torch.cos(angle), radius, out=values[:, 0])
+    torch.mul(angle.sin_(), radius, out=values[:, 1])
+    return values.view(-1)
 
 
 class FastStream:
