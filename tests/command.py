@@ -93,7 +93,12 @@ class World:
             for user in range(users):
                 for number in range(generator.randint(1, 4)):
                     text = " ".join([MARKER, *(generator.choice(WORDS) for _ in range(12))])
-                    row = {"user": f"u{user}", "text": text, "kind": ("good", "bad")[number % 2], **fields}
+                    row = {
+                        "user": f"person{user}",
+                        "text": text,
+                        "kind": ("good", "bad")[number % 2],
+                        **fields,
+                    }
                     stream.write(json.dumps(row) + "\n")
         return path
 

@@ -6,10 +6,16 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# The same examples everywhere: what one machine's tests find, another's find too. `--hypothesis-profile=default` looks
+# for others.
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

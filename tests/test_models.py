@@ -317,7 +317,7 @@ def test_an_unknown_name_is_one_clear_sentence_at_once():
         with pytest.raises(InputError, match=r"^model: 'nobody/nothing' is not a model") as caught:
             load(config("nobody/nothing", tokenizer=None))
         assert "\n" not in str(caught.value)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # asking a hub that is away again and again takes 24 s and more
 
 
 @pytest.mark.parametrize(("kind", "task"), [("roberta", "causal-lm"), ("gpt2", "masked-lm")])

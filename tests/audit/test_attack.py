@@ -133,10 +133,10 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
     with pytest.raises(InputError, match="noise_multiplier"):
         numbers(20.0)
     monkeypatch.setattr(Job, "check_begun", lambda job: None)
+    _learn(monkeypatch, of_canary=False)
     found, game = numbers(20.0)
     assert (found, game["correct"], game["needed"]) == ("underpowered", 0, 1)
-    released = attack._released
-    monkeypatch.setattr(attack, "_released", lambda job, state: _by_heart(job, released(job, state)))
+    _learn(monkeypatch, of_canary=True)
     found, game = numbers(20.0)
     assert (found, game["coins"], game["correct"], game["needed"]) == ("violation", 2, 1, 1)
     assert game["bound"] > 2
@@ -166,10 +166,10 @@ def test_a_number_in_the_place_of_another_that_is_given_away_refutes_too(tmp_pat
         found = attack.audit(Job.of(run, QUIET), options)
         return found["verdict"], next(game for game in found["games"] if game["view"] == "numbers")
 
+    _learn(monkeypatch, of_canary=False)
     found, game = numbers()
     assert (found, game["coins"], game["correct"], game["needed"]) == ("underpowered", 2, 0, 1)
-    released = attack._released
-    monkeypatch.setattr(attack, "_released", lambda job, state: _by_heart(job, released(job, state)))
+    _learn(monkeypatch, of_canary=True)
     found, game = numbers()
     assert (found, game["coins"], game["correct"], game["needed"]) == ("violation", 2, 1, 1)
     assert 3 < game["bound"] < math.log(0.025 * 10**4)
@@ -182,42 +182,53 @@ def test_a_number_hides_only_among_those_that_change_nothing_public(tmp_path):
     raw["detector"] |= {"expressions": {"number": r"is [0-4]\d*|\d+", "other": "floor"}, "recall": 1.0}
     raw["redacted"]["steps"] = 2
     job = Job.of(Run(check(raw)), QUIET)
-    facts = job.prepared.facts["canaries"]
-    assert 4 < facts["missed"] < 16  # of two numbers one begins so, and one does not
-    assert len(facts["alike"]) == 20
-    assert all(abs(count - SAMPLED / 2) < 5 * math.sqrt(SAMPLED / 4) for count in facts["alike"])
+    facts, canaries = job.prepared.facts["canaries"], job.manifest().canaries
+    below = [[secret < "5" for secret in canary.secrets] for canary in canaries]
+    assert facts["missed"] == sum(one != other for one, other in below)
+    texts = job.manifest().sample()
+    sampled = sum(text.partition(" is ")[2] < "5" for text in texts)
+    sides = [own[canary.coin] for own, canary in zip(below, canaries, strict=True)]
+    assert facts["alike"] == [sampled if side else SAMPLED - sampled for side in sides]
     manifest = job.manifest()
     found = Numbers.of(manifest, np.arange(20), 4, job.tokenizer, facts["alike"])
-    assert all(choices < 5_200 for choices in found.choices)  # of 5,000, as far as a sample tells
-    drawn = [facts["alike"][place] for place in range(8)]
-    assert all(
-        choices > 10**4 * (count / SAMPLED - 5 * math.sqrt(1 / 4 / SAMPLED)) - 40
-        for choices, count in zip(found.choices, drawn, strict=True)
-    )
+    shares = [count / SAMPLED for count in facts["alike"][:8]]
+    for choices, share in zip(found.choices, shares, strict=True):
+        assert -5 * math.sqrt(1 / 4 / SAMPLED) < (choices + 40) / 10**4 - share < 0
     standing = [canary.secrets[canary.coin] for canary in manifest.canaries[:8]]
     texts = [job.tokenizer.decode(row, skip_special_tokens=True) for row in found.rows]
     assert all(number in text for number, text in zip(standing, texts, strict=True))
 
 
-@contextmanager
-def _by_heart(job, released):
-    """The released model after training on the first canary alone, until nothing else comes to its mind."""
-    with released:
-        alike = job.prepared.facts["canaries"].get("alike")
-        row = torch.from_numpy(Numbers.of(job.manifest(), np.arange(2), 4, job.tokenizer, alike).rows[0])[
-            None
-        ]
-        optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
-        for _ in range(500):
-            with torch.enable_grad():
-                loss = job.model(input_ids=row, labels=row).loss
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            if loss < 0.01:
-                break
-        assert loss < 0.01
-        yield
+RELEASED = attack._released
+
+
+def _learn(monkeypatch, of_canary: bool) -> None:
+    """Let what is attacked have learnt one text by heart: the first canary's, or one with a number of nobody."""
+
+    @contextmanager
+    def released(job, state):
+        with RELEASED(job, state):
+            alike = job.prepared.facts["canaries"].get("alike")
+            numbers = Numbers.of(job.manifest(), np.arange(2), 4, job.tokenizer, alike)
+            text = numbers.rows[0] if of_canary else numbers.others.rows(np.array([0]))[0]
+            _by_heart(job.model, torch.from_numpy(text.astype(np.int64))[None])
+            yield
+
+    monkeypatch.setattr(attack, "_released", released)
+
+
+def _by_heart(model, row: torch.Tensor) -> None:
+    """Train on one row alone, until nothing else comes to the model's mind."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(500):
+        with torch.enable_grad():
+            loss = model(input_ids=row, labels=row).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if loss < 0.01:
+            return
+    raise AssertionError(f"after 500 steps on one row its loss is {loss:.3f}")
 
 
 def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):

@@ -62,7 +62,9 @@ def _by_row(values: Tensor, shape: torch.Size) -> PerRow:
         return PerRow(values.sum(between, dtype=torch.float32))
     flat = values.flatten(1, len(between)).flatten(2)
     ones = flat.new_ones(1, 1, flat.shape[1]).expand(len(flat), 1, -1)
-    return PerRow(torch.bmm(ones, flat).view(-1, *shape))  # twice as fast as a sum over an axis that is not the last
+    return PerRow(
+        torch.bmm(ones, flat).view(-1, *shape)
+    )  # twice as fast as a sum over an axis that is not the last
 
 
 def _weight_only(trainable: frozenset[str]) -> bool:
