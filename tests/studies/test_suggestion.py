@@ -3,6 +3,7 @@
 import json
 import lzma
 from math import exp
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from confide.console import Console
 from confide.errors import InputError
 from confide.runs import Run
 from confide.studies import corpora, recipe, suggestion
-from confide.studies.suggestion import EPSILONS, FASTER, GRID, ROWS, START
+from confide.studies.suggestion import EPSILONS, FASTER, GRID, KEYS, ROWS, START
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 
@@ -31,7 +32,7 @@ def test_every_setting_spends_the_same():
     assert START.learning_rate in {each.learning_rate for each in GRID}
 
 
-def test_the_suggestion_is_that_of_the_planner_in_a_folder_of_its_own(tmp_path, data, monkeypatch):
+def test_the_suggestion_is_that_of_the_planner(tmp_path, data, monkeypatch):
     asked = []
 
     def suggest(config, shape, size, rows, count):
@@ -43,25 +44,30 @@ def test_the_suggestion_is_that_of_the_planner_in_a_folder_of_its_own(tmp_path, 
     [(epsilon, units, rows)] = asked
     assert (epsilon, rows) == (3.0, ROWS)
     assert 30 < units < 40  # some of the 40 senders are held out
-    assert (found.privacy.rows_per_unit, found.train.batch, found.train.steps) == (3, 7.0, 11)
-    assert found.train.learning_rate == START.learning_rate
-    assert found.run == str(tmp_path / "work" / "suggested-3-1")
+    assert found == {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}
 
 
-def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path, data, monkeypatch):
+def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, data, monkeypatch):
+    """At epsilon 8 and 3 it is another setting, at 1 the grid's best itself."""
     first, second, third = EPSILONS
     losses = {
         recipe.config(each, epsilon, 0, data, tmp_path).run: later + 5 + i / 10
         for later, epsilon in enumerate(EPSILONS)
         for i, each in enumerate(GRID)
     }
-    own = {epsilon: recipe.config(START, epsilon, 0, data, tmp_path) for epsilon in EPSILONS}
-    monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: own[epsilon])
-    losses |= {own[first].run: 5.05, own[second].run: 5.9, own[third].run: 7.0}
+    for epsilon, again, own in ((first, 5.2, 5.25), (second, 6.0, 5.9), (third, None, 7.05)):
+        for key in KEYS:
+            losses[recipe.config(GRID[0], epsilon, key, data, tmp_path).run] = again and again + key / 10
+            losses[str(tmp_path / f"suggested-{epsilon:g}-{key}")] = own + key / 10
     plain, correlated = suggestion.faster(data, tmp_path)
     losses |= {plain.run: 7.0, correlated.run: 4.9}
+    best = {"train.batch": float(GRID[0].batch), "train.steps": GRID[0].steps, "privacy.rows_per_unit": 1}
+    best["train.learning_rate"] = GRID[0].learning_rate
+    monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: best if epsilon == third else {})
+    trained = []
 
     def fine_tune(run: Run, console):
+        trained.append(run.config)
         return SimpleNamespace(
             finished=True,
             final={"loss": losses[run.config.run]},
@@ -72,23 +78,28 @@ def test_the_table_puts_the_best_first_and_measures_from_the_grids_best(tmp_path
     found = suggestion.run(data, tmp_path)
     assert found["8"]["of_the_best"] == pytest.approx(exp(0.05))
     assert found["3"]["of_the_best"] == pytest.approx(exp(-0.1))
-    assert found["3"]["others"] == []
+    assert found["1"]["of_the_best"] == 1.0
+    assert len(found["8"]["suggested"]["losses"]) == len(found["8"]["again"][0]["losses"]) == len(KEYS)
+    assert len(found["1"]["suggested"]["losses"]) == 1
+    assert found["3"]["others"] == found["1"]["again"] == []
+    keys = {Path(each.run).name: each.privacy.published_key for each in trained}
+    assert len(keys) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 2
+    assert len(set(keys.values())) == 1 + len(KEYS)
     titles, tables = found["markdown"].split("\n\n")[::2], found["markdown"].split("\n\n")[1::2]
     assert titles == ["epsilon 8", "epsilon 3", "epsilon 1"]
     lines, later, last = (table.splitlines()[2:] for table in tables)
-    assert (len(lines), len(later), len(last)) == (15, 13, 13)
-    assert last[0].endswith("| 7.000 | 1096.6 | +0.0% |")
-    assert later[0].startswith("| **suggested** |")
-    assert later[0].endswith("| 5.900 | 365.0 | -9.5% |")
+    assert (len(lines), len(later), len(last)) == (16, 14, 13)
+    assert last[2].startswith("| **suggested** | uls | 480 | 1 | 16 | 0.002 |")
+    assert last[2].endswith("| 7.150 | 7.150 | 1274.1 | +16.2% |")
     assert lines[0] == (
-        "| beside | uls | 240 | 1 | 32 | 0.006 | correlated over 32 steps | 0.64 | 4.900 | 134.3 | -9.5% |"
+        "| beside | uls | 240 | 1 | 32 | 0.006 | correlated over 32 steps | 0.64 | 4.900 | 4.900 | 134.3 | -9.5% |"
     )
     assert lines[1].startswith("| grid |")
-    assert lines[1].endswith("| 5.000 | 148.4 | +0.0% |")
-    assert (
-        lines[2]
-        == "| **suggested** | uls | 64 | 2 | 60 | 0.004 | independent | 0.64 | 5.050 | 156.0 | +5.1% |"
-    )
+    assert lines[1].endswith("| 5.000 | 5.000 | 148.4 | +0.0% |")
+    (again,) = (line for line in lines if line.startswith("| grid's best, again |"))
+    assert "| 5.300, 5.400, 5.500 | 5.400 |" in again
+    (own,) = (line for line in lines if line.startswith("| **suggested** |"))
+    assert "| 64 | 2 | 60 | 0.004 | independent | 0.64 | 5.350, 5.450, 5.550 | 5.450 | 232.8 |" in own
     assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006 | independent |")
 
 
