@@ -10,14 +10,17 @@ def keep_freed_memory() -> bool:
     """Ask glibc to reuse large freed blocks instead of returning each to the system; whether it agreed.
 
     A training step allocates the same few hundred megabytes again and again, and by default the system maps and zeroes
-    every page of them anew. Peak memory is the same; it is only given back later.
+    every page of them anew. Peak memory is the same; it is only given back later: what is free by now, say after an
+    earlier run of this process, is given back here, since blocks of other sizes would be laid beside it.
     """
     if sys.platform != "linux":
         return False
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        library = ctypes.CDLL(None)
+        mallopt, malloc_trim = library.mallopt, library.malloc_trim
     except (OSError, AttributeError):
         return False  # another C library, which has its own ways
+    malloc_trim(0)
     # All of them, whether or not one was refused.
     settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 1 << 26}
     agreed = [mallopt(option, value) == 1 for option, value in settings.items()]
