@@ -40,7 +40,7 @@ class Planting:
     ):
         self.manifest = manifest
         self._config, self._cutter, self._redacted, self._mentions = config, cutter, redacted, mentions
-        self._missed = 0  # canaries whose contents differ in what the claim calls public
+        self._missed: list[int] = []  # canaries whose contents differ in what the claim calls public
         self._alike: list[int] = []  # of each canary, how many of the sample do not
         if manifest.game == "mask":
             self._check_masks()
@@ -58,16 +58,18 @@ class Planting:
             self._compare()
 
     def facts(self) -> dict[str, Any]:
-        """`count`; `missed`: how many are in no game; of the game of values `alike`: of each canary, how many of
-        `canaries.SAMPLED` random numbers in its place would change nothing that is public."""
-        facts: dict[str, Any] = {"count": len(self.manifest.canaries), "missed": self._missed}
-        return facts | ({"alike": self._alike} if self._alike else {})
+        """`count`; `missed`: how many are in no game, and `missing`, which, if any; of the game of values `alike`: of
+        each canary, how many of `canaries.SAMPLED` random numbers in its place would change nothing that is public."""
+        facts: dict[str, Any] = {"count": len(self.manifest.canaries), "missed": len(self._missed)}
+        lists = {"missing": self._missed, "alike": self._alike}
+        return facts | {name: own for name, own in lists.items() if own}
 
     def _compare(self) -> None:
         standing = []
-        for canary in self.manifest.canaries:
+        for number, canary in enumerate(self.manifest.canaries):
             public = self._public(self._contents(canary))
-            self._missed += public[0] is None or public[0] != public[1]
+            if public[0] is None or public[0] != public[1]:
+                self._missed.append(number)
             standing.append(public[canary.coin])
         if canaries.numbers_are_guessed(self._config):
             could = Counter(self._public([self._document(text) for text in self.manifest.sample()]))

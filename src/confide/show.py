@@ -385,18 +385,26 @@ def audited(found: dict[str, Any]) -> None:
         )
     for game in found.get("games", []):
         print(f"  {game['words']}")
+    if "by_perplexity" in found:
+        print("\nlearnt of canaries, in nats, by their perplexity under the base model")
+        rows = [
+            [f"{own['low']:.4g} to {own['high']:.4g}", *(_learnt(own, *names) for names in _SIDES)]
+            for own in found["by_perplexity"]
+        ]
+        table(["perplexity", "planted", "not planted"], rows)
     if "repeated" in found:
         print(f"  {found['repeated']['words']}")
     if "exposure" in found:
         exposed = found["exposure"]
-        print(f"\nexposure in bits, of {exposed['most']:.2f} at most")
+        how = "" if exposed["ranks"] == "exact" else f", {exposed['ranks']}"
+        print(f"\nexposure in bits{how}, of {exposed['most']:.2f} at most")
         rows = [
             [
                 name,
                 number(own["count"]),
                 f"{own['mean']:.2f}",
                 f"{own['null_mean']:.2f}",
-                f"{own['p_value']:.2g}",
+                "" if own["p_value"] is None else f"{own['p_value']:.2g}",
             ]
             for name, own in exposed["groups"].items()
         ]
@@ -421,7 +429,10 @@ def audited(found: dict[str, Any]) -> None:
     if "extraction" in found:
         own = found["extraction"]
         print(f"\nextraction: given {own['prefix']} tokens of a row, the next {own['suffix']} word for word")
-        kinds = {"greedy": "greedily", "discoverable": f"in {own['samples']} samples, probably"}
+        kinds = {
+            "greedy": "greedily",
+            "discoverable": f"in {own['samples']} samples, with probability {own['probability']:g}",
+        }
         rows = []
         for kind, how in kinds.items():
             shares = [own[kind][side] for side in ("tuned", "base", "difference")]
@@ -433,6 +444,13 @@ def audited(found: dict[str, Any]) -> None:
     for name, why in found.get("left_out", {}).items():
         print(f"\nleft out: {name}: {why}")
     print("\nWhat is printed here was computed from private rows, and no guarantee covers it.")
+
+
+_SIDES = (("learnt", "planted"), ("by_chance", "others"))
+
+
+def _learnt(bucket: dict[str, Any], mean: str, count: str) -> str:
+    return "" if bucket[mean] is None else f"{bucket[mean]:.2f} ({bucket[count]})"
 
 
 def _rates(name: str, rates: dict[str, Any]) -> list[str]:

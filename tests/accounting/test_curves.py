@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 
 import dp_accounting
@@ -96,6 +97,14 @@ def test_reconstruction_stays_between_prior_and_one():
         assert np.all(np.diff(bound) >= 0)
         assert float(curve.reconstruction(0.0)) <= 1e-9 or s == 0.05
     assert np.ndim(curve.reconstruction(0.25)) == 0
+
+
+def test_reconstruction_meets_the_vectors(shared):
+    """Tight, and never below: parts in ten thousand above at most."""
+    for known in json.loads((shared / "vectors/audit.json").read_text())["reconstruction"]:
+        curve = MixtureOfGaussians.bernoulli(known["q"], known["T"]).curve(known["sigma"])
+        found = float(curve.reconstruction(known["kappa"]))
+        assert known["gamma"] * (1 - 1e-6) <= found <= known["gamma"] * (1 + 1e-3), known
 
 
 def test_removal_alone_decides_reconstruction():

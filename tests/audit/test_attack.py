@@ -47,6 +47,7 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     assert result["verdict"] in ("consistent", "underpowered")
     assert {game["view"] for game in result["games"]} == {"release", "steps"}
     assert all(game["guesses"] == 14 for game in result["games"])
+    assert all(game["confidence"] == pytest.approx(0.975) for game in result["games"])  # they share 5%
     assert all(0 <= game["bound"] <= game["strongest"] for game in result["games"])
     assert set(result["membership"]["attacks"]) >= {
         "loss",
@@ -59,7 +60,9 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     }
     assert "rare-tokens" in result["left_out"]["exposure"]
     assert (Run(trained).folder / "audit.json").exists()
-    assert "Members found" in (Run(trained).folder / "audit.svg").read_text()
+    picture = (Run(trained).folder / "audit.svg").read_text()
+    assert "Rows found (reference)" in picture
+    assert "Users found" in picture
     assert not (Run(trained).release / "audit.json").exists()
     release = Run(trained).release
     for path in (Run(trained).guarantee_path, release / "guarantee.json"):
@@ -275,7 +278,7 @@ def test_a_run_of_another_config_or_data_or_model_is_not_attacked(trained, name)
 
 
 def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
-    raw = planted(tmp_path / "a", "els", digits=2, insertions=[1, 3]).model_dump(mode="json")
+    raw = planted(tmp_path / "a", "els", digits=3, insertions=[1, 3]).model_dump(mode="json")
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
@@ -286,10 +289,30 @@ def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
     assert sum(own["count"] for own in exposed["groups"].values()) == 40
     assert exposed["positions"] < exposed["plain_positions"]
     assert "Exposure of planted numbers" in (run.folder / "audit.svg").read_text()
-    assert "exposure in bits" in confide("audit", str(run.root), "--attacks", "exposure").out
+    assert exposed["ranks"] == "exact"
+    assert "exposure in bits, of 9.97" in confide("audit", str(run.root), "--attacks", "exposure").out
+    for ranks in ("sampled", "extrapolated"):
+        asked = ("audit", str(run.root), "--attacks", "exposure", "--ranks", ranks)
+        estimated = json.loads(confide(*asked, "--json").out)["exposure"]
+        for name, own in estimated["groups"].items():
+            # with all of the 999 others drawn, what is sampled is exact but for the secret itself being counted
+            if ranks == "sampled":
+                assert own["exposures"] == pytest.approx(exposed["groups"][name]["exposures"])
+            assert (own["p_value"] is None) == (ranks == "extrapolated")
+            slack = (
+                1e-9 if ranks == "sampled" else 0.5
+            )  # a bootstrap's percentiles need not hold the estimate
+            intervals = zip(own["exposures"], own["intervals"], strict=True)
+            assert all(low - slack <= most <= high + slack for most, (low, high) in intervals)
+        assert f"exposure in bits, {ranks}, of 9.97" in confide(*asked).out
+    assert confide("audit", str(run.root), "--ranks", "guessed").err.startswith(
+        "confide: --ranks guessed: there are"
+    )
 
 
-@pytest.mark.parametrize(("expression", "is_found"), [(r"\d+", True), ("printer", False)])
+@pytest.mark.parametrize(
+    ("expression", "is_found"), [(r"\d+", True), (r"(?!9)\d+", True), ("printer", False)]
+)
 def test_numbers_that_the_detector_misses_play_no_game(tmp_path, expression, is_found):
     raw = planted(tmp_path / "a", "dp-sgd", digits=3, template="My printer is {} again.").model_dump(
         mode="json"
@@ -300,10 +323,26 @@ def test_numbers_that_the_detector_misses_play_no_game(tmp_path, expression, is_
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
-    result = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure")))
+    job = Job.of(run, QUIET)
+    nines = [any(secret[0] == "9" for secret in canary.secrets) for canary in job.manifest().canaries]
+    playing = {r"\d+": 40, r"(?!9)\d+": 40 - sum(nines), "printer": 0}[expression]
+    assert job.prepared.facts["canaries"]["missed"] == 40 - playing
+    result = attack.audit(job, attack.Options(attacks=("claim", "exposure")))
     assert (result["verdict"] != "not attacked") == is_found
+    assert all(game["coins"] == playing for game in result.get("games", []))
     assert ("claim" in result["left_out"]) != is_found
     assert sum(own["count"] for own in result["exposure"]["groups"].values()) == 40
+
+
+def test_where_no_canary_is_a_unit_of_the_claim_the_other_attacks_go_on(tmp_path):
+    raw = planted(tmp_path / "a", "dp-sgd", digits=2, insertions=2).model_dump(mode="json")
+    raw["train"]["steps"] = 2
+    run = Run(check(raw))
+    fine_tune(run, QUIET)
+    result = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure")))
+    assert result["verdict"] == "not attacked"
+    assert "every canary stands in several rows" in result["left_out"]["claim"]
+    assert "exposure" in result
 
 
 def test_canaries_stand_beside_annotated_text_and_are_not_annotated(tmp_path):

@@ -1,13 +1,16 @@
 """What is planted: fair coins that follow from a sealed seed, units that count, rows that predict nothing."""
 
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
+import torch
 
 from confide import models
-from confide.audit.canaries import FILE, GRAPH, Manifest, blank
+from confide.audit.canaries import FILE, GRAPH, Manifest, _rare_tokens, blank
+from confide.audit.generated import _evenly, buckets
 from confide.config import check
 from confide.console import Console
 from confide.errors import InputError
@@ -75,6 +78,47 @@ def test_rare_tokens_are_as_many_as_asked_for_and_come_back_as_they_went(tokeniz
         assert (
             9 <= len(tokenizer(canary.contents[0])["input_ids"]) <= 18
         )  # a word may be cut otherwise beside others
+
+
+def test_rare_tokens_are_the_last_of_the_vocabulary(tokenizer):
+    special = set(tokenizer.all_special_ids)
+    plain = [i for i in range(len(tokenizer)) if i not in special]
+    later = {tokenizer.decode([i]).strip() for i in plain[len(plain) // 2 :]}
+    words = _rare_tokens(tokenizer)
+    assert len(words) > 500
+    assert {word.strip() for word in words} <= later
+
+
+def test_generated_texts_are_the_models_own_and_as_many_of_each_perplexity(tokenizer):
+    """The perplexity that is kept is that of the text, and evenly spaced where those of samples are not."""
+    found = drawn(tokenizer, family="generated", count=12, tokens=5)
+    assert found == drawn(tokenizer, family="generated", count=12, tokens=5)
+    assert len({canary.contents[0] for canary in found.canaries}) == 12
+    config = check({"data": {"train": "?"}, "privacy": {"epsilon": 1, "mechanism": "dp-sgd"}})
+    model = models.load_model(config, None, len(tokenizer)).eval()
+    for canary in found.canaries:
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(canary.contents[0])["input_ids"]]])
+        if len(ids[0]) == 6:  # a text may be cut otherwise than it was written
+            with torch.no_grad():
+                again = math.exp(model(input_ids=ids, labels=ids).loss)
+            assert canary.perplexity == pytest.approx(again, rel=0.2)  # a space in front is not kept
+    means = np.sort([math.log(canary.perplexity) for canary in found.canaries])
+    assert np.diff(means).max() < (means[-1] - means[0]) / 3
+    samples = [(mean, "") for mean in np.sort(np.random.default_rng(0).normal(size=400))]
+    taken = np.array([mean for mean, _ in _evenly(samples, 100)])
+    inside = np.abs(taken - taken.mean()) < np.ptp(taken) / 4
+    assert inside.mean() < 0.75 < np.mean(np.abs([mean for mean, _ in samples]) < np.ptp(taken) / 4)
+
+
+def test_what_was_learnt_is_told_by_perplexity():
+    generator = np.random.default_rng(0)
+    perplexity, planted = np.exp(generator.normal(size=40)), np.arange(40) % 2 == 0
+    learnt = planted * perplexity
+    found = buckets(perplexity, learnt, planted)
+    assert [bucket.planted + bucket.others for bucket in found] == [10] * 4
+    assert all(one.high <= next_one.low for one, next_one in itertools.pairwise(found))
+    assert all(bucket.low <= bucket.learnt <= bucket.high and bucket.by_chance == 0 for bucket in found)
+    assert buckets(perplexity[:2], learnt[:2], np.ones(2, bool))[0].by_chance is None
 
 
 def test_too_few_digits_for_so_many_canaries_are_refused(tokenizer):

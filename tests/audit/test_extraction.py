@@ -238,7 +238,7 @@ def test_the_exact_test_counts_rows_that_one_model_alone_gives_back():
 
 @pytest.mark.parametrize(("both", "gain", "loss"), [(0.3, 0.1, 0.1), (0.0, 0.01, 0.0), (0.2, 0.3, 0.05)])
 def test_intervals_hold_and_no_alarm_is_raised(both, gain, loss):
-    trials, n = 1000, 60
+    trials, n = 2000, 60
     generator = np.random.default_rng(3)
     kinds = generator.choice(4, size=(trials, n), p=[both, gain, loss, 1 - both - gain - loss])
     results = [compare((row <= 1), (row == 0) | (row == 2)) for row in kinds]

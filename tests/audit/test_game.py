@@ -1,5 +1,6 @@
 """A game says "violation" of trainers that break their claim, and of others at most as often as it may."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from confide.accounting import MixtureOfGaussians
 from confide.audit.canaries import Canary, Manifest
-from confide.audit.game import ALPHA, Claim, play, play_numbers, verdict
+from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
 from confide.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -28,9 +29,11 @@ def test_the_trainer_that_keeps_its_claim_is_not(game):
     assert power(game, TRIALS, is_broken=False) <= 1 / TRIALS  # two of three have a chance below 1%
 
 
-def gaussian(mu: float) -> Claim:
-    curve = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu)
-    return Claim("one user", "zero-out", curve.epsilon(1e-5), 1e-5, curve, one_row=False, zeroed=curve)
+def gaussian(mu: float, is_known: bool = False) -> Claim:
+    """With the family of all noises or without it."""
+    process = MixtureOfGaussians.bernoulli(1.0, 1)
+    curve, family = process.curve(1 / mu), Family.of(process, process, 1 / mu) if is_known else None
+    return Claim("one user", "zero-out", curve.epsilon(1e-5), 1e-5, curve, False, zeroed=curve, family=family)
 
 
 def scores(mu: float, coins: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -49,6 +52,27 @@ def test_false_alarms_are_as_rare_as_promised():
 
 
 LEAST = play(gaussian(0.7), "steps", np.zeros(60), np.zeros(60, bool), 20).needed or 21
+
+
+@pytest.mark.parametrize("mu", [0.7, 1.2])
+def test_the_bound_of_the_claimed_mechanism_refutes_exactly_what_the_verdict_does(mu):
+    """That of any mechanism needs more."""
+
+    def played(wrong: int, is_known: bool = True):
+        coins = np.arange(300) >= 150
+        coins[:wrong] = True  # guessed to be out
+        return play(gaussian(mu, is_known), "steps", np.arange(300.0), coins, 100)
+
+    epsilon, best = gaussian(mu).epsilon, played(0)
+    assert best.correct == 100
+    assert best.own_bound == best.own_strongest > epsilon
+    for wrong, is_refuted in ((100 - best.needed, True), (101 - best.needed, False)):
+        own = played(wrong)
+        assert own.verdict() == ("violation" if is_refuted else "consistent")
+        assert (own.own_bound > 0.999 * epsilon) == is_refuted
+        assert own.bound < own.own_bound < own.own_strongest
+        assert f"at most {math.floor(100 * best.own_bound) / 100:g}" in own.in_words(gaussian(mu))
+    assert played(0, is_known=False).own_bound is None
 
 
 def test_a_claim_that_no_score_could_refute_is_underpowered():

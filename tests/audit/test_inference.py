@@ -175,7 +175,7 @@ def test_at_pure_chance_users_are_found_as_seldom_as_they_should(graph, tmp_path
     generator = np.random.default_rng(5)
     shape = small.graph(tmp_path / "graph", [1, 2, 9, 3, 1, 1, 2, 5, 30, 2, 1, 4, 2, 3])
     asked, rows = ask(shape, 4), np.arange(shape.n_rows)
-    trials, alarms, covered = 600, 0, 0
+    trials, alarms, covered = 2000, 0, 0
     for _ in range(trials):
         sides = []
         for _ in range(2):

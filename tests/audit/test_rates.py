@@ -94,7 +94,7 @@ def test_rows_of_a_unit_count_together():
     """Where users differ and nothing was learned, rows that are taken for independent find members; units do not."""
     generator = np.random.default_rng(6)
     unit = np.repeat(np.arange(20), 6)
-    trials, hits, blind, alarms = 600, 0, 0, 0
+    trials, hits, blind, alarms = 2000, 0, 0, 0
     for _ in range(trials):
         members, others = (
             generator.normal(size=20)[unit] + 0.5 * generator.normal(size=len(unit)) for _ in range(2)
@@ -159,7 +159,7 @@ def test_the_rate_is_that_of_the_least_threshold_few_enough_pass():
 @pytest.mark.parametrize(("fpr", "shift", "n"), [(0.05, 1.5, 300), (0.01, 2.0, 1000)])
 def test_the_interval_knows_that_the_threshold_is_estimated(fpr, shift, n):
     truth = stats.norm.sf(stats.norm.isf(fpr) - shift)
-    trials, hits, naive = 600, 0, 0
+    trials, hits, naive = 2000, 0, 0
     for members, others in draws(8, trials, 400, n, shift):
         found = true_positive_rate(members, others, fpr)
         hits += found.low <= truth <= found.high
@@ -199,7 +199,7 @@ def test_too_few_non_members_say_nothing_at_a_low_rate():
 
 
 def test_the_best_of_all_thresholds_is_not_reported_on_the_rows_that_chose_it():
-    trials = 600
+    trials = 2000
     found, best = np.zeros(trials), np.zeros(trials)
     covered = 0
     for i, (members, others) in enumerate(draws(10, trials)):
@@ -214,7 +214,7 @@ def test_the_best_of_all_thresholds_is_not_reported_on_the_rows_that_chose_it():
 
 
 def test_the_interval_of_the_advantage_covers_that_of_its_threshold():
-    trials, hits = 600, 0
+    trials, hits = 2000, 0
     for members, others in draws(11, trials, shift=1.0):
         threshold, found = advantage(members, others)
         hits += found.low <= stats.norm.sf(threshold - 1) - stats.norm.sf(threshold) <= found.high

@@ -106,7 +106,7 @@ def test_a_claim_for_zero_out_is_held_against_the_wider_curve():
     curve = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu)
     claim = Claim("a secret", "zero-out", 1.0, 1e-5, curve, one_row=False, game="value")
     presence = Claim("a secret", "zero-out", 1.0, 1e-5, curve, one_row=False)
-    guesses, trials = 40, 400
+    guesses, trials = 40, 2000
     generator = np.random.default_rng(0)
     correct = []
     for _ in range(trials):

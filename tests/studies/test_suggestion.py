@@ -12,7 +12,7 @@ from confide.console import Console
 from confide.errors import InputError
 from confide.runs import Run
 from confide.studies import corpora, recipe, suggestion
-from confide.studies.suggestion import EPSILONS, FASTER, GRID, KEYS, ROWS, START
+from confide.studies.suggestion import AVERAGED, AVERAGES, EPSILONS, FASTER, GRID, KEYS, ROWS, START
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 
@@ -28,7 +28,7 @@ def data(tmp_path):
 
 def test_every_setting_spends_the_same():
     assert len({(each.batch, each.rows, each.steps, each.learning_rate) for each in GRID}) == 12
-    assert {each.batch * each.rows * each.steps for each in (*GRID, START, FASTER)} == {ROWS}
+    assert {each.batch * each.rows * each.steps for each in (*GRID, START, FASTER, AVERAGED)} == {ROWS}
     assert START.learning_rate in {each.learning_rate for each in GRID}
 
 
@@ -59,8 +59,9 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
         for key in KEYS:
             losses[recipe.config(GRID[0], epsilon, key, data, tmp_path).run] = again and again + key / 10
             losses[str(tmp_path / f"suggested-{epsilon:g}-{key}")] = own + key / 10
-    plain, correlated = suggestion.faster(data, tmp_path)
-    losses |= {plain.run: 7.0, correlated.run: 4.9}
+    plain, correlated, *averaged = suggestion.beside(data, tmp_path)
+    assert [(each.train.average.kind, each.train.schedule) for each in averaged] == list(AVERAGES)
+    losses |= {plain.run: 7.0, correlated.run: 4.9} | {each.run: 6.5 for each in averaged}
     best = {"train.batch": float(GRID[0].batch), "train.steps": GRID[0].steps, "privacy.rows_per_unit": 1}
     best["train.learning_rate"] = GRID[0].learning_rate
     monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: best if epsilon == third else {})
@@ -83,24 +84,28 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
     assert len(found["1"]["suggested"]["losses"]) == 1
     assert found["3"]["others"] == found["1"]["again"] == []
     keys = {Path(each.run).name: each.privacy.published_key for each in trained}
-    assert len(keys) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 2
+    assert len(keys) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 5
     assert len(set(keys.values())) == 1 + len(KEYS)
     titles, tables = found["markdown"].split("\n\n")[::2], found["markdown"].split("\n\n")[1::2]
     assert titles == ["epsilon 8", "epsilon 3", "epsilon 1"]
     lines, later, last = (table.splitlines()[2:] for table in tables)
-    assert (len(lines), len(later), len(last)) == (16, 14, 13)
-    assert last[2].startswith("| **suggested** | uls | 480 | 1 | 16 | 0.002 |")
+    assert (len(lines), len(later), len(last)) == (19, 14, 13)
+    assert last[2].startswith("| **suggested** | uls | 480 | 1 | 16 | 0.002, linear | none |")
     assert last[2].endswith("| 7.150 | 7.150 | 1274.1 | +16.2% |")
     assert lines[0] == (
-        "| beside | uls | 240 | 1 | 32 | 0.006 | correlated over 32 steps | 0.64 | 4.900 | 4.900 | 134.3 | -9.5% |"
+        "| beside | uls | 240 | 1 | 32 | 0.006, linear | none | correlated over 32 steps | 0.64 | 4.900 | 4.900 | "
+        "134.3 | -9.5% |"
     )
     assert lines[1].startswith("| grid |")
     assert lines[1].endswith("| 5.000 | 5.000 | 148.4 | +0.0% |")
     (again,) = (line for line in lines if line.startswith("| grid's best, again |"))
     assert "| 5.300, 5.400, 5.500 | 5.400 |" in again
     (own,) = (line for line in lines if line.startswith("| **suggested** |"))
-    assert "| 64 | 2 | 60 | 0.004 | independent | 0.64 | 5.350, 5.450, 5.550 | 5.450 | 232.8 |" in own
-    assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006 | independent |")
+    assert (
+        "| 64 | 2 | 60 | 0.004, linear | none | independent | 0.64 | 5.350, 5.450, 5.550 | 5.450 | 232.8 |"
+        in own
+    )
+    assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006, linear | none | independent |")
 
 
 def test_a_folder_without_the_data_is_refused(tmp_path):

@@ -16,7 +16,8 @@ from confide import evaluation
 from confide.audit import exposure, extraction, membership
 from confide.audit.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
 from confide.audit.candidates import Candidates
-from confide.audit.game import ALPHA, Claim, play, play_numbers, verdict
+from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
+from confide.audit.generated import buckets
 from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
 from confide.audit.numbers import UNSURE, Numbers
@@ -32,10 +33,7 @@ from confide.selection import RULES
 from confide.units import UnitGraph
 
 ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
-
-
-SAMPLES = 100
-"""Sampled continuations, of which one at least is to be the row's with probability 1/2 (Hayes et al. 2024)."""
+RANKS = ("exact", "sampled", "extrapolated")
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,10 @@ class Options:
     Attributes:
         attacks: which, of `ATTACKS`.
         users, rows: of membership and user inference, on each side, and of each user, at most.
-        prefix, suffix: tokens that an extraction is given, and must give back.
+        prefix, suffix: tokens that an extraction is given, and must give back: greedily, or in one at least of
+            `samples` continuations with `probability` (Hayes et al. 2024).
         secrets: numbers whose exposure is computed, at most; as many of those not planted as of others.
+        ranks: how, of `RANKS`; sampled and extrapolated: from `draws` other numbers for each.
     """
 
     attacks: tuple[str, ...] = ATTACKS
@@ -54,7 +54,11 @@ class Options:
     rows: int = 4
     prefix: int = 16
     suffix: int = 16
+    samples: int = 100
+    probability: float = 0.5
     secrets: int = 64
+    ranks: str = "exact"
+    draws: int = 1000
 
 
 def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
@@ -144,12 +148,15 @@ def sealed(job: Job) -> Manifest:
 def claim_of(job: Job, steps: int, game: Game) -> Claim:
     """What the run claims after `steps` steps."""
     guarantee, setting = job.guarantee(steps), job.setting
-    curve = zeroed = None
+    curve = zeroed = family = None
     if guarantee.notion != "none":
-        terms = setting.after(steps)
-        curve = zeroed = terms.process.curve(setting.noise_multiplier)
+        terms, noise = setting.after(steps), setting.noise_multiplier
+        curve = zeroed = terms.process.curve(noise)
         if terms.zeroed != terms.process:
-            zeroed = terms.zeroed.curve(setting.noise_multiplier)
+            zeroed = terms.zeroed.curve(noise)
+        # of some mechanisms a budget is claimed, which more noise does not better
+        if terms.process.curve(2 * noise).epsilon(guarantee.delta) < guarantee.epsilon:
+            family = Family.of(terms.process, terms.zeroed, noise)
     return Claim(
         guarantee.unit,
         guarantee.adjacency,
@@ -159,6 +166,7 @@ def claim_of(job: Job, steps: int, game: Game) -> Claim:
         job.mechanism.unit_is_one_row,
         game,
         zeroed,
+        family,
     )
 
 
@@ -206,9 +214,7 @@ class _Audit:
         self.manifest = sealed(job) if job.run.config.canaries.count else None
         self.claim = claim_of(job, steps, "presence" if self.manifest is None else self.manifest.game)
         self.attacks = [name for name in options.attacks if self._allowed(name)]
-        self.players = np.zeros(0, np.int64)
-        if self.manifest is not None and "claim" in self.attacks:
-            self.players = self.claim.players(self.manifest)
+        self.players = self._players()
         self.in_use = _in_use(job)
         generator = np.random.default_rng(job.run.key().stream("audit", "sample").uint64(4))
         self.sides = list(self._sides(generator)) if {"membership", "users"} & set(self.attacks) else []
@@ -224,18 +230,16 @@ class _Audit:
 
     def _reason(self, name: str) -> str | None:
         """Why an attack says nothing about this run, if it does not."""
-        config, facts = self.job.run.config, self.job.prepared.facts
+        config = self.job.run.config
         if name in ("claim", "exposure") and self.manifest is None:
             return "no canaries were planted: set canaries.count before training"
-        if name == "claim" and facts["canaries"]["missed"]:
-            return (
-                f"the two numbers of {facts['canaries']['missed']} canaries differ in what the claim calls public: "
-                "they are not found, or are of different lengths in tokens"
-            )
         if name == "exposure" and config.canaries.family != "digits":
             return f"canaries of family {config.canaries.family} have no candidates to rank them among"
-        if name == "exposure" and config.canaries.digits > MOST_DIGITS:
-            return f"canaries.digits: ranking among 10^{config.canaries.digits} numbers would take days"
+        if name == "exposure" and config.canaries.digits > MOST_DIGITS and self.options.ranks == "exact":
+            return (
+                f"canaries.digits: ranking among 10^{config.canaries.digits} numbers would take days: ask for "
+                "sampled or extrapolated ranks"
+            )
         if name == "exposure" and self.manifest is not None and self.manifest.game == "mask":
             return "training text is redacted around the numbers, and they would be ranked in a text that it never held"
         if name in ("exposure", "extraction") and config.task != "causal-lm":
@@ -251,6 +255,26 @@ class _Audit:
         if name == "users" and config.data.unit is None:
             return "the data name no user (data.unit)"
         return None
+
+    def _players(self) -> np.ndarray:
+        """The canaries that the claim is about: int64, their numbers. Which they are stands before training."""
+        if self.manifest is None or "claim" not in self.attacks:
+            return np.zeros(0, np.int64)
+        missing = self.job.prepared.facts["canaries"].get("missing", [])
+        try:
+            players = self.claim.players(self.manifest)
+            players = players[~np.isin(players, missing)]
+            if len(players):
+                return players
+            reason = (
+                "the two numbers of every canary differ in what the claim calls public: they are not found, or are of "
+                "different lengths in tokens"
+            )
+        except InputError as error:
+            reason = str(error)
+        self.left_out["claim"] = reason
+        self.attacks.remove("claim")
+        return np.zeros(0, np.int64)
 
     @cached_property
     def numbers(self) -> Numbers | None:
@@ -354,7 +378,6 @@ class _Audit:
         manifest, config = self.manifest, self.job.run.config.canaries
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)
-        trie = Trie.of(candidates, self.job.tokenizer)
         by_times: dict[int, list[str]] = {}
         for canary in manifest.canaries:
             times = canary.insertions if canary.is_planted else 0
@@ -362,19 +385,30 @@ class _Audit:
         each = max(1, self.options.secrets // len(by_times))
         kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
         numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])
-        found = iter(exposure.exact(self.job.model, trie, numbers))
+        found = iter(self._exposures(candidates, numbers))
         groups = {times: [next(found) for _ in secrets] for times, secrets in kept.items()}
         first = next(iter(groups.values()))[0]
         return {
+            "ranks": first.method,
             "most": exposure.most(candidates.size),
             "positions": first.positions,
             "plain_positions": first.plain_positions,
             "groups": {
                 f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
                 | {"insertions": times, "exposures": [one.exposure for one in own]}
+                | ({"intervals": [one.interval for one in own]} if first.is_estimate else {})
                 for times, own in groups.items()
             },
         }
+
+    def _exposures(self, candidates: Candidates, numbers: np.ndarray) -> tuple[exposure.Exposure, ...]:
+        model, tokenizer, draws = self.job.model, self.job.tokenizer, self.options.draws
+        if self.options.ranks == "exact":
+            return exposure.exact(model, Trie.of(candidates, tokenizer), numbers)
+        draws = min(draws, candidates.size - 1)
+        estimate = exposure.sampled if self.options.ranks == "sampled" else exposure.extrapolated
+        generator = np.random.default_rng(self.job.run.key().stream("audit", "ranks").uint64(4))
+        return estimate(model, tokenizer, candidates, numbers, draws, generator)
 
     # both together ---------------------------------------------------------------------------------
     def report(
@@ -398,13 +432,16 @@ class _Audit:
             trained, held_out, *_ = (Users(side.asked, own, base) for side, own, base in pairs)
             result["users"] = infer(trained, held_out, self.in_use).to_json()
         if before.given_back is not None and after.given_back is not None:
+            samples, probability = self.options.samples, self.options.probability
             result["extraction"] = {
                 "prefix": self.options.prefix,
                 "suffix": self.options.suffix,
                 "greedy": extraction.compare(after.given_back.greedy, before.given_back.greedy).to_json(),
-                "samples": SAMPLES,
+                "samples": samples,
+                "probability": probability,
                 "discoverable": extraction.compare(
-                    after.given_back.discoverable(SAMPLES, 0.5), before.given_back.discoverable(SAMPLES, 0.5)
+                    after.given_back.discoverable(samples, probability),
+                    before.given_back.discoverable(samples, probability),
                 ).to_json(),
             }
         return result | {"left_out": self.left_out}
@@ -421,6 +458,8 @@ class _Audit:
         released = _learnt(before, after)
         alpha = self._share(numbers=self.numbers is not None)
         players, guesses = self.players, job.run.config.canaries.guesses
+        if guesses is not None:
+            guesses = min(guesses, len(players))  # of those that were asked for some may be in no game
         games = []
         for view in self._views():
             scores = released if view == "release" else job.readings(job.stages()[-1]).scores(self.steps)
@@ -428,11 +467,16 @@ class _Audit:
             games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
         if self.numbers is not None and lead is not None:
             games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
-        return {
+        result = {
             "verdict": verdict(self.claim, games),
             "game": manifest.game,
             "games": [game.to_json() | {"words": game.in_words(self.claim)} for game in games],
         }
+        perplexity = [canary.perplexity for canary in manifest.canaries]
+        if None not in perplexity:
+            own = buckets(np.array(perplexity)[players], released[players], manifest.coins[players] == 0)
+            result["by_perplexity"] = [asdict(bucket) for bucket in own]
+        return result
 
     def _members(self, before: _Looked, after: _Looked) -> membership.Membership:
         """With the base model as the one reference: it has seen none of these rows."""

@@ -51,6 +51,7 @@ class Canary:
         coin: which of them does; of presence 0 if it does and 1 if nothing does.
         insertions: documents of the unit that hold the text.
         secrets: the part of each text that was chosen at random, where there is one; a mask is none.
+        perplexity: of a generated text under the base model.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Canary:
     coin: int
     insertions: int
     secrets: tuple[str, ...] = ()
+    perplexity: float | None = None
 
     @property
     def is_planted(self) -> bool:
@@ -102,11 +104,12 @@ class Manifest:
         canaries = []
         for number, coin in enumerate(coins.tolist()):
             own = contents[number * sides : (number + 1) * sides]
-            chosen = tuple(secret for _, secret in own if secret is not None)
-            texts = tuple(text for text, _ in own)
+            chosen = tuple(each.secret for each in own if each.secret is not None)
+            texts = tuple(each.text for each in own)
             if game == "mask":
                 texts += (settings.template.replace("{}", tokenizer.mask_token),)
-            canaries.append(Canary(_name(seed, number), texts, coin, turns[number % len(turns)], chosen))
+            times, perplexity = turns[number % len(turns)], own[0].perplexity
+            canaries.append(Canary(_name(seed, number), texts, coin, times, chosen, perplexity))
         return cls(seed, game, settings.family, settings.template, tuple(canaries))
 
     @classmethod
@@ -120,7 +123,14 @@ class Manifest:
         try:
             found = json.loads(path.read_text("utf-8"))
             canaries = tuple(
-                Canary(c["name"], tuple(c["contents"]), c["coin"], c["insertions"], tuple(c["secrets"]))
+                Canary(
+                    c["name"],
+                    tuple(c["contents"]),
+                    c["coin"],
+                    c["insertions"],
+                    tuple(c["secrets"]),
+                    c["perplexity"],
+                )
                 for c in found.pop("canaries")
             )
             return cls(**found, canaries=canaries)
@@ -223,26 +233,32 @@ def _name(seed: str, number: int) -> str:
     return f"canary:{seed[:8]}:{number}"  # no unit of the data has such a name but by foul play
 
 
-def _contents(
-    config: "Config", tokenizer: Any, count: int, source: RunKey
-) -> Iterator[tuple[str, str | None]]:
-    """(text, its random part) for each content."""
+@dataclass(frozen=True)
+class _Content:
+    """A text; the random part of one of digits; the perplexity of a generated one."""
+
+    text: str
+    secret: str | None = None
+    perplexity: float | None = None
+
+
+def _contents(config: "Config", tokenizer: Any, count: int, source: RunKey) -> Iterator[_Content]:
     settings, stream = config.canaries, source.stream("audit", "contents")
     if settings.family == "digits":
         numbers = _distinct(count, 10**settings.digits, stream)
         for number in numbers:
             secret = f"{number:0{settings.digits}d}"
-            yield settings.template.replace("{}", secret), secret
+            yield _Content(settings.template.replace("{}", secret), secret)
     elif settings.family == "rare-tokens":
-        whole = _whole_tokens(tokenizer)
+        whole = _rare_tokens(tokenizer)
         picked = stream.below(np.full(count * settings.tokens, len(whole))).reshape(count, -1)
         for row in picked:
-            yield "".join(whole[i] for i in row).strip(), None
+            yield _Content("".join(whole[i] for i in row).strip())
     else:
         from confide.audit.generated import texts
 
-        for text in texts(config, tokenizer, count, SPREAD, stream):
-            yield text, None
+        for text, perplexity in texts(config, tokenizer, count, SPREAD, stream):
+            yield _Content(text, perplexity=perplexity)
 
 
 def _distinct(count: int, size: int, stream: Stream) -> list[int]:
@@ -261,12 +277,15 @@ def _distinct(count: int, size: int, stream: Stream) -> list[int]:
     return list(found)
 
 
-def _whole_tokens(tokenizer: Any) -> Sequence[str]:
-    """Texts of tokens that are words or beginnings of words, with a space before."""
+def _rare_tokens(tokenizer: Any) -> Sequence[str]:
+    """Texts of tokens that are words or beginnings of words, with a space before: the last quarter of the vocabulary.
+
+    Vocabularies are made from the most frequent pieces on, so the last are the rarest.
+    """
     special = set(tokenizer.all_special_ids)
     ids = [i for i in range(len(tokenizer)) if i not in special]
     texts = [tokenizer.decode([i]) for i in ids]
     words = [f" {text.strip()}" for text in texts if len(text.strip()) > 1 and "\ufffd" not in text]
     if len(words) < 2:
         raise InputError("canaries.family: rare-tokens finds no whole words in this tokenizer; use digits")
-    return words
+    return words[-max(2, len(words) // 4) :]

@@ -336,13 +336,13 @@ class Combined:
     """What several secrets' exposures say together.
 
     Attributes:
-        p_value: by Fisher's method, that the model depends on none of them.
+        p_value: by Fisher's method, that the model depends on none of them; None where one has none (`extrapolated`).
         mean: of the exposures, in bits.
         null_mean: what that would be for a model that depends on none.
         count: secrets.
     """
 
-    p_value: float
+    p_value: float | None
     mean: float
     null_mean: float
     count: int
@@ -365,11 +365,12 @@ def combined(exposures: Sequence[Exposure]) -> Combined:
     Fisher's method vary less, in a space as large as that of canaries by nothing that matters.
 
     Raises:
-        InputError: there is none, or one has no valid p-value (`extrapolated`).
+        InputError: there is none.
     """
+    if not exposures:
+        raise InputError("exposures: there is none to combine")
     values = [exposure.p_value for exposure in exposures if exposure.p_value is not None]
-    if not values or len(values) < len(exposures):
-        raise InputError("exposures: only exact, bounded and sampled ones have p-values that may be combined")
+    together = fisher(values) if len(values) == len(exposures) else None
     means = [null_mean(exposure.candidates) for exposure in exposures]
     mean = float(np.mean([exposure.exposure for exposure in exposures]))
-    return Combined(fisher(values), mean, float(np.mean(means)), len(values))
+    return Combined(together, mean, float(np.mean(means)), len(exposures))

@@ -221,6 +221,16 @@ def f_dp(
     def refuted(curve: Curve) -> bool:
         return f_dp_refutes(curve, coins, guesses, correct, alpha, sides, choices)
 
+    return least_epsilon(family, refuted, delta, start)
+
+
+def least_epsilon(
+    family: Callable[[float], Curve], refuted: Callable[[Curve], bool], delta: float, start: float = 1.0
+) -> float:
+    """The epsilon at `delta` of the curve with the least noise that a test refutes; 0 where it refutes none.
+
+    Args as `f_dp`; `refuted` must refute every curve above one that it refutes.
+    """
     if not refuted(_perfect()):
         return 0.0
     found = _boundary(family, refuted, start, delta)

@@ -5,24 +5,49 @@ that no claim is attacked at another unit or adjacency than its own.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from confide.accounting import Curve, between
+from confide.accounting import Curve, Process, between
 from confide.audit.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
 from confide.audit.canaries import Canary, Manifest
-from confide.audit.fdp import f_dp_least_correct, f_dp_p_value
+from confide.audit.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
 from confide.errors import InputError
 from confide.mechanisms.base import Game
+
+if TYPE_CHECKING:
+    from confide.audit.repeated import Repeated
 
 ALPHA = 0.05
 SHARE = 1 / 3
 """Of the coins that are guessed, unless it is said before."""
 
+COARSE = 1e-3
+
 Verdict = Literal["violation", "consistent", "underpowered", "nothing claimed", "not attacked"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The claimed mechanism with more noise or less.
+
+    Attributes:
+        curve, zeroed: noise multiplier -> what `Claim` holds by these names, at that noise.
+        noise: the claimed multiplier.
+    """
+
+    curve: Callable[[float], Curve]
+    zeroed: Callable[[float], Curve]
+    noise: float
+
+    @classmethod
+    def of(cls, process: Process, zeroed: Process, noise: float) -> "Family":
+        """On a coarse grid, five times as fast, on which epsilon is larger by parts in ten thousand."""
+        return cls(partial(process.curve, interval=COARSE), partial(zeroed.curve, interval=COARSE), noise)
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,7 @@ class Claim:
         one_row: whether the unit is one row.
         game: what a coin decides about a canary.
         zeroed: the curve that bounds whoever guesses at a unit's text; None where nothing is claimed.
+        family: for bounds on epsilon that use the whole curve; without it there are none.
     """
 
     unit: str
@@ -46,6 +72,7 @@ class Claim:
     one_row: bool
     game: Game = "presence"
     zeroed: Curve | None = None
+    family: Family | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What is claimed."""
@@ -70,9 +97,29 @@ class Claim:
     def played(self) -> Curve | None:
         """The curve of what a coin decides: where the claim compares each of two texts with none, they are further
         apart."""
-        if self.curve is None or not self.of_two_texts:
-            return self.curve
-        return between(self.curve)
+        return None if self.curve is None else self._played(self.curve)
+
+    def _played(self, curve: Curve) -> Curve:
+        return between(curve) if self.of_two_texts else curve
+
+    def least_played(self, refuted: Callable[[Curve], bool]) -> float | None:
+        """Epsilon of what is played, where a test begins to refute the claimed mechanism with ever more noise.
+
+        Formal guarantee: as `fdp.f_dp`: it holds for this mechanism with any noise, and with probability 1 - alpha of
+        the test; None where no family is known.
+        """
+        family = self.family
+        if family is None or not 0 < self.delta < 1:
+            return None
+        return least_epsilon(
+            lambda noise: self._played(family.curve(noise)), refuted, self.delta, family.noise
+        )
+
+    def least_zeroed(self, refuted: Callable[[Curve], bool]) -> float | None:
+        """The same of who guesses at a unit's text."""
+        if self.family is None or not 0 < self.delta < 1:
+            return None
+        return least_epsilon(self.family.zeroed, refuted, self.delta, self.family.noise)
 
     @property
     def of_two_texts(self) -> bool:
@@ -93,10 +140,12 @@ class Played:
         coins, guesses, correct: m, r and v.
         needed: the fewest right guesses that would have refuted the claim; None where not even all would have.
         p_value: of the claim's own curve.
-        bound: what is shown: a lower bound on epsilon at the claim's delta, by Steinke et al. 2023, of numbers by
-            `bounds.ceiling_epsilon`.
+        bound: what is shown of any mechanism: a lower bound on epsilon at the claim's delta, by Steinke et al. 2023, of
+            numbers by `bounds.ceiling_epsilon`.
         strongest: the same, had every guess been right.
-        confidence: of `bound`, for this game alone.
+        confidence: of each bound, for this game alone.
+        own_bound, own_strongest: what is shown of the claimed mechanism with any noise, by its whole curve; None where
+            it is not known.
     """
 
     view: str
@@ -108,6 +157,8 @@ class Played:
     bound: float
     strongest: float
     confidence: float
+    own_bound: float | None = None
+    own_strongest: float | None = None
 
     def verdict(self) -> Verdict:
         """That no number was found makes no run consistent: few trainers, broken or not, have one come first."""
@@ -120,13 +171,7 @@ class Played:
 
     def in_words(self, claim: Claim) -> str:
         """What was guessed, what it shows, and what it could have shown at most."""
-        told, bound = self._told(), f"epsilon >= {rounded_down(self.bound)} at delta {claim.delta:.3g}"
-        if claim.of_two_texts and self.view != "numbers":
-            bound += " for one text against another"
-        shown = (
-            f"with {self.confidence:.1%} confidence this shows {bound}, and {rounded_down(self.strongest)} is the most "
-            "that it could have shown"
-        )
+        told, shown = self._told(), shown_in_words(self, claim, claim.of_two_texts and self.view != "numbers")
         if claim.curve is None:
             return f"{told}; {shown}"
         if self.needed is None:
@@ -141,6 +186,21 @@ class Played:
             )
         seen = {"release": "the released model", "steps": "every noised sum"}[self.view]
         return f"from {seen}, {self.correct} of {self.guesses} guesses about {self.coins} coins were right"
+
+
+def shown_in_words(found: "Played | Repeated", claim: Claim, of_two_texts: bool) -> str:
+    """Lower bounds on epsilon, each with the largest that the game could have shown."""
+    words = (
+        f"with {found.confidence:.1%} confidence this shows epsilon >= {rounded_down(found.bound)} at delta "
+        f"{claim.delta:.3g}{' for one text against another' if of_two_texts else ''}, whatever the mechanism, and "
+        f"{rounded_down(found.strongest)} is the most that it could have shown"
+    )
+    if found.own_bound is None or found.own_strongest is None:
+        return words
+    return (
+        f"{words}; of this mechanism with any noise it shows epsilon >= {rounded_down(found.own_bound)}, at most "
+        f"{rounded_down(found.own_strongest)}"
+    )
 
 
 def rounded_down(bound: float) -> str:
@@ -179,17 +239,23 @@ def play(
     if curve is not None:
         needed = f_dp_least_correct(curve, m, plan.guesses, alpha)
         p_value = f_dp_p_value(curve, m, plan.guesses, correct)
-    delta = claim.delta
+    delta, r = claim.delta, plan.guesses
+
+    def by_curve(right: int) -> float | None:
+        return claim.least_played(lambda curve: f_dp_refutes(curve, m, r, right, alpha))
+
     return Played(
         view,
         m,
-        plan.guesses,
+        r,
         correct,
         needed,
         p_value,
-        one_run(m, plan.guesses, correct, delta, alpha),
-        one_run(m, plan.guesses, plan.guesses, delta, alpha),
+        one_run(m, r, correct, delta, alpha),
+        one_run(m, r, r, delta, alpha),
         1 - alpha,
+        by_curve(correct),
+        by_curve(r),
     )
 
 
@@ -206,21 +272,25 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
         alpha: probability of a false alarm of this game.
     """
     n, delta = len(choices), claim.delta
-    needed, p_value = None, 1.0
-    if claim.zeroed is not None:
-        ceiling = float(np.mean(claim.zeroed.reconstruction(1 / choices)))
-        p_value = ceiling_p_value(n, int(lead), ceiling, independent=False)
-        needed = 1 if ceiling_p_value(n, 1, ceiling, independent=False) <= alpha else None
+
+    def p_value(curve: Curve, right: int) -> float:
+        return ceiling_p_value(n, right, float(np.mean(curve.reconstruction(1 / choices))), independent=False)
+
+    def by_curve(right: int) -> float | None:
+        return claim.least_zeroed(lambda curve: p_value(curve, right) <= alpha)
+
     return Played(
         "numbers",
         n,
         1,
         int(lead),
-        needed,
-        p_value,
+        1 if claim.zeroed is not None and p_value(claim.zeroed, 1) <= alpha else None,
+        1.0 if claim.zeroed is None else p_value(claim.zeroed, int(lead)),
         ceiling_epsilon(choices, int(lead), delta, alpha),
         ceiling_epsilon(choices, 1, delta, alpha),
         1 - alpha,
+        by_curve(int(lead)),
+        by_curve(1),
     )
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from confide.chart import Panel, panels_svg
 
+ROWS_BY = "reference"
+
 
 def audit_svg(found: dict[str, Any]) -> str | None:
     """Of the result of `attack.audit`; None where there is nothing to draw."""
@@ -43,15 +45,22 @@ def _exposure(found: dict[str, Any]) -> list[Panel]:
 
 
 def _rates(found: dict[str, Any]) -> list[Panel]:
-    if "membership" not in found:
-        return []
-    name = found["membership"]["strongest"]
-    rates = sorted(found["membership"]["attacks"][name]["true_positive_rate"], key=lambda rate: rate["fpr"])
+    """Of one attack on rows, the same for every run: the best of seven would be the luckiest."""
+    drawn = {}
+    if "membership" in found:
+        drawn[f"Rows found ({ROWS_BY})"] = found["membership"]["attacks"][ROWS_BY]
+    if "users" in found:
+        drawn["Users found"] = found["users"]["rates"]
+    return [_beside_ceiling(title, rates, found.get("ceiling")) for title, rates in drawn.items()]
+
+
+def _beside_ceiling(title: str, rates: dict[str, Any], ceiling: dict[str, Any] | None) -> Panel:
+    points = sorted(rates["true_positive_rate"], key=lambda rate: rate["fpr"])
     lines = {
-        name: [(rate["fpr"], rate["value"]) for rate in rates],
-        "95%, from": [(rate["fpr"], rate["low"]) for rate in rates],
-        "to": [(rate["fpr"], rate["high"]) for rate in rates],
+        "measured": [(rate["fpr"], rate["value"]) for rate in points],
+        "95%, from": [(rate["fpr"], rate["low"]) for rate in points],
+        "to": [(rate["fpr"], rate["high"]) for rate in points],
     }
-    if "ceiling" in found:
-        lines["ceiling"] = [(fpr, bound) for fpr, bound in sorted(found["ceiling"]["true_positive_rate"])]
-    return [Panel("Members found", "false positive rate", "true positive rate", lines, log_x=True)]
+    if ceiling is not None:
+        lines["ceiling"] = [(fpr, bound) for fpr, bound in sorted(ceiling["true_positive_rate"])]
+    return Panel(title, "false positive rate", "true positive rate", lines, log_x=True)

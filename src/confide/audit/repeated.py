@@ -14,7 +14,7 @@ import numpy as np
 from confide.accounting import Curve
 from confide.audit.attack import Told
 from confide.audit.bounds import clopper_pearson, rates_from_below, strongest_clopper_pearson
-from confide.audit.game import ALPHA, Claim, Verdict, rounded_down
+from confide.audit.game import ALPHA, Claim, Verdict, shown_in_words
 from confide.errors import InputError
 
 
@@ -30,6 +30,7 @@ class Repeated:
         bound: a lower bound on epsilon at the claim's delta, of one text against another where the game is of values;
             strongest: the same, had every guess been right.
         confidence: of all that is said.
+        own_bound, own_strongest: as in `game.Played`.
     """
 
     runs: int
@@ -43,6 +44,8 @@ class Repeated:
     bound: float
     strongest: float
     confidence: float
+    own_bound: float | None = None
+    own_strongest: float | None = None
 
     def verdict(self, claim: Claim) -> Verdict:
         if claim.curve is None:
@@ -52,14 +55,11 @@ class Repeated:
         return "consistent" if self.could_refute else "underpowered"
 
     def in_words(self, claim: Claim) -> str:
-        words = (
+        return (
             f"with a threshold from {self.chosen_from} runs, {self.tp} of {self.tp + self.fn} runs with the canary and "
-            f"{self.fp} of {self.fp + self.tn} without it were taken to have it; with {self.confidence:.1%} confidence "
-            f"this shows epsilon >= {rounded_down(self.bound)} at delta {claim.delta:.3g}"
+            f"{self.fp} of {self.fp + self.tn} without it were taken to have it; "
+            f"{shown_in_words(self, claim, claim.of_two_texts)}"
         )
-        if claim.of_two_texts:
-            words += " for one text against another"
-        return f"{words}, and {rounded_down(self.strongest)} is the most that so many runs could have shown"
 
 
 def repeated(told: Iterable[Told]) -> dict[str, Any]:
@@ -139,6 +139,8 @@ def count(claim: Claim, scores: np.ndarray, coins: np.ndarray) -> Repeated:
         bound=clopper_pearson(tp, fn, fp, tn, claim.delta, ALPHA),
         strongest=strongest_clopper_pearson(inside, outside, claim.delta, ALPHA),
         confidence=1 - ALPHA,
+        own_bound=claim.least_played(lambda curve: refutes(curve, tp, fn, fp, tn)),
+        own_strongest=claim.least_played(lambda curve: refutes(curve, inside, 0, 0, outside)),
     )
 
 

@@ -30,6 +30,14 @@ def audit(
     users: Annotated[int, typer.Option(help="trained on and held out, at most, each", min=2)] = 500,
     rows: Annotated[int, typer.Option(help="of each user, at most", min=1)] = 4,
     secrets: Annotated[int, typer.Option(help="whose exposure is computed, at most", min=1)] = 64,
+    ranks: Annotated[
+        str, typer.Option(help="of exposure: exact, sampled, extrapolated; the last two from --draws others")
+    ] = "exact",
+    draws: Annotated[int, typer.Option(help="other numbers, for each that is ranked", min=100)] = 1000,
+    prefix: Annotated[int, typer.Option(help="tokens that extraction is given", min=1)] = 16,
+    suffix: Annotated[int, typer.Option(help="tokens that it must give back", min=1)] = 16,
+    samples: Annotated[int, typer.Option(help="continuations, one of which must be right", min=1)] = 100,
+    probability: Annotated[float, typer.Option(help="with this probability", min=0.0, max=1.0)] = 0.5,
     as_json: Json = False,
 ) -> None:
     """Attack a trained run, or the claim of many."""
@@ -39,6 +47,8 @@ def audit(
     chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
     if unknown := [name for name in chosen if name not in attack.ATTACKS]:
         raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
+    if ranks not in attack.RANKS:
+        raise InputError(f"--ranks {ranks}: there are {', '.join(attack.RANKS)}")
     if len(runs) > 1:
         if attacks not in (None, "claim"):
             raise InputError(
@@ -46,7 +56,10 @@ def audit(
             )
         found = _together(runs, twin)
     else:
-        found = _alone(runs[0], twin, attack.Options(chosen, users, rows, secrets=secrets))
+        options = attack.Options(
+            chosen, users, rows, prefix, suffix, samples, probability, secrets, ranks, draws
+        )
+        found = _alone(runs[0], twin, options)
     print_json(found) if as_json else show.audited(found)
     if found["verdict"] == "violation":
         raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")

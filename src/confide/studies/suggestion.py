@@ -10,7 +10,7 @@ The best of twelve runs is in part the luckiest, and draws of one setting differ
 suggestion is held against new runs of the grid's best setting, both with the same run keys.
 
 At the first epsilon, beside them, one setting of the grid with noise that is correlated over all steps, which bears a
-higher rate, and with independent noise at that rate.
+higher rate, and with independent noise at that rate; and with averages of the weights, on the draws of the grid.
 """
 
 from collections.abc import Sequence
@@ -50,6 +50,12 @@ FASTER = Recipe("faster", 240, 1, 32, 6e-3)
 """A setting of the grid at a higher rate, where each user may take part in one step if noise is correlated over all."""
 
 
+AVERAGED = Recipe("averaged", 240, 1, 32, 4e-3)
+"""A setting of the grid; what is released is a mean of weights, after linear decay as in the grid or without any."""
+
+AVERAGES = (("ema", "linear"), ("ema", "constant"), ("tail", "constant"))
+
+
 @dataclass(frozen=True)
 class Row:
     """A setting that was trained; a loss on held-out users for each run key."""
@@ -60,6 +66,8 @@ class Row:
     rows: int | str
     steps: int
     learning_rate: float
+    schedule: str
+    average: str
     bands: int
     noise_multiplier: float
     losses: tuple[float, ...]
@@ -105,6 +113,8 @@ def trained(runs: Sequence[Config], console: Console) -> Row:
         first.privacy.rows_per_unit,
         first.train.steps,
         first.train.learning_rate,
+        first.train.schedule,
+        first.train.average.kind,
         first.privacy.bands,
         outcome.guarantee.noise_multiplier,
         tuple(losses),
@@ -133,7 +143,7 @@ def _against_grid(epsilon: float, data: Path, folder: Path, console: Console) ->
     found, again = trained(runs[:1], console), []
     if not found.is_of_the_setting_of(grid[best]):
         found, again = trained(runs, console), [trained([own(best, key) for key in KEYS], console)]
-    others = [trained([each], console) for each in faster(data, folder)] if epsilon == EPSILONS[0] else []
+    others = [trained([each], console) for each in beside(data, folder)] if epsilon == EPSILONS[0] else []
     kinds: dict[str, Sequence[Row]] = {
         "grid": list(grid.values()),
         "grid's best, again": again,
@@ -150,18 +160,27 @@ def _against_grid(epsilon: float, data: Path, folder: Path, console: Console) ->
     }
 
 
-def faster(data: Path, folder: Path) -> tuple[Config, Config]:
-    """At a higher rate: with independent noise, and with noise correlated over all steps."""
-    plain = config(FASTER, EPSILONS[0], 0, data, folder)
-    bands = {"privacy.bands": FASTER.steps, "run": str(folder / f"correlated-{EPSILONS[0]:g}-0")}
-    return plain, altered(plain, bands)
+def beside(data: Path, folder: Path) -> list[Config]:
+    """At a higher rate, with independent noise and with noise correlated over all steps; and with averages."""
+    epsilon = EPSILONS[0]
+    faster, averaged = (config(recipe, epsilon, 0, data, folder) for recipe in (FASTER, AVERAGED))
+    bands = {"privacy.bands": FASTER.steps, "run": str(folder / f"correlated-{epsilon:g}-0")}
+    averages = [
+        {
+            "train.average.kind": kind,
+            "train.schedule": schedule,
+            "run": str(folder / f"{kind}-{schedule}-{epsilon:g}-0"),
+        }
+        for kind, schedule in AVERAGES
+    ]
+    return [faster, altered(faster, bands), *(altered(averaged, each) for each in averages)]
 
 
 def _table(kinds: dict[str, Sequence[Row]], best: float) -> str:
     lines = [
-        "| setting | mechanism | units or rows a step | chunks of each | steps | learning rate | noise | "
+        "| setting | mechanism | units or rows a step | chunks of each | steps | learning rate | average | noise | "
         "noise multiplier | loss, by run key | mean | perplexity | of the grid's best |",
-        "|" + 12 * "---|",
+        "|" + 13 * "---|",
     ]
     named = [(name, row) for name, rows in kinds.items() for row in rows]
     for name, row in sorted(named, key=lambda pair: pair[1].loss):
@@ -171,7 +190,8 @@ def _table(kinds: dict[str, Sequence[Row]], best: float) -> str:
             f"{row.batch:.4g}",
             str(row.rows),
             str(row.steps),
-            f"{row.learning_rate:g}",
+            f"{row.learning_rate:g}, {row.schedule}",
+            row.average,
             "independent" if row.bands == 1 else f"correlated over {row.bands} steps",
             f"{row.noise_multiplier:.4g}",
             ", ".join(f"{loss:.3f}" for loss in row.losses),
