@@ -23,16 +23,16 @@ from confide.units import GraphWriter, UnitGraph
 VOCABULARY, BLOCK, PROBES = 8192, 250_000, 2000
 
 
-def build(folder: Path, rows: int, units: int) -> UnitGraph:
+def build(folder: Path, rows: int, units: int, vocabulary: int = VOCABULARY) -> UnitGraph:
     generator = np.random.default_rng(0)
     names = [f"user-{unit}" for unit in range(units)]
-    with GraphWriter(folder, VOCABULARY) as writer:
+    with GraphWriter(folder, vocabulary) as writer:
         for first in range(0, rows, BLOCK):
             numbers = np.arange(first, min(first + BLOCK, rows))
             tail = (units * generator.random(len(numbers)) ** 3).astype(np.int64)
             owners = np.where(numbers < units, numbers, tail)
             lengths = generator.integers(4, 9, len(numbers))
-            tokens = generator.integers(0, VOCABULARY, int(lengths.sum()), dtype=np.uint16)
+            tokens = generator.integers(0, vocabulary, int(lengths.sum()), dtype=np.uint16)
             writer.add_many(tokens, lengths, [names[owner] for owner in owners.tolist()])
         return writer.close()
 

@@ -289,7 +289,12 @@ def test_more_users_need_less_noise_and_nobody_may_claim_it():
 
 @pytest.mark.parametrize(
     ("settings", "times", "words"),
-    [(config(), 0.0, "above 0"), (config(), -1.0, "above 0"), (config("none"), 10.0, "no rate")],
+    [
+        (config(), 0.0, "above 0"),
+        (config(), -1.0, "above 0"),
+        (config("none"), 10.0, "no rate"),
+        (config(sampling="truncated", max_batch=12), 10.0, "truncated step is full"),
+    ],
 )
 def test_a_what_if_needs_a_factor_and_a_rate(settings, times, words):
     with pytest.raises(InputError, match=words):

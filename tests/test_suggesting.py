@@ -100,6 +100,14 @@ def test_less_privacy_to_keep_or_more_users_allow_more_steps(few):
     assert steps(0.3, 1000) < steps(0.3, 100_000)
 
 
+def test_a_budget_of_its_own_needs_no_batch_that_fits(few):
+    """Who has fewer units than a step was to have needs a suggestion most."""
+    with pytest.raises(InputError, match="more than the 80 there are"):
+        suggest(config(), shape(80), SIZE)
+    (first,) = suggest(config(), shape(80), SIZE, rows=2_000, count=1)["ranked"]
+    assert first["batch"] <= 80
+
+
 def test_measured_norms_say_that_they_are_not_covered(few):
     def flat(k):
         return 1.0

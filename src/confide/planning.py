@@ -145,6 +145,11 @@ def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
         or mechanism.filters
     ):
         raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
+    if mechanism.sampling == "truncated":
+        raise InputError(
+            "--times-users: how often a truncated step is full depends on the rows there are; use "
+            "privacy.sampling: poisson"
+        )
     epsilon = chosen.curve().epsilon(chosen.delta)
     delta = min(chosen.delta, delta_default(round(factor * terms.rows), round(factor * terms.units)))
     more = replace(mechanism, sampling_rate=min(1.0, terms.sampling.rate / factor), divisor=terms.divisor)

@@ -129,7 +129,8 @@ def suggest(
         raise InputError(
             "privacy.adjacency: add-or-remove needs literal constants, and a suggestion has none"
         )
-    terms = own.terms(shape)
+    # with a budget of its own a suggestion needs no batch, which may be more than there are units
+    terms = (own if rows is None else replace(own, batch=1.0)).terms(shape)
     budget = own.rows_computed(terms) if rows is None else rows
     target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
     lengths = norms or _rule_of_thumb

@@ -180,7 +180,7 @@ def state_guarantee(
             filter(
                 None,
                 [
-                    f"dp_accounting {mechanism.accounting}: {terms.process.describe()}",
+                    f"{tuning.accountant(f'dp_accounting {mechanism.accounting}')}: {terms.process.describe()}",
                     mechanism.calibration(),
                 ],
             )

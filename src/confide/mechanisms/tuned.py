@@ -26,6 +26,10 @@ class Tuning:
         """What is left uncovered in every run whose settings were found so."""
         return NOT_COVERED
 
+    def accountant(self, of_one: str) -> str:
+        """Who computed the curve, where `of_one` computes that of one run."""
+        return of_one
+
     def terms(self, terms: "Terms") -> "Terms":
         """The terms of what is released, from those of one run."""
         return terms
@@ -68,7 +72,15 @@ class Counted(Tuning):
     @property
     def not_covered(self) -> tuple[str, ...]:
         others = tuple(line for line in NOT_COVERED if line != TUNING)
-        return (*others, "the choice of what the sweep searched, and tuning outside of it", _CHOSEN_BY)
+        return (
+            *others,
+            "the choice of what the sweep searched, and tuning outside of it",
+            _CHOSEN_BY,
+            "that a trial ended for a gradient that is no finite number, which ranks it last",
+        )
+
+    def accountant(self, of_one: str) -> str:
+        return f"confide's bound for the best of a random number of runs, on {of_one}"
 
     def terms(self, terms: "Terms") -> "Terms":
         return replace(
