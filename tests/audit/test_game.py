@@ -20,7 +20,7 @@ TRIALS = 3
 
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: game.fault)
 def test_a_trainer_that_breaks_its_claim_is_caught(game):
-    """At the sizes that `benchmarks/audit_power.py` states, which finds a power of 0.95 and more in 20 trials."""
+    """At the sizes that `benchmarks/audit_power.py` states, which finds a power of 0.9 and more."""
     assert power(game, TRIALS, is_broken=True) == 1
 
 
