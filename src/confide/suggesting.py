@@ -42,8 +42,8 @@ SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled 
 
 DIMENSIONS = 0.04
 """The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient. With
-it the best number of steps is that of runs of 16 to 64 steps at one budget and two epsilons, on 20 Newsgroups
-(docs/results.md)."""
+it the best number of steps is that of runs of 16 to 64 steps at one budget and two epsilons, on 20 Newsgroups; at a
+third, of 1, it takes too few (docs/results.md)."""
 
 
 _BY_SHAPE = (
