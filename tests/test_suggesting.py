@@ -1,6 +1,7 @@
 """Suggestions: every setting meets the target and spends the budget, and the ranking follows its own rule."""
 
 import json
+import math
 import time
 
 import numpy as np
@@ -13,7 +14,7 @@ from confide.mechanisms.statement import settle
 from confide.planning import Size
 from confide.shape import Shape
 from confide.space import altered
-from confide.suggesting import suggest
+from confide.suggesting import log_progress, suggest
 from tests.command import confide
 from tests.test_resume import config as run_config
 
@@ -90,14 +91,22 @@ def few(monkeypatch):
     monkeypatch.setattr(suggesting, "USER_LEVEL", ("uls", "els"))
 
 
-def test_less_privacy_to_keep_or_more_users_allow_more_steps(few):
-    def steps(epsilon, units):
-        return suggest(config(epsilon=epsilon), shape(units), SIZE, rows=20_000, count=1)["ranked"][0][
-            "steps"
-        ]
+def test_a_lower_learning_rate_and_a_decay_allow_more_steps(few):
+    def steps(**train):
+        raw = config().model_dump(mode="json")
+        raw["train"] |= train
+        return suggest(check(raw), shape(), SIZE, rows=20_000, count=1)["ranked"][0]["steps"]
 
-    assert steps(0.1, 3000) < steps(8.0, 3000)
-    assert steps(0.3, 1000) < steps(0.3, 100_000)
+    assert steps(learning_rate=1e-3) > steps(learning_rate=4e-3) > steps(learning_rate=2e-2)
+    assert steps(learning_rate=4e-3, schedule="linear") >= steps(learning_rate=4e-3)
+
+
+def test_progress_falls_with_noise_and_ends_to_grow_where_the_walk_outweighs_a_step():
+    for steps in (10, 100):
+        assert log_progress(steps, 3.0, 0.0) == pytest.approx(math.log(steps / 2))
+        assert log_progress(steps, 3.0, 1e-6) < log_progress(steps, 2.0, 1e-6)
+    best = max(range(1, 1000), key=lambda steps: log_progress(steps, 0.0, 1e-5, walk=1000.0))
+    assert best == 100
 
 
 def test_a_budget_of_its_own_needs_no_batch_that_fits(few):

@@ -1,8 +1,10 @@
 """Which setting to choose: many of them at one target and one compute budget, ranked by what they promise.
 
-What decides is the noise on a gradient beside the gradient, and the number of steps. The ranking is a rule of thumb:
-with noise of ratio times the variance of what a step follows, T steps are worth T / (1 + ratio) without noise. The
-noise of every setting is accounted, and that of the first ones certified.
+What decides is the noise on a gradient beside the gradient, the number of steps, and the learning rate. The ranking
+is a rule of thumb for Adam, which divides by the length of both: with noise of ratio times the variance of what it
+follows, a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a random walk, which takes from what
+was learnt in proportion to the squares of the learning rates. The noise of every setting is accounted, and that of the
+first ones certified.
 """
 
 import math
@@ -40,10 +42,16 @@ SHORTER = 0.43
 """How much of the squared norm of one row's gradient is its own and not its user's: L(k)^2 is (1 - SHORTER) +
 SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled model (docs/configuring.md)."""
 
-DIMENSIONS = 0.04
-"""The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient. With
-it the best number of steps is that of runs of 16 to 64 steps at one budget and two epsilons, on 20 Newsgroups; at a
-third, of 1, it takes too few (docs/results.md)."""
+DIMENSIONS = 0.11
+"""The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient."""
+
+WALK = 2100.0
+"""By how much the logarithm of progress falls for each unit of the sum of squared learning rates. As `DIMENSIONS`, of
+runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at the rate of 4e-3: `study suggestion` fits
+both, and says what they predict of an epsilon that was left out, and of half the rate (docs/results.md)."""
+
+SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
+"""The mean square of a schedule's learning rates, in units of the peak's."""
 
 
 _BY_SHAPE = (
@@ -75,7 +83,8 @@ class Candidate:
     Attributes:
         noise: standard deviation of the noise on the mean clipped gradient, in clip norms.
         signal: what is left of a gradient's length in the mean, relative to rows alone: L(1) / L(k).
-        progress: what the steps are worth, in steps without noise.
+        ratio: variance of the noise over that of what a step follows.
+        progress: `log_progress` of it.
         reach: rows of the data that it computes at most, each counted once.
     """
 
@@ -85,13 +94,18 @@ class Candidate:
     noise_multiplier: float
     noise: float
     signal: float
+    ratio: float
     progress: float
     reach: float
 
-    @property
-    def ratio(self) -> float:
-        """Variance of the noise over that of the gradient, where progress is steps / (1 + ratio)."""
-        return self.mechanism.steps / self.progress - 1
+
+def log_progress(steps: int, ratio: float, squared_rate: float, walk: float = WALK) -> float:
+    """What T steps are worth: the logarithm of a number of steps without noise and without a random walk.
+
+    Args:
+        squared_rate: mean square of the learning rates.
+    """
+    return math.log(steps) - math.log1p(ratio) / 2 - walk * steps * squared_rate
 
 
 def suggest(
@@ -134,6 +148,7 @@ def suggest(
     budget = own.rows_computed(terms) if rows is None else rows
     target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
     lengths = norms or _rule_of_thumb
+    squared_rate = SQUARES[config.train.schedule] * config.train.learning_rate**2
     found: list[Candidate] = []
     refused = 0
     for family in _families(own, config):
@@ -148,13 +163,13 @@ def suggest(
                 near.clear()
             else:
                 near.append(noise)
-                found.append(_candidate(mechanism, terms, shape, noise, lengths, size))
+                found.append(_candidate(mechanism, terms, shape, noise, lengths, size, squared_rate))
             progress(1)
     if not found:
         raise InputError(
             f"{budget:g} rows: no setting spends them on {shape.units} units; give more with --rows"
         )
-    found.sort(key=lambda each: (-round(math.log(each.progress) / ALIKE), -round(each.reach), -each.progress))
+    found.sort(key=lambda each: (-round(each.progress / ALIKE), -round(each.reach), -each.progress))
     first = found[0]
     return {
         "budget_rows": budget,
@@ -162,7 +177,8 @@ def suggest(
         "impossible": refused,
         "basis": _MEASURED if norms else _BY_SHAPE,
         "ranked": [
-            _row(place, each, first, target, shape, size) for place, each in enumerate(found[:count], 1)
+            _row(place, each, first, target, shape, size, squared_rate)
+            for place, each in enumerate(found[:count], 1)
         ],
     }
 
@@ -204,6 +220,7 @@ def _candidate(
     noise_multiplier: float,
     lengths: Callable[[int], float],
     size: Size,
+    squared_rate: float,
 ) -> Candidate:
     cap = mechanism.cap(shape)
     signal = lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
@@ -216,13 +233,20 @@ def _candidate(
         noise_multiplier,
         noise,
         signal,
-        mechanism.steps / (1 + ratio),
+        ratio,
+        log_progress(mechanism.steps, ratio, squared_rate),
         min(float(terms.rows), mechanism.rows_computed(terms)),
     )
 
 
 def _row(
-    place: int, each: Candidate, first: Candidate, target: Target, shape: Shape, size: Size
+    place: int,
+    each: Candidate,
+    first: Candidate,
+    target: Target,
+    shape: Shape,
+    size: Size,
+    squared_rate: float,
 ) -> dict[str, Any]:
     setting = settle(each.mechanism, shape, target.epsilon, None, target.delta)
     rows = each.mechanism.rows_computed(each.terms)
@@ -238,8 +262,8 @@ def _row(
         "noise_per_gradient": setting.noise_per_gradient(),
         "rows_seen": rows,
         "operations": size.operations(tokens),
-        "progress": each.progress,
-        "reason": _reason(each, first),
+        "progress": math.exp(each.progress),
+        "reason": _reason(each, first, squared_rate),
         "settings": _settings(each, setting),
     }
 
@@ -258,21 +282,23 @@ def _settings(each: Candidate, setting: Setting) -> dict[str, Any]:
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
 
 
-def _reason(each: Candidate, first: Candidate) -> str:
+def _reason(each: Candidate, first: Candidate, squared_rate: float) -> str:
     """Why a setting stands where it stands, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
     if each is first:
         return f"{facts}: with more steps the noise of each would grow, with fewer little could be learned"
     lost = {
-        "noise": 2 * math.log(each.noise / first.noise),
-        "signal": 2 * math.log(first.signal / each.signal),
+        "noise": math.log(each.noise / first.noise),
+        "signal": math.log(first.signal / each.signal),
         "steps": math.log(most / steps),
+        "walk": WALK * squared_rate * (steps - most),
     }
     why = {
         "noise": f"{each.noise / first.noise:.3g} times the noise per gradient of the first",
         "signal": f"{each.cap} rows of a unit at a time tell less of what units share than {first.cap}",
         "steps": f"{steps} steps where the first takes {most}",
+        "walk": f"{steps} steps at this learning rate, which wander further than {most}",
     }
     worst = max(lost, key=lambda name: lost[name])
     if lost[worst] < ALIKE:

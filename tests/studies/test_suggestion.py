@@ -1,5 +1,6 @@
 """The suggestion study: a grid at one budget, the suggestion beside it, and its table."""
 
+import dataclasses
 import json
 import lzma
 from math import exp
@@ -12,7 +13,19 @@ from confide.console import Console
 from confide.errors import InputError
 from confide.runs import Run
 from confide.studies import corpora, recipe, suggestion
-from confide.studies.suggestion import AVERAGED, AVERAGES, EPSILONS, FASTER, GRID, KEYS, ROWS, START
+from confide.studies.suggestion import (
+    AVERAGED,
+    AVERAGES,
+    EPSILONS,
+    FASTER,
+    GRID,
+    KEYS,
+    ROWS,
+    START,
+    Row,
+    _progress,
+    rule,
+)
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 
@@ -80,13 +93,16 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
     assert found["8"]["of_the_best"] == pytest.approx(exp(0.05))
     assert found["3"]["of_the_best"] == pytest.approx(exp(-0.1))
     assert found["1"]["of_the_best"] == 1.0
-    assert len(found["8"]["suggested"]["losses"]) == len(found["8"]["again"][0]["losses"]) == len(KEYS)
+    assert len(found["8"]["suggested"]["losses"]) == len(found["8"]["again"]["losses"]) == len(KEYS)
     assert len(found["1"]["suggested"]["losses"]) == 1
-    assert found["3"]["others"] == found["1"]["again"] == []
+    assert found["3"]["others"] == ()
+    assert found["1"]["again"] is None
     keys = {Path(each.run).name: each.privacy.published_key for each in trained}
     assert len(keys) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 5
     assert len(set(keys.values())) == 1 + len(KEYS)
-    titles, tables = found["markdown"].split("\n\n")[::2], found["markdown"].split("\n\n")[1::2]
+    parts = found["markdown"].split("\n\n")
+    titles, tables = parts[:6:2], parts[1:6:2]
+    assert parts[6].startswith("The rule, fitted")
     assert titles == ["epsilon 8", "epsilon 3", "epsilon 1"]
     lines, later, last = (table.splitlines()[2:] for table in tables)
     assert (len(lines), len(later), len(last)) == (19, 14, 13)
@@ -106,6 +122,33 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
         in own
     )
     assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006, linear | none | independent |")
+
+
+def made(steps: int, noise: float, rate: float, constants: tuple[float, float]) -> Row:
+    """A run of one chunk whose loss lies on the rule."""
+    row = Row("", "uls", ROWS / steps, 1, steps, rate, "linear", "none", 1, noise, (0.0,))
+    return dataclasses.replace(row, losses=(6.5 - 0.4 * _progress(row, *constants),))
+
+
+def test_the_rule_is_found_again_and_predicts_what_was_left_out():
+    constants = (5e5, 2000.0)
+    found = {
+        epsilon: [
+            made(steps, noise * (16 / steps) ** 0.15, rate, constants)
+            for steps in (16, 32, 64)
+            for rate in (2e-3, 4e-3)
+        ]
+        for epsilon, noise in ((8.0, 0.57), (3.0, 0.86), (1.0, 1.43))
+    }
+    own = rule(found)
+    assert (own["dimensions"], own["walk"]) == pytest.approx(constants, rel=0.02)
+    assert own["error"] < 1e-4
+    assert len(own["predicted"]) == 6
+    assert all(each["by_rule"] == each["best"] for each in own["predicted"])
+    assert {each["best"] for each in own["predicted"]} >= {32, 64}
+    worse = dataclasses.replace(found[8.0][0], losses=(3.0,))  # the best by far, and by no rule
+    found[8.0][0] = dataclasses.replace(worse, learning_rate=2e-3)
+    assert not all(each["by_rule"] == each["best"] for each in rule(found)["predicted"])
 
 
 def test_a_folder_without_the_data_is_refused(tmp_path):

@@ -2,9 +2,8 @@
 
 20 Newsgroups as in `recipe`, a quarter of its rows. The grid varies the chunks of a user a step, the number of steps
 and the learning rate; the suggestion sees the shape of the data alone, and keeps the learning rate that it was given.
-The planner's one constant was fitted to the grids' settings of one chunk at the rate of 4e-3 at the first two epsilons,
-where this shows whether one constant can describe both; at the third it predicts. Other mechanisms and caps are not
-trained.
+The planner's two constants are fitted to the runs of one chunk at the rate of 4e-3; what they predict of an epsilon
+that is left out, and of the other rate, is told beside. Other mechanisms and caps are not trained.
 
 The best of twelve runs is in part the luckiest, and draws of one setting differ by one or two percent: so the
 suggestion is held against new runs of the grid's best setting, both with the same run keys.
@@ -13,13 +12,16 @@ At the first epsilon, beside them, one setting of the grid with noise that is co
 higher rate, and with independent noise at that rate; and with averages of the weights, on the draws of the grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import exp
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import numpy as np
+from scipy import optimize
 
 from confide import models
 from confide.console import Console
@@ -30,7 +32,7 @@ from confide.runs import Run
 from confide.settings import Config
 from confide.space import altered
 from confide.studies.recipe import Recipe, config
-from confide.suggesting import suggest
+from confide.suggesting import SQUARES, log_progress, suggest
 
 EPSILONS = (8.0, 3.0, 1.0)
 ROWS = 7_680
@@ -121,15 +123,43 @@ def trained(runs: Sequence[Config], console: Console) -> Row:
     )
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What was trained at one epsilon.
+
+    again: new runs of the grid's best setting, unless the suggestion is that.
+    """
+
+    grid: tuple[Row, ...]
+    suggested: Row
+    again: Row | None
+    others: tuple[Row, ...]
+
+    @property
+    def best(self) -> Row:
+        return min(self.grid, key=lambda row: row.loss)
+
+    @property
+    def of_the_best(self) -> float:
+        return 1.0 if self.again is None else self.suggested.perplexity / self.again.perplexity
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"of_the_best": self.of_the_best}
+
+
 def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train everything, or resume, and compare on held-out users."""
+    """Train everything, or resume, compare on held-out users, and fit the planner's rule to it."""
     console = Console()
-    found = {epsilon: _against_grid(epsilon, data, folder, console) for epsilon in EPSILONS}
-    tables = (f"epsilon {epsilon:g}\n\n{own.pop('markdown')}" for epsilon, own in found.items())
-    return {f"{epsilon:g}": own for epsilon, own in found.items()} | {"markdown": "\n\n".join(tables)}
+    found = {epsilon: _compared(epsilon, data, folder, console) for epsilon in EPSILONS}
+    own = rule({epsilon: [*each.grid, each.suggested] for epsilon, each in found.items()})
+    tables = [f"epsilon {epsilon:g}\n\n{_table(each)}" for epsilon, each in found.items()]
+    return {f"{epsilon:g}": each.to_json() for epsilon, each in found.items()} | {
+        "rule": own,
+        "markdown": "\n\n".join([*tables, _rule_table(own)]),
+    }
 
 
-def _against_grid(epsilon: float, data: Path, folder: Path, console: Console) -> dict[str, Any]:
+def _compared(epsilon: float, data: Path, folder: Path, console: Console) -> Compared:
     def own(recipe: Recipe, key: int) -> Config:
         return config(recipe, epsilon, key, data, folder)
 
@@ -140,24 +170,11 @@ def _against_grid(epsilon: float, data: Path, folder: Path, console: Console) ->
         altered(own(START, key), chosen | {"run": str(folder / f"suggested-{epsilon:g}-{key}")})
         for key in KEYS
     ]
-    found, again = trained(runs[:1], console), []
+    found, again = trained(runs[:1], console), None
     if not found.is_of_the_setting_of(grid[best]):
-        found, again = trained(runs, console), [trained([own(best, key) for key in KEYS], console)]
+        found, again = trained(runs, console), trained([own(best, key) for key in KEYS], console)
     others = [trained([each], console) for each in beside(data, folder)] if epsilon == EPSILONS[0] else []
-    kinds: dict[str, Sequence[Row]] = {
-        "grid": list(grid.values()),
-        "grid's best, again": again,
-        "**suggested**": [found],
-        "beside": others,
-    }
-    return {
-        "suggested": asdict(found),
-        "grid": [asdict(row) for row in grid.values()],
-        "again": [asdict(row) for row in again],
-        "others": [asdict(row) for row in others],
-        "of_the_best": found.perplexity / again[0].perplexity if again else 1.0,
-        "markdown": _table(kinds, grid[best].perplexity),
-    }
+    return Compared(tuple(grid.values()), found, again, tuple(others))
 
 
 def beside(data: Path, folder: Path) -> list[Config]:
@@ -176,7 +193,92 @@ def beside(data: Path, folder: Path) -> list[Config]:
     return [faster, altered(faster, bands), *(altered(averaged, each) for each in averages)]
 
 
-def _table(kinds: dict[str, Sequence[Row]], best: float) -> str:
+# the planner's rule ---------------------------------------------------------------------------------------------
+def rule(found: Mapping[float, Sequence[Row]]) -> dict[str, Any]:
+    """The constants of `suggesting.log_progress` that fit runs of one chunk at the rate of `START`, and what follows.
+
+    Returns:
+        `dimensions`: ratio over squared noise per gradient: `suggesting.DIMENSIONS` times the trainable weights;
+        `walk`; `error`: root mean square of the losses' residuals; `predicted`: of each epsilon from the others, and of
+        other rates from this one, the number of steps that is best by the rule, and in the grid.
+    """
+    rate = START.learning_rate
+    used = {epsilon: [row for row in rows if _is_plain(row, rate)] for epsilon, rows in found.items()}
+    whole, error = _fitted([row for rows in used.values() for row in rows])
+    predicted = []
+    for epsilon, rows in used.items():
+        others, _ = _fitted([row for other, own in used.items() if other != epsilon for row in own])
+        predicted.append(_prediction(f"epsilon {epsilon:g}, from the others", rows, others))
+    for epsilon, trained_rows in found.items():
+        for other in sorted({row.learning_rate for row in trained_rows} - {rate}):
+            plain = [row for row in trained_rows if _is_plain(row, other)]
+            predicted.append(
+                _prediction(f"epsilon {epsilon:g} at the rate {other:g}, from {rate:g}", plain, whole)
+            )
+    return {"dimensions": whole[0], "walk": whole[1], "error": error, "predicted": predicted}
+
+
+def _is_plain(row: Row, rate: float) -> bool:
+    return (row.rows, row.learning_rate, row.schedule, row.average, row.bands) == (
+        1,
+        rate,
+        "linear",
+        "none",
+        1,
+    )
+
+
+def _progress(row: Row, dimensions: float, walk: float) -> float:
+    ratio = dimensions * (row.noise_multiplier / row.batch) ** 2
+    return log_progress(row.steps, ratio, SQUARES[row.schedule] * row.learning_rate**2, walk)
+
+
+def _fitted(rows: Sequence[Row]) -> tuple[tuple[float, float], float]:
+    """(dimensions, walk) with which losses lie next to a line over progress, and the root mean square beside it."""
+    losses = np.concatenate([row.losses for row in rows])
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        constants = np.exp(logs)
+        progress = np.concatenate([[_progress(row, *constants)] * len(row.losses) for row in rows])
+        line = np.stack([np.ones_like(progress), progress], 1)
+        return np.asarray(losses - line @ np.linalg.lstsq(line, losses, rcond=None)[0])
+
+    best = min(
+        (
+            optimize.minimize(lambda logs: float(np.sum(residuals(logs) ** 2)), start, method="Nelder-Mead")
+            for start in product((11.0, 14.0), (5.0, 7.0))
+        ),
+        key=lambda result: result.fun,
+    )
+    dimensions, walk = np.exp(best.x).tolist()
+    return (dimensions, walk), float(np.sqrt(best.fun / len(losses)))
+
+
+def _prediction(what: str, rows: Sequence[Row], constants: tuple[float, float]) -> dict[str, Any]:
+    by_rule = max(rows, key=lambda row: _progress(row, *constants))
+    return {"of": what, "by_rule": by_rule.steps, "best": min(rows, key=lambda row: row.loss).steps}
+
+
+def _rule_table(own: dict[str, Any]) -> str:
+    lines = [
+        f"The rule, fitted: ratio {own['dimensions']:.3g} (s / n)^2, walk {own['walk']:.0f}; losses lie "
+        f"{own['error']:.3f} beside it.",
+        "",
+        "| predicted | steps by the rule | steps of the best run |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {each['of']} | {each['by_rule']} | {each['best']} |" for each in own["predicted"]]
+    return "\n".join(lines)
+
+
+def _table(found: Compared) -> str:
+    kinds: dict[str, Sequence[Row]] = {
+        "grid": found.grid,
+        "grid's best, again": [found.again] if found.again else [],
+        "**suggested**": [found.suggested],
+        "beside": found.others,
+    }
+    best = found.best.perplexity
     lines = [
         "| setting | mechanism | units or rows a step | chunks of each | steps | learning rate | average | noise | "
         "noise multiplier | loss, by run key | mean | perplexity | of the grid's best |",
