@@ -47,8 +47,8 @@ DIMENSIONS = 0.11
 
 WALK = 2100.0
 """By how much the logarithm of progress falls for each unit of the sum of squared learning rates. As `DIMENSIONS`, of
-runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at the rate of 4e-3: `study suggestion` fits
-both, and says what they predict of an epsilon that was left out, and of half the rate (docs/results.md)."""
+runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at the rate of 4e-3: `study suggestion`
+fits both, and says what they name for an epsilon that was left out, and for half the rate (docs/results.md)."""
 
 SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
 """The mean square of a schedule's learning rates, in units of the peak's."""
