@@ -181,11 +181,11 @@ def test_a_finished_run_is_released_again_and_not_evaluated_again(tmp_path, monk
 
 
 def test_looking_more_often_is_no_other_config(tmp_path):
-    fine_tune(Run(config(tmp_path / "a")), until=2)
-    assert (
-        fine_tune(Run(config(tmp_path / "a", train__eval_every=5, train__checkpoint_every=4)), until=4).steps
-        == 4
-    )
+    begun = fine_tune(Run(config(tmp_path / "a", train__eval_on_start=False)), until=2)
+    assert begun.base is None
+    more = {"train__eval_on_start": True, "train__eval_every": 5, "train__checkpoint_every": 4}
+    assert fine_tune(Run(config(tmp_path / "a", **more)), until=4).steps == 4
+    assert fine_tune(Run(config(tmp_path / "b", **more)), until=2).base is not None
 
 
 def test_two_processes_cannot_share_a_run(tmp_path):

@@ -103,7 +103,7 @@ class _Loop:
             self.console.say(f"all {self.done} steps are taken already{again}")
         elif self.done:
             self.console.say(f"resuming after step {self.done}")
-        elif not self.job.run.twin:  # a twin starts from the private run's base
+        elif self.train.eval_on_start and not self.job.run.twin:  # a twin starts from the private run's base
             self._evaluate("base")
         with (
             self.console.track("step", self.steps, self.done) as track,

@@ -31,7 +31,14 @@ from confide.settings import Config
 # A resumed run may look more or less often, and run on other machines; everything else decides what it computes.
 _FREE = {("run",)} | {
     ("train", key)
-    for key in ("checkpoint_every", "eval_every", "micro_tokens", "gradient_checkpointing", "distributed")
+    for key in (
+        "checkpoint_every",
+        "eval_on_start",
+        "eval_every",
+        "micro_tokens",
+        "gradient_checkpointing",
+        "distributed",
+    )
 }
 _CHECKPOINT = re.compile(r"step-(\d{8})")
 

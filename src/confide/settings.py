@@ -350,6 +350,7 @@ class Train(Section):
     gradient_checkpointing: bool = Field(False, description="less memory for a third more compute")
     average: Average = Field(default_factory=Average, description="which weights are evaluated and released")
     checkpoint_every: Count = Field(25, description="steps between checkpoints")
+    eval_on_start: bool = Field(True, description="evaluate the base model before the first step")
     eval_every: Annotated[int, Field(ge=0)] = Field(
         0, description="steps between evaluations; 0: at the end only"
     )

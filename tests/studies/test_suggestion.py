@@ -11,11 +11,11 @@ import pytest
 
 from confide.console import Console
 from confide.errors import InputError
-from confide.runs import Run
 from confide.studies import corpora, recipe, suggestion
 from confide.studies.suggestion import (
     AVERAGED,
     AVERAGES,
+    BUDGETS,
     EPSILONS,
     FASTER,
     GRID,
@@ -78,17 +78,19 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
     best = {"train.batch": float(GRID[0].batch), "train.steps": GRID[0].steps, "privacy.rows_per_unit": 1}
     best["train.learning_rate"] = GRID[0].learning_rate
     monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: best if epsilon == third else {})
+    losses |= {
+        recipe.config(each, second, 0, data, tmp_path).run: 8 - 0.5 * (each.steps == 32)
+        for budget in BUDGETS.values()
+        for each in budget
+    }
     trained = []
 
-    def fine_tune(run: Run, console):
-        trained.append(run.config)
-        return SimpleNamespace(
-            finished=True,
-            final={"loss": losses[run.config.run]},
-            guarantee=SimpleNamespace(noise_multiplier=0.64),
-        )
+    def fine_tuned(runs, console):
+        trained.extend(runs)
+        noise = SimpleNamespace(noise_multiplier=0.64)
+        return {each.run: SimpleNamespace(final={"loss": losses[each.run]}, guarantee=noise) for each in runs}
 
-    monkeypatch.setattr(suggestion, "fine_tune", fine_tune)
+    monkeypatch.setattr(suggestion, "fine_tuned", fine_tuned)
     found = suggestion.run(data, tmp_path)
     assert found["8"]["of_the_best"] == pytest.approx(exp(0.05))
     assert found["3"]["of_the_best"] == pytest.approx(exp(-0.1))
@@ -98,12 +100,16 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
     assert found["3"]["others"] == ()
     assert found["1"]["again"] is None
     keys = {Path(each.run).name: each.privacy.published_key for each in trained}
-    assert len(keys) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 5
+    assert len(keys) == len(trained) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 5 + 8
+    assert not any(each.train.eval_on_start for each in trained)
     assert len(set(keys.values())) == 1 + len(KEYS)
     parts = found["markdown"].split("\n\n")
     titles, tables = parts[:6:2], parts[1:6:2]
     assert parts[6].startswith("The rule, fitted")
     assert titles == ["epsilon 8", "epsilon 3", "epsilon 1"]
+    assert [row["name"] for row in found["rule"]["budgets"][ROWS // 2]] == [
+        f"budget-{ROWS // 2}-{steps}-3-0" for steps in (8, 16, 32, 64)
+    ]
     lines, later, last = (table.splitlines()[2:] for table in tables)
     assert (len(lines), len(later), len(last)) == (19, 14, 13)
     assert last[2].startswith("| **suggested** | uls | 480 | 1 | 16 | 0.002, linear | none |")
@@ -124,9 +130,9 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
     assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006, linear | none | independent |")
 
 
-def made(steps: int, noise: float, rate: float, constants: tuple[float, float]) -> Row:
+def made(steps: int, noise: float, rate: float, constants: tuple[float, float], budget: int = ROWS) -> Row:
     """A run of one chunk whose loss lies on the rule."""
-    row = Row("", "uls", ROWS / steps, 1, steps, rate, "linear", "none", 1, noise, (0.0,))
+    row = Row("", "uls", budget / steps, 1, steps, rate, "linear", "none", 1, noise, (0.0,))
     return dataclasses.replace(row, losses=(6.5 - 0.4 * _progress(row, *constants),))
 
 
@@ -140,15 +146,21 @@ def test_the_rule_is_found_again_and_predicts_what_was_left_out():
         ]
         for epsilon, noise in ((8.0, 0.57), (3.0, 0.86), (1.0, 1.43))
     }
-    own = rule(found)
+    budgets = {
+        rows: [
+            made(steps, noise * (16 / steps) ** 0.15, 4e-3, constants, rows) for steps in (8, 16, 32, 64, 128)
+        ]
+        for rows, noise in ((ROWS // 2, 0.6), (ROWS * 2, 1.2))
+    }
+    own = rule(found, budgets)
     assert (own["dimensions"], own["walk"]) == pytest.approx(constants, rel=0.02)
     assert own["error"] < 1e-4
-    assert len(own["predicted"]) == 6
+    assert len(own["predicted"]) == 8
     assert all(each["by_rule"] == each["best"] for each in own["predicted"])
     assert {each["best"] for each in own["predicted"]} >= {32, 64}
     worse = dataclasses.replace(found[8.0][0], losses=(3.0,))  # the best by far, and by no rule
     found[8.0][0] = dataclasses.replace(worse, learning_rate=2e-3)
-    assert not all(each["by_rule"] == each["best"] for each in rule(found)["predicted"])
+    assert not all(each["by_rule"] == each["best"] for each in rule(found, budgets)["predicted"])
 
 
 def test_a_folder_without_the_data_is_refused(tmp_path):

@@ -3,7 +3,8 @@
 20 Newsgroups as in `recipe`, a quarter of its rows. The grid varies the chunks of a user a step, the number of steps
 and the learning rate; the suggestion sees the shape of the data alone, and keeps the learning rate that it was given.
 The planner's two constants are fitted to the runs of one chunk at the rate of 4e-3; what they predict of an epsilon
-that is left out, and of the other rate, is told beside. Other mechanisms and caps are not trained.
+that is left out, of the other rate, and of half and twice the budget is told beside. Other mechanisms and caps are
+not trained.
 
 The best of twelve runs is in part the luckiest, and draws of one setting differ by one or two percent: so the
 suggestion is held against new runs of the grid's best setting, both with the same run keys.
@@ -12,9 +13,9 @@ At the first epsilon, beside them, one setting of the grid with noise that is co
 higher rate, and with independent noise at that rate; and with averages of the weights, on the draws of the grid.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, product
 from math import exp
 from pathlib import Path
 from statistics import mean
@@ -25,13 +26,15 @@ from scipy import optimize
 
 from confide import models
 from confide.console import Console
-from confide.finetuning import fine_tune
+from confide.finetuning import Outcome
 from confide.job import prepared_data
 from confide.planning import Size
 from confide.runs import Run
 from confide.settings import Config
 from confide.space import altered
-from confide.studies.recipe import Recipe, config
+from confide.studies import recipe as recipes
+from confide.studies.recipe import Recipe
+from confide.studies.side_by_side import fine_tuned
 from confide.suggesting import SQUARES, log_progress, suggest
 
 EPSILONS = (8.0, 3.0, 1.0)
@@ -45,12 +48,19 @@ GRID = tuple(
 START = Recipe("start", 64, 2, 60, 4e-3)
 """What a user might have written before asking; budget and learning rate of the suggestion are its."""
 
+BUDGETS = {
+    rows: tuple(
+        Recipe(f"budget-{rows}-{steps}", rows // steps, 1, steps, START.learning_rate) for steps in tried
+    )
+    for rows, tried in ((ROWS // 2, (8, 16, 32, 64)), (ROWS * 2, (16, 32, 64, 128)))
+}
+"""Other budgets, at the second epsilon; nothing is fitted to them."""
+
 KEYS = (1, 2, 3)
 """Run keys of the suggestion and of the grid's best setting, trained again; the grid's is 0."""
 
 FASTER = Recipe("faster", 240, 1, 32, 6e-3)
 """A setting of the grid at a higher rate, where each user may take part in one step if noise is correlated over all."""
-
 
 AVERAGED = Recipe("averaged", 240, 1, 32, 4e-3)
 """A setting of the grid; what is released is a mean of weights, after linear decay as in the grid or without any."""
@@ -87,6 +97,11 @@ class Row:
         return replace(self, name="", losses=()) == replace(other, name="", losses=())
 
 
+def config(recipe: Recipe, epsilon: float, key: int, data: Path, folder: Path) -> Config:
+    """Of one run, which looks at held-out users at its end alone."""
+    return altered(recipes.config(recipe, epsilon, key, data, folder), {"train.eval_on_start": False})
+
+
 def suggested(epsilon: float, data: Path, folder: Path, console: Console) -> dict[str, Any]:
     """What the first setting of `plan --suggest` sets in the config."""
     start = config(START, epsilon, KEYS[0], data, folder)
@@ -95,32 +110,6 @@ def suggested(epsilon: float, data: Path, folder: Path, console: Console) -> dic
     size = Size.of(models.load_model(start, prepared.classes, len(tokenizer)))
     (first,) = suggest(start, prepared.train.shape(), size, ROWS, count=1)["ranked"]
     return dict(first["settings"])
-
-
-def trained(runs: Sequence[Config], console: Console) -> Row:
-    """Train one setting, with each of some run keys, or resume."""
-    losses = []
-    for each in runs:
-        console.say(Path(each.run).name)
-        outcome = fine_tune(Run(each), console)
-        if not outcome.finished:
-            raise KeyboardInterrupt
-        assert outcome.final
-        losses.append(outcome.final["loss"])
-    first = runs[0]
-    return Row(
-        Path(first.run).name,
-        first.privacy.mechanism,
-        first.train.batch,
-        first.privacy.rows_per_unit,
-        first.train.steps,
-        first.train.learning_rate,
-        first.train.schedule,
-        first.train.average.kind,
-        first.privacy.bands,
-        outcome.guarantee.noise_multiplier,
-        tuple(losses),
-    )
 
 
 @dataclass(frozen=True)
@@ -147,34 +136,83 @@ class Compared:
         return asdict(self) | {"of_the_best": self.of_the_best}
 
 
+@dataclass(frozen=True)
+class _Study:
+    data: Path
+    folder: Path
+    console: Console
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def own(self, recipe: Recipe, epsilon: float, key: int = 0) -> Config:
+        return config(recipe, epsilon, key, self.data, self.folder)
+
+    def train(self, runs: Iterable[Config]) -> None:
+        """Or resume."""
+        self.outcomes.update(fine_tuned(list(runs), self.console))
+
+    def row(self, *runs: Config) -> Row:
+        """What came of one setting, with each of some run keys."""
+        first, found = runs[0], [self.outcomes[each.run] for each in runs]
+        return Row(
+            Path(first.run).name,
+            first.privacy.mechanism,
+            first.train.batch,
+            first.privacy.rows_per_unit,
+            first.train.steps,
+            first.train.learning_rate,
+            first.train.schedule,
+            first.train.average.kind,
+            first.privacy.bands,
+            found[0].guarantee.noise_multiplier,
+            tuple(outcome.final["loss"] for outcome in found if outcome.final),
+        )
+
+    def compared(self, epsilon: float, chosen: Sequence[Config]) -> Compared:
+        """Train again, by other keys, where the suggestion is not the grid's best setting."""
+        grid = {each: self.row(self.own(each, epsilon)) for each in GRID}
+        best = min(grid, key=lambda each: grid[each].loss)
+        found, again = self.row(chosen[0]), None
+        if not found.is_of_the_setting_of(grid[best]):
+            anew = [self.own(best, epsilon, key) for key in KEYS]
+            self.train([*chosen[1:], *anew])
+            found, again = self.row(*chosen), self.row(*anew)
+        others = beside(self.data, self.folder) if epsilon == EPSILONS[0] else []
+        return Compared(tuple(grid.values()), found, again, tuple(self.row(each) for each in others))
+
+
 def run(data: Path, folder: Path) -> dict[str, Any]:
     """Train everything, or resume, compare on held-out users, and fit the planner's rule to it."""
     console = Console()
-    found = {epsilon: _compared(epsilon, data, folder, console) for epsilon in EPSILONS}
-    own = rule({epsilon: [*each.grid, each.suggested] for epsilon, each in found.items()})
+    study = _Study(data, folder, console)
+    chosen = {
+        epsilon: [
+            altered(
+                study.own(START, epsilon, key),
+                setting | {"run": str(folder / f"suggested-{epsilon:g}-{key}")},
+            )
+            for key in KEYS
+        ]
+        for epsilon, setting in ((each, suggested(each, data, folder, console)) for each in EPSILONS)
+    }
+    budgets = {rows: [study.own(each, EPSILONS[1]) for each in own] for rows, own in BUDGETS.items()}
+    study.train(
+        [
+            *(study.own(each, epsilon) for epsilon in EPSILONS for each in GRID),
+            *(runs[0] for runs in chosen.values()),
+            *beside(data, folder),
+            *chain(*budgets.values()),
+        ]
+    )
+    found = {epsilon: study.compared(epsilon, runs) for epsilon, runs in chosen.items()}
+    own = rule(
+        {epsilon: [*each.grid, each.suggested] for epsilon, each in found.items()},
+        {rows: [study.row(each) for each in runs] for rows, runs in budgets.items()},
+    )
     tables = [f"epsilon {epsilon:g}\n\n{_table(each)}" for epsilon, each in found.items()]
     return {f"{epsilon:g}": each.to_json() for epsilon, each in found.items()} | {
         "rule": own,
         "markdown": "\n\n".join([*tables, _rule_table(own)]),
     }
-
-
-def _compared(epsilon: float, data: Path, folder: Path, console: Console) -> Compared:
-    def own(recipe: Recipe, key: int) -> Config:
-        return config(recipe, epsilon, key, data, folder)
-
-    grid = {each: trained([own(each, 0)], console) for each in GRID}
-    best = min(grid, key=lambda each: grid[each].loss)
-    chosen = suggested(epsilon, data, folder, console)
-    runs = [
-        altered(own(START, key), chosen | {"run": str(folder / f"suggested-{epsilon:g}-{key}")})
-        for key in KEYS
-    ]
-    found, again = trained(runs[:1], console), None
-    if not found.is_of_the_setting_of(grid[best]):
-        found, again = trained(runs, console), trained([own(best, key) for key in KEYS], console)
-    others = [trained([each], console) for each in beside(data, folder)] if epsilon == EPSILONS[0] else []
-    return Compared(tuple(grid.values()), found, again, tuple(others))
 
 
 def beside(data: Path, folder: Path) -> list[Config]:
@@ -194,13 +232,17 @@ def beside(data: Path, folder: Path) -> list[Config]:
 
 
 # the planner's rule ---------------------------------------------------------------------------------------------
-def rule(found: Mapping[float, Sequence[Row]]) -> dict[str, Any]:
+def rule(found: Mapping[float, Sequence[Row]], budgets: Mapping[int, Sequence[Row]]) -> dict[str, Any]:
     """The constants of `suggesting.log_progress` that fit runs of one chunk at the rate of `START`, and what follows.
+
+    Args:
+        found: by epsilon, runs at the one budget; budgets: by chunks computed, runs at others, which are not fitted.
 
     Returns:
         `dimensions`: ratio over squared noise per gradient: `suggesting.DIMENSIONS` times the trainable weights;
         `walk`; `error`: root mean square of the losses' residuals; `predicted`: of each epsilon from the others, and of
-        other rates from this one, the number of steps that is best by the rule, and in the grid.
+        other rates and budgets from all, the number of steps that is best by the rule, and among the runs, and how much
+        the former's perplexity is above the latter's; `budgets`: those runs.
     """
     rate = START.learning_rate
     used = {epsilon: [row for row in rows if _is_plain(row, rate)] for epsilon, rows in found.items()}
@@ -209,13 +251,23 @@ def rule(found: Mapping[float, Sequence[Row]]) -> dict[str, Any]:
     for epsilon, rows in used.items():
         others, _ = _fitted([row for other, own in used.items() if other != epsilon for row in own])
         predicted.append(_prediction(f"epsilon {epsilon:g}, from the others", rows, others))
-    for epsilon, trained_rows in found.items():
-        for other in sorted({row.learning_rate for row in trained_rows} - {rate}):
-            plain = [row for row in trained_rows if _is_plain(row, other)]
+    for epsilon, trained in found.items():
+        for other in sorted({row.learning_rate for row in trained} - {rate}):
+            plain = [row for row in trained if _is_plain(row, other)]
             predicted.append(
                 _prediction(f"epsilon {epsilon:g} at the rate {other:g}, from {rate:g}", plain, whole)
             )
-    return {"dimensions": whole[0], "walk": whole[1], "error": error, "predicted": predicted}
+    for budget, trained in budgets.items():
+        predicted.append(
+            _prediction(f"epsilon {EPSILONS[1]:g} and {budget:,} chunks, from {ROWS:,}", trained, whole)
+        )
+    return {
+        "dimensions": whole[0],
+        "walk": whole[1],
+        "error": error,
+        "predicted": predicted,
+        "budgets": {budget: [asdict(row) for row in rows] for budget, rows in budgets.items()},
+    }
 
 
 def _is_plain(row: Row, rate: float) -> bool:
@@ -256,7 +308,16 @@ def _fitted(rows: Sequence[Row]) -> tuple[tuple[float, float], float]:
 
 def _prediction(what: str, rows: Sequence[Row], constants: tuple[float, float]) -> dict[str, Any]:
     by_rule = max(rows, key=lambda row: _progress(row, *constants))
-    return {"of": what, "by_rule": by_rule.steps, "best": min(rows, key=lambda row: row.loss).steps}
+    best = min(rows, key=lambda row: row.loss)
+    return {
+        "of": what,
+        "by_rule": by_rule.steps,
+        "best": best.steps,
+        "behind": by_rule.perplexity / best.perplexity - 1,
+        "perplexities": [
+            (row.steps, row.perplexity) for row in sorted(rows, key=lambda row: (row.steps, row.name))
+        ],
+    }
 
 
 def _rule_table(own: dict[str, Any]) -> str:
@@ -264,10 +325,14 @@ def _rule_table(own: dict[str, Any]) -> str:
         f"The rule, fitted: ratio {own['dimensions']:.3g} (s / n)^2, walk {own['walk']:.0f}; losses lie "
         f"{own['error']:.3f} beside it.",
         "",
-        "| predicted | steps by the rule | steps of the best run |",
-        "|---|---|---|",
+        "| predicted | steps by the rule | steps of the best run | behind it | perplexity by steps |",
+        "|---|---|---|---|---|",
     ]
-    lines += [f"| {each['of']} | {each['by_rule']} | {each['best']} |" for each in own["predicted"]]
+    for each in own["predicted"]:
+        all_of_them = ", ".join(f"{steps}: {value:.1f}" for steps, value in each["perplexities"])
+        lines.append(
+            f"| {each['of']} | {each['by_rule']} | {each['best']} | {each['behind']:.1%} | {all_of_them} |"
+        )
     return "\n".join(lines)
 
 

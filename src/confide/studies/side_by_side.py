@@ -1,0 +1,49 @@
+"""Runs that do not wait for each other, a core each: small models gain little by threads."""
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+
+from confide.console import Console
+from confide.finetuning import Outcome, fine_tune
+from confide.runs import Run
+from confide.settings import Config
+
+
+def fine_tuned(runs: Sequence[Config], console: Console, processes: int | None = None) -> dict[str, Outcome]:
+    """Train runs, or resume them, each to its end.
+
+    Args:
+        processes: default: one for each core, or one in all where a GPU is.
+
+    Returns:
+        By each run's folder, its outcome.
+
+    Raises:
+        KeyboardInterrupt: somebody interrupted; what is checkpointed is resumed another time.
+    """
+    cores = os.cpu_count() or 1
+    processes = min(processes or (1 if torch.cuda.is_available() else cores), len(runs))
+    spawn = multiprocessing.get_context("spawn")
+    outcomes = {}
+    with ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (max(1, cores // processes),)) as pool:
+        asked = {pool.submit(_fine_tuned, each): each.run for each in runs}
+        try:
+            for done in as_completed(asked):
+                outcome = done.result()
+                if not outcome.finished:
+                    raise KeyboardInterrupt
+                outcomes[asked[done]] = outcome
+                console.say(f"{Path(asked[done]).name}: {len(outcomes)} of {len(runs)}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return outcomes
+
+
+def _fine_tuned(run: Config) -> Outcome:
+    return fine_tune(Run(run))
