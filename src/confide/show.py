@@ -250,10 +250,24 @@ def plan(found: dict[str, Any]) -> None:
             f"{number(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])} ({row['note']})"
         )
     print(f"\nnoise per gradient: {found['measure']}")
+    if "nearness" in found:
+        _nearness(found["nearness"])
     print(
         f"tokens {number(chosen['tokens'])}, about {chosen['operations']:.2g} floating-point operations (estimate)"
     )
     print(f"memory at the peak of a step about {found['memory_bytes'] / 2**30:.2f} GiB (estimate)")
+
+
+def _nearness(found: dict[str, Any]) -> None:
+    """What tau would have to be, by gradients that were measured."""
+    quantiles = ", ".join(map(number, found["quantiles"]))
+    print(
+        f"\nof {found['users']} units, {found['k']} rows each, at the base model: gradients of median norm "
+        f"{number(found['median_norm'])}, in units of which 10%, 50% and 90% of pairs are at most {quantiles} apart\n"
+        f"privacy.tau {number(found['tau'])} is the least with which a step would pass but for noise: "
+        f"{number(found['ratio'])} median norms (tau / clip norm, to be held against the `noise x` of uls); no "
+        "guarantee covers a tau that is chosen from this\n"
+    )
 
 
 def suggestions(found: dict[str, Any]) -> None:

@@ -82,7 +82,9 @@ def plan(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="--suggest: measure gradients of 128 units first, which no guarantee covers"
+            "--measure",
+            help="measure gradients first, which no guarantee covers: --suggest: of 128 units; mechanism "
+            "concentration: how far those of 64 units are apart, for its tau",
         ),
     ] = False,
     count: Annotated[int | None, typer.Option(help="--suggest: settings to show; default: 5", min=1)] = None,
@@ -96,11 +98,14 @@ def plan(
     from confide.console import Console
     from confide.disk import write_text
     from confide.job import prepared_data
+    from confide.nearness import nearness
 
-    given = {"--rows": rows, "--measure": measure or None, "--count": count, "--out": out}
+    given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{stray[0]} is an option of --suggest")
     run, console = run_of(config, overrides), Console()
+    if measure and not suggest and run.config.privacy.mechanism != "concentration":
+        raise InputError("--measure is an option of --suggest, and of the mechanism concentration")
     if suggest:
         _suggest(run, rows, measure, count, out, as_json)
         return
@@ -112,6 +117,10 @@ def plan(
             found = planning.plan(
                 run.config, prepared.train.shape(), planning.Size.of(model), track, times_users or ()
             )
+        if measure:
+            console.say("comparing gradients of some units, each with each")
+            job = job_of(run)
+            found["nearness"] = nearness(job, job.mechanism.cap(job.setting.shape), run.key()).facts()
         if "larger_priors" in found:
             write_text(run.root / "program.svg", planning.program_svg(found))
     if as_json:

@@ -203,7 +203,8 @@ class Concentration(Mechanism):
         if privacy.tau is None:
             yield (
                 "privacy.tau",
-                "say within which distance most users' gradients lie: the noise is in proportion to it",
+                "say within which distance most users' gradients lie: the noise is in proportion to it; with any "
+                "value there, `confide plan CONFIG --measure` tells what it would have to be",
             )
 
     @classmethod

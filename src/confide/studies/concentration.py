@@ -4,78 +4,31 @@ Gradients are those of the bundled base model on text of 20 Newsgroups. They are
 is covered by no guarantee.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from confide.accounting.concentration import NEAR, Filtered
+from confide.accounting.concentration import Filtered
 from confide.chart import Panel, panels_svg
 from confide.config import check
 from confide.console import Console
 from confide.disk import write_text
-from confide.filtered import FilteredStep
 from confide.job import Job
-from confide.mechanisms.concentration import Concentration, ConcentrationFilter, filter_noise, sampling_noise
-from confide.mechanisms.uls import UnitSampler
+from confide.mechanisms.concentration import Concentration, filter_noise, sampling_noise
+from confide.nearness import USERS, Nearness, nearness
 from confide.noise import RunKey
 from confide.runs import Run
-from confide.sampling import OwnRates
 from confide.settings import Config
 from confide.studies import corpora
-from confide.training import Optimisation
 
 KEY = RunKey.from_text("study concentration")
 DOCUMENTS = 4000  # that are read
-USERS = 64  # whose gradients are compared
 KS = (1, 4, 16)  # chunks of each
 EPSILONS = (1.0, 3.0, 8.0)
 STEPS, ROWS = 100, 1024  # of a run; rows that a step of user sampling computes
 DRAWN_KS = (2, 10, 50)  # rows a user in user sampling: ROWS / k users a step
 RATIOS = tuple(2.0**power for power in range(-8, 2))  # tau / clip norm
-SHARES = (0.1, 0.5, 0.9)  # quantiles of distances that are told
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """Users' mean gradients over k chunks: float64 norms of each user, and distances of each pair."""
-
-    k: int
-    norms: np.ndarray
-    distances: np.ndarray
-
-    @property
-    def norm(self) -> float:
-        """The median norm: what a clip norm would be about."""
-        return float(np.median(self.norms))
-
-    @property
-    def tau(self) -> float:
-        """The least tau at which a step passes but for noise."""
-        return _four_fifths(self.distances)
-
-    @property
-    def clipped_tau(self) -> float:
-        """The same of gradients that are clipped at the median norm."""
-        scale = np.minimum(1, self.norm / self.norms)
-        squares = self.norms**2
-        products = (squares[:, None] + squares - self.distances**2) / 2 * scale[:, None] * scale
-        clipped = products.diagonal()[:, None] + products.diagonal() - 2 * products
-        return _four_fifths(np.sqrt(np.maximum(clipped, 0)))
-
-    def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """Of the distances between two different users, in units of the median norm."""
-        pairs = self.distances[np.triu_indices(len(self.distances), 1)]
-        return [float(value) for value in np.quantile(pairs, shares) / self.norm]
-
-
-def _four_fifths(distances: np.ndarray) -> float:
-    """The least distance that 4/5 of all ordered pairs do not exceed, each user with itself included."""
-    ordered = np.sort(distances, axis=None)
-    return float(ordered[math.ceil(NEAR * len(ordered)) - 1])
 
 
 def config(data: Path, folder: Path) -> Config:
@@ -101,27 +54,11 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
     measured = []
     for k in KS:
         console.say(f"{USERS} users' gradients over {k} chunks each")
-        measured.append(measure(job, k))
+        measured.append(nearness(job, k, KEY))
     noises = [noise(job, epsilon) for epsilon in EPSILONS]
     write_text(folder / "concentration.svg", _picture(measured, noises, job.setting.terms.units))
-    rows = [_facts(one) for one in measured]
+    rows = [one.facts() for one in measured]
     return {"distances": rows, "noise": noises, "markdown": _tables(rows, noises)}
-
-
-def measure(job: Job, k: int) -> Measured:
-    """Gradients of the first of the units in an order that a public key gives, at the job's model as it is."""
-    graph, mechanism = job.prepared.train, job.mechanism
-    chosen = KEY.stream("study", "users").permutation(graph.n_units)[:USERS]
-    rates = OwnRates(np.isin(np.arange(graph.n_units), chosen).astype(float))
-    sampler = UnitSampler(graph, rates, KEY, f"study {k}", k, mechanism.row_length)
-    combine = ConcentrationFilter(None, 0.0, 1.0, tau=1.0, users=USERS, epsilon=math.inf)
-    optimisation = Optimisation(1, optimizer="sgd")
-    step = FilteredStep(
-        job.model, job.task, sampler, combine, optimisation, KEY, micro_tokens=job.micro_tokens
-    )
-    job.model.train()
-    step.collect(sampler.draw(0), 0)
-    return Measured(k, step.gradients.norms(), step.gradients.distances())
 
 
 def noise(job: Job, epsilon: float) -> dict[str, Any]:
@@ -140,17 +77,6 @@ def noise(job: Job, epsilon: float) -> dict[str, Any]:
         "filter": noise_of_filter,
         "sampling": sampled,
         "crossing": {k: value / noise_of_filter for k, value in sampled.items()},
-    }
-
-
-def _facts(measured: Measured) -> dict[str, Any]:
-    return {
-        "k": measured.k,
-        "median_norm": measured.norm,
-        "quantiles": measured.quantiles(SHARES),
-        "tau": measured.tau,
-        "ratio": measured.tau / measured.norm,
-        "clipped_ratio": measured.clipped_tau / measured.norm,
     }
 
 
@@ -182,7 +108,7 @@ def _tables(rows: list[dict[str, Any]], noises: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _picture(measured: list[Measured], noises: list[dict[str, Any]], users: int) -> str:
+def _picture(measured: list[Nearness], noises: list[dict[str, Any]], users: int) -> str:
     panels = [
         Panel(
             f"epsilon {one['epsilon']:g}, {users:,} users, {STEPS} steps",
