@@ -53,11 +53,12 @@ def test_the_suggestion_is_that_of_the_planner(tmp_path, data, monkeypatch):
         return {"ranked": [{"settings": {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}}]}
 
     monkeypatch.setattr(suggestion, "suggest", suggest)
-    found = suggestion.suggested(3.0, data, tmp_path / "work", Console(quiet=True))
-    [(epsilon, units, rows)] = asked
-    assert (epsilon, rows) == (3.0, ROWS)
-    assert 30 < units < 40  # some of the 40 senders are held out
-    assert found == {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}
+    found = suggestion.suggested(data, tmp_path / "work", Console(quiet=True))
+    assert [epsilon for epsilon, _, _ in asked] == list(EPSILONS)
+    assert {rows for _, _, rows in asked} == {ROWS}
+    assert all(30 < units < 40 for _, units, _ in asked)  # some of the 40 senders are held out
+    assert found[3.0] == {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}
+    assert len(list((tmp_path / "work").iterdir())) == 1  # the text is read once
 
 
 def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, data, monkeypatch):
@@ -77,7 +78,7 @@ def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, dat
     losses |= {plain.run: 7.0, correlated.run: 4.9} | {each.run: 6.5 for each in averaged}
     best = {"train.batch": float(GRID[0].batch), "train.steps": GRID[0].steps, "privacy.rows_per_unit": 1}
     best["train.learning_rate"] = GRID[0].learning_rate
-    monkeypatch.setattr(suggestion, "suggested", lambda epsilon, *_: best if epsilon == third else {})
+    monkeypatch.setattr(suggestion, "suggested", lambda *_: {first: {}, second: {}, third: best})
     losses |= {
         recipe.config(each, second, 0, data, tmp_path).run: 8 - 0.5 * (each.steps == 32)
         for budget in BUDGETS.values()

@@ -102,14 +102,18 @@ def config(recipe: Recipe, epsilon: float, key: int, data: Path, folder: Path) -
     return altered(recipes.config(recipe, epsilon, key, data, folder), {"train.eval_on_start": False})
 
 
-def suggested(epsilon: float, data: Path, folder: Path, console: Console) -> dict[str, Any]:
-    """What the first setting of `plan --suggest` sets in the config."""
-    start = config(START, epsilon, KEYS[0], data, folder)
-    tokenizer = models.load_tokenizer(start)
-    prepared = prepared_data(Run(start), tokenizer, console)
-    size = Size.of(models.load_model(start, prepared.classes, len(tokenizer)))
-    (first,) = suggest(start, prepared.train.shape(), size, ROWS, count=1)["ranked"]
-    return dict(first["settings"])
+def suggested(data: Path, folder: Path, console: Console) -> dict[float, dict[str, Any]]:
+    """What the first setting of `plan --suggest` sets in the config, at each epsilon."""
+    starts = {epsilon: config(START, epsilon, KEYS[0], data, folder) for epsilon in EPSILONS}
+    first = starts[EPSILONS[0]]  # they have the same data
+    tokenizer = models.load_tokenizer(first)
+    prepared = prepared_data(Run(first), tokenizer, console)
+    shape = prepared.train.shape()
+    size = Size.of(models.load_model(first, prepared.classes, len(tokenizer)))
+    return {
+        epsilon: dict(suggest(start, shape, size, ROWS, count=1)["ranked"][0]["settings"])
+        for epsilon, start in starts.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
             )
             for key in KEYS
         ]
-        for epsilon, setting in ((each, suggested(each, data, folder, console)) for each in EPSILONS)
+        for epsilon, setting in suggested(data, folder, console).items()
     }
     budgets = {rows: [study.own(each, EPSILONS[1]) for each in own] for rows, own in BUDGETS.items()}
     study.train(
