@@ -201,10 +201,10 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
     budgets = {rows: [study.own(each, EPSILONS[1]) for each in own] for rows, own in BUDGETS.items()}
     study.train(
         [
+            *chain(*budgets.values()),
             *(study.own(each, epsilon) for epsilon in EPSILONS for each in GRID),
             *(runs[0] for runs in chosen.values()),
             *beside(data, folder),
-            *chain(*budgets.values()),
         ]
     )
     found = {epsilon: study.compared(epsilon, runs) for epsilon, runs in chosen.items()}
