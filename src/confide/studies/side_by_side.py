@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -29,19 +29,20 @@ def fine_tuned(runs: Sequence[Config], console: Console, processes: int | None =
     cores = os.cpu_count() or 1
     processes = min(processes or (1 if torch.cuda.is_available() else cores), len(runs))
     spawn = multiprocessing.get_context("spawn")
-    outcomes = {}
+    outcomes: dict[str, Outcome] = {}
+    left, running = list(reversed(runs)), dict[Future[Outcome], str]()
     with ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (max(1, cores // processes),)) as pool:
-        asked = {pool.submit(_fine_tuned, each): each.run for each in runs}
-        try:
-            for done in as_completed(asked):
-                outcome = done.result()
+        while left or running:
+            while left and len(running) < processes:  # a queued one would begin even after Ctrl-C
+                each = left.pop()
+                running[pool.submit(_fine_tuned, each)] = each.run
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                folder, outcome = running.pop(future), future.result()
                 if not outcome.finished:
                     raise KeyboardInterrupt
-                outcomes[asked[done]] = outcome
-                console.say(f"{Path(asked[done]).name}: {len(outcomes)} of {len(runs)}")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+                outcomes[folder] = outcome
+                console.say(f"{Path(folder).name}: {len(outcomes)} of {len(runs)}")
     return outcomes
 
 
