@@ -174,10 +174,11 @@ class Job:
     def sampler(self, stage: Stage) -> Sampler:
         """Who draws the rows of a stage."""
 
+        # Of this config, these rows and these weights: a twin may have left others' here, of text that has changed.
+        name = f"perplexities-{self.key.fingerprint(self.base)[:16]}"
+
         def score() -> Any:
-            return self.run.once(
-                "perplexities", lambda: self._perplexities(stage.mechanism.scorer), self.ranks
-            )
+            return self.run.once(name, lambda: self._perplexities(stage.mechanism.scorer), self.ranks)
 
         return stage.mechanism.sampler(self._graph(stage), self.key, stage.name, score)
 

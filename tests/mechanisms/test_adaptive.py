@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,10 +277,29 @@ def test_nominal_factors_are_means_over_the_drawn_rows_in_a_run(tmp_path):
     fine_tune(run, until=6)
     job = Job.of(run, Console(quiet=True))
     graph, sampling = job.prepared.train, job.setting.terms.sampling
-    rho = normalised(np.log(np.load(run.root / "perplexities.npy")), "rank")
+    (scores,) = run.root.glob("perplexities-*.npy")
+    rho = normalised(np.log(np.load(scores)), "rank")
     drawn = [sampling.draw(graph.n_rows, job.key, "main", step) for step in range(6)]
     expected = [max(0.05, rho[rows].mean()) if len(rows) else 1.0 for rows in drawn]
     np.testing.assert_allclose(multipliers(run), 0.8 * np.array(expected))
+
+
+@pytest.mark.parametrize("changed", ["text", "model"])
+def test_scores_are_not_those_of_a_twin_on_other_text_or_by_another_model(tmp_path, changed):
+    adaptive = {"mode": "nominal", "floor": 0.05}
+    config = run_config(tmp_path / "a", adaptive, train__steps=2)
+    fine_tune(Run(config, twin=True))
+    (before,) = Run(config).root.glob("perplexities-*.npy")
+    text = Path(config.data.train)
+    if changed == "text":
+        text.write_text(text.read_text().replace("printer", "store"))
+    else:
+        config = run_config(tmp_path / "a", adaptive, train__steps=2, train__seed=1)
+    fine_tune(Run(config))
+    found = sorted(Run(config).root.glob("perplexities-*.npy"))
+    assert len(found) == 2
+    old, new = np.load(before), np.load(next(path for path in found if path != before))
+    assert len(old) != len(new) or not np.allclose(old, new)
 
 
 # nominal -----------------------------------------------------------------------------------------------------
