@@ -18,7 +18,7 @@ from confide.finetuning import fine_tune
 from confide.job import Job
 from confide.mechanisms.base import Combine
 from confide.mechanisms.none import NonPrivate
-from confide.mechanisms.statement import settle
+from confide.mechanisms.statement import settle, state_guarantee
 from confide.noise import RunKey
 from confide.runs import Run
 from confide.sampling import Sampling
@@ -132,6 +132,21 @@ def test_a_unit_takes_part_in_as_many_turns_as_are_accounted_for(shape, name, un
     setting = settle(mechanism, shape, 4.0)
     assert setting.curve().epsilon(setting.delta) <= 4.0
     assert setting.noise_per_gradient() == setting.noise_multiplier * sensitivity(6) / 5
+
+
+@pytest.mark.parametrize("bands", [1, 6])
+def test_epsilon_follows_from_what_the_guarantee_says(shape, bands):
+    """Somebody who has guarantee.json alone."""
+    setting = settle(build("uls", bands=bands), shape, 4.0)
+    settings = mechanism_config("uls", bands=bands)
+    stated = state_guarantee(setting, 50, False, settings, {"state": "planned"}).to_json()
+    turns = math.ceil(stated["steps"] / stated["bands"])
+    process = MixtureOfGaussians.bernoulli(stated["sampling_probability"][1], turns)
+    assert process.curve(stated["noise_multiplier"]).epsilon(stated["delta"]) == pytest.approx(
+        stated["epsilon"]
+    )
+    assert stated["sampling_probability"][0] == (0 if bands > 1 else stated["sampling_probability"][1])
+    assert any("in the mean over steps" in fact for fact in stated["public_facts"]) == (bands > 1)
 
 
 @pytest.mark.parametrize("bands", [1, 4])

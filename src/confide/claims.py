@@ -65,7 +65,8 @@ class Guarantee:
     noise_multiplier: noise std over clip norm, of noise that is correlated over steps over how far one clipped
         gradient moves what is released (a line of the public facts); clip_norm: None if nothing is clipped; steps.
     sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
-    step; sampling_probability: the smallest and the largest of a row or unit.
+    step; sampling_probability: the smallest and the largest of a row or unit, in any step; bands: steps over which
+    the noise is correlated, in one of which a row's or unit's group has its turn.
     accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).
     protected_output: which artefact, and whether one release or several with their sum.
     provenance: code version, date, hardware, and keyed fingerprints of config and data.
@@ -105,6 +106,7 @@ class Guarantee:
     estimates: tuple[str, ...] = ()
     secret_targets: Pairs = ()
     closest_secrets: tuple[tuple[str, float, float, float], ...] = ()
+    bands: int = 1
     epsilons: tuple[tuple[str, float], ...] = ()
     worlds: str = ""
     words: tuple[str, ...] = ()
@@ -206,6 +208,7 @@ class Guarantee:
             ("sampling used", self.sampling_used),
             ("expected batch", f"{self.expected_batch:.6g}"),
             ("sampling probability", chance),
+            *([("noise correlated over", f"{self.bands} steps")] if self.bands > 1 else []),
             (
                 "accountant",
                 f"{self.accountant} {self.accountant_version}, discretisation {self.discretisation:g}",
@@ -289,6 +292,7 @@ def _check_numbers(g: Guarantee) -> None:
         "expected_batch": 0 <= g.expected_batch < math.inf,
         "sampling_probability": len(g.sampling_probability) == 2
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
+        "bands": g.bands >= 1,
         "discretisation": 0 <= g.discretisation < math.inf,
         "secret_targets": bool(g.secret_targets) == (g.notion == "(p, r)-secret protection"),
         "epsilons": all(value >= 0 for _, value in g.epsilons) and (bool(g.estimates) or not g.epsilons),

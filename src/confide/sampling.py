@@ -90,8 +90,8 @@ class Sampling:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest probability of a thing."""
-        return self.rate, self.rate
+        """The least and the greatest probability of a thing, in any step."""
+        return (self.rate, self.rate) if self.bands == 1 else (0.0, self.rate * self.bands)
 
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
         """What the ledger says of it."""

@@ -428,8 +428,7 @@ class Mechanism(ABC):
         )
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
-            sampled,
-            *(turns if self.bands > 1 else ()),
+            *((f"{sampled}, in the mean over steps", *turns) if self.bands > 1 else (sampled,)),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",

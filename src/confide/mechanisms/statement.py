@@ -176,6 +176,7 @@ def state_guarantee(
         sampling_used=mechanism.sampling,
         expected_batch=terms.expected_batch,
         sampling_probability=terms.sampling.range,
+        bands=mechanism.bands,
         accountant=" ".join(
             filter(
                 None,
