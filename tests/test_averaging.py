@@ -14,6 +14,7 @@ from confide.job import Job
 from confide.runs import Run
 from confide.settings import Average
 from confide.training import Step
+from tests.test_halting import ending  # noqa: F401  # a fixture
 from tests.test_resume import config, released
 
 STEPS = 24  # of the config of these tests
@@ -101,6 +102,19 @@ def test_evaluation_is_of_what_is_released(tmp_path):
     assert job.evaluate()["loss"] == pytest.approx(outcome.final["loss"], rel=1e-6)
     course.restore(found[1])
     assert job.evaluate()["loss"] != pytest.approx(outcome.final["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("last", "told"), [(11, True), (13, False)])
+def test_a_run_that_ends_before_its_mean_begins_says_what_it_releases(tmp_path, ending, capsys, last, told):  # noqa: F811
+    ending(last)
+    run = Run(config(tmp_path, train__average={"kind": "tail", "share": 0.5}))
+    assert fine_tune(run, Console()).steps == last
+    assert ("the steps of the mean had not begun" in capsys.readouterr().err) == told
+
+
+def test_a_share_of_no_mean_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"train\.average\.share: is of a mean of the weights"):
+        config(tmp_path, train__average={"share": 0.5})
 
 
 def test_another_share_is_another_run(tmp_path):

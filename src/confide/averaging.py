@@ -50,6 +50,11 @@ class Averages:
         for name, mean in self.means.items():
             mean.lerp_(part(self.parameters[name].detach()), weight)
 
+    @property
+    def has_begun(self) -> bool:
+        """False where a mean is asked for and none of its steps was taken yet."""
+        return self.average.kind == "none" or bool(self.means)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model has the mean for as long as this lasts, and its own weights afterwards, to the bit."""

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from confide import mechanisms
 from confide.errors import InputError
 from confide.secrets.repository import names_secrets
-from confide.settings import Canaries, Config
+from confide.settings import Average, Canaries, Config
 
 
 class _Loader(yaml.SafeLoader):
@@ -300,6 +300,8 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         )
     if train.momentum and train.optimizer != "sgd":
         yield "train.momentum", f"is an option of sgd, not of {train.optimizer}"
+    if train.average.kind == "none" and train.average.share != Average().share:
+        yield "train.average.share", "is of a mean of the weights: set train.average.kind to ema or tail"
     if data.clean == "enron" and data.unit is None:
         yield "data.unit", "clean: enron is for mail: name the unit, usually `unit: from`"
     if data.unit == []:

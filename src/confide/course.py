@@ -44,6 +44,11 @@ class Course:
         """The model has the weights that are evaluated and released."""
         return self._averages.applied()
 
+    @property
+    def has_begun_mean(self) -> bool:
+        """Whether what is released is the mean that the config asks for, if it asks for one."""
+        return self._averages.has_begun
+
     def stage(self, number: int) -> Stage:
         """The stage of step `number`."""
         return self.stages[self.mechanism.turn(number)[0]]

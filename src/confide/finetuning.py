@@ -23,6 +23,11 @@ from confide.runs import Run
 from confide.sampling import Draw, Halt
 from confide.training import Report
 
+_NO_MEAN = (
+    "train.average: the steps of the mean had not begun, so the weights are those of the last step; a mean over fewer "
+    "steps is of the last ones planned, `ema` of the last ones taken"
+)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -114,6 +119,8 @@ class _Loop:
                 if isinstance(taken, Halt):
                     halted = taken.reason
                     self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
+                    if not self.course.has_begun_mean:
+                        self.console.say(_NO_MEAN)
                     break
                 track(1, _note(taken))
                 if self.done % self.train.checkpoint_every == 0:
