@@ -174,6 +174,14 @@ FAULTS = [
     ),
     Fault(
         "25",
+        "the norm of what cancels is not rounded up",
+        "clipping/slot.py",
+        "return (4 + math.sqrt(long) / 2) * max(",
+        "return 0 * max(",
+        "tests/clipping/test_cancelling.py",
+    ),
+    Fault(
+        "25",
         "one float32 norm over a long run",
         "clipping/factors.py",
         "        return flat.double().square().sum((1, 2))",

@@ -177,7 +177,8 @@ def test_both_sides_of_the_cost_model_agree(monkeypatch, touched, units, family)
     if touched == 0:
         monkeypatch.setattr(Allowance, "covers", lambda *given: True)
     batch = rows(family, tokens=12)
-    check(tiny(family), causal_loss, batch, torch.tensor(UNITS[units]), clip_norm=1.0)
+    # Norms from factors are rounded up, the more the more positions a unit has.
+    check(tiny(family), causal_loss, batch, torch.tensor(UNITS[units]), clip_norm=1.0, tolerance=5e-5)
 
 
 @pytest.mark.parametrize("units", UNITS.values())
@@ -187,10 +188,10 @@ def test_norms_of_long_units_from_half_a_gram_matrix(units: list[int]) -> None:
     use = Outer(torch.randn(ROWS, 150, 5), torch.randn(ROWS, 150, 3))
     dense = torch.full((grouped.count, 5, 3), math.nan)
     use.add_to(dense, grouped, fresh=True)
-    squares, magnitude = use.squares(grouped)
+    squares, lengths = use.squares(grouped)
     assert torch.allclose(squares, dense.double().square().sum((1, 2)), rtol=1e-5)
-    apart = use.left.double().square().sum(2) * use.right.double().square().sum(2)
-    assert torch.allclose(magnitude, grouped.total(apart.sum(1)), rtol=1e-5)
+    apart = use.left.double().norm(dim=2) * use.right.double().norm(dim=2)
+    assert torch.allclose(lengths, grouped.total(apart.sum(1)), rtol=1e-5)
     rows_each = torch.einsum("bnp,bnq->bpq", use.left.double(), use.right.double())
     expected = torch.zeros_like(dense, dtype=torch.float64).index_add_(0, grouped.of_row, rows_each)
     assert torch.allclose(dense.double(), expected, rtol=1e-4, atol=1e-4)

@@ -250,6 +250,9 @@ def test_a_compiled_model_is_refused() -> None:
     model.transformer.h[0].mlp.compile()
     with pytest.raises(UnsupportedModule, match=r"transformer\.h\.0\.mlp is compiled"):
         ClippedSum(model, causal_loss, 1.0)
+    wrapped: nn.Module = torch.compile(tiny("gpt2"), backend="eager")  # type: ignore[assignment]
+    with pytest.raises(UnsupportedModule, match=r"\(the model\) is compiled"):
+        ClippedSum(wrapped, causal_loss, 1.0)
 
 
 # --- pitfall 21: gradient checkpointing runs hooks twice

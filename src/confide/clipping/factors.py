@@ -50,6 +50,8 @@ def row_squares(values: Tensor) -> Tensor:
     Short runs are summed in float32 and their sums in float64: one float32 norm over a long run is biased
     low (by 3e-3 at 40 million elements), which would let clipped vectors exceed the bound.
     """
+    if not values.numel():  # a rank may have nothing of a split bias
+        return torch.zeros(values.shape[0], dtype=torch.float64, device=values.device)
     flat = values.reshape(values.shape[0], -1, values.shape[-1] if values.dim() > 1 else 1)
     if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
         return flat.double().square().sum((1, 2))
@@ -70,9 +72,20 @@ def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield columns, _wide(values[..., columns])
 
 
-def _has_half_products(*factors: Tensor) -> bool:
+def has_half_products(*factors: Tensor) -> bool:
     """Whether the device multiplies these bf16 factors into float32 by itself, as GPUs do."""
     return all(x.is_cuda and x.dtype == torch.bfloat16 for x in factors)
+
+
+def unit_roundoff(*factors: Tensor) -> float:
+    """The relative error of one operation in a product of these factors.
+
+    The tensor cores that multiply bf16 cut sums off where float32 would round them: by how much is not published, and
+    four times is allowed for.
+    """
+    if all(x.dtype == torch.float64 for x in factors):
+        return 2.0**-53
+    return 2.0**-22 if has_half_products(*factors) else 2.0**-24
 
 
 def _half_product(first: Tensor, second: Tensor) -> Tensor:
@@ -92,7 +105,7 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
     """[u, n, width], [u, m, width] of one type -> float32[u, n, m], inner products of positions."""
     if first.dtype == second.dtype and first.dtype in (torch.float32, torch.float64):
         return torch.bmm(first, second.mT)
-    if _has_half_products(first, second):
+    if has_half_products(first, second):
         return _half_product(first, second.mT)
     total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], device=first.device)
     for (_, a), (_, b) in zip(_blocks(first), _blocks(second), strict=True):
@@ -101,21 +114,21 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _gram_squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """[u, n, p], [u, n, q] -> float64[u] twice: squared norms of the matrices sum_t left_t (x) right_t, and their
-    diagonals' part of it, sum_t |left_t|^2 |right_t|^2.
+    """[u, n, p], [u, n, q] -> float64[u] twice: squared norms of the matrices sum_t left_t (x) right_t, and what their
+    norms would be if all terms had one direction, sum_t |left_t| |right_t|.
 
     The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
     """
-    if not _has_half_products(left, right):  # once, and not for each strip; a wide one goes by blocks
+    if not has_half_products(left, right):  # once, and not for each strip; a wide one goes by blocks
         left, right = (x if x.shape[-1] > _BLOCK else _wide(x) for x in (left, right))
     squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
-    diagonal = torch.zeros_like(squares)
+    lengths = torch.zeros_like(squares)
     for start in range(0, left.shape[1], _STRIP):
         now, so_far = slice(start, start + _STRIP), slice(0, start + _STRIP)
         products = _inner(left[:, now], left[:, so_far]).mul_(_inner(right[:, now], right[:, so_far]))
         squares += 2 * _total(products[..., :start]) + _total(products[..., start:])
-        diagonal += products[..., start:].diagonal(dim1=1, dim2=2).double().sum(-1)
-    return squares, diagonal
+        lengths += products[..., start:].diagonal(dim1=1, dim2=2).double().clamp(min=0).sqrt().sum(-1)
+    return squares, lengths
 
 
 def _total(products: Tensor) -> Tensor:
@@ -144,6 +157,15 @@ class Outer:
         return self.left.shape[1]
 
     @property
+    def width(self) -> int:
+        """Terms of the longest inner product of two positions."""
+        return max(self.left.shape[-1], self.right.shape[-1])
+
+    @property
+    def unit_roundoff(self) -> float:
+        return unit_roundoff(self.left, self.right)
+
+    @property
     def bytes(self) -> int:
         return self.left.nbytes + self.right.nbytes
 
@@ -156,7 +178,7 @@ class Outer:
 
     def squares(self, units: Units) -> tuple[Tensor, Tensor]:
         """float64[U] twice: squared norm of each unit's matrix, from the two Gram matrices of its positions, and
-        what it would be if no positions met, sum_t |left_t|^2 |right_t|^2."""
+        what its norm would be if all positions had one direction, sum_t |left_t| |right_t|."""
         result = torch.empty(2, units.count, dtype=torch.float64, device=self.left.device)
         for group in units.groups:
             found = _gram_squares(group.by_unit(self.left), group.by_unit(self.right))
@@ -170,7 +192,7 @@ class Outer:
         """Add each unit's matrix to dense, float32[U, p, q]; what a fresh one holds does not count."""
         for group in units.groups:
             left, right = group.by_unit(self.left), group.by_unit(self.right)
-            if _has_half_products(left, right):
+            if has_half_products(left, right):
                 each = _half_product(left.mT, right)
                 dense[group.units] = each if fresh else dense[group.units] + each
                 continue
@@ -189,7 +211,7 @@ class Outer:
             right = right * each
         left, right = left.reshape(-1, p), right.reshape(-1, q)
         beta = 0 if fresh else 1
-        if _has_half_products(self.left, self.right):
+        if has_half_products(self.left, self.right):
             thin, wide = (left, right) if p <= q else (right, left)
             for part in _parts(thin):
                 pair = (part.T, wide) if p <= q else (wide.T, part)
@@ -224,6 +246,14 @@ class Lookup:
     def positions(self) -> int:
         return self.index.shape[1]
 
+    @property
+    def width(self) -> int:
+        return self.grad.shape[-1]
+
+    @property
+    def unit_roundoff(self) -> float:
+        return unit_roundoff(_wide(self.grad))
+
     @classmethod
     def join(cls, uses: list[Lookup]) -> Lookup:
         if len(uses) == 1:
@@ -240,10 +270,9 @@ class Lookup:
         result = torch.zeros(units.count, dtype=torch.float64, device=self.grad.device)
         return result.index_add_(0, keys.div(table, rounding_mode="floor"), row_squares(sums))
 
-    def magnitude(self, units: Units) -> Tensor:
-        """float64[U]: the squared norm if no two gradients met in a table row."""
-        long = torch.linalg.vector_norm(self.grad, dim=-1, dtype=torch.float32).double()
-        return units.total(long.square().sum(1))
+    def lengths(self, units: Units) -> Tensor:
+        """float64[U]: the norm if all gradients met in one table row and had one direction."""
+        return units.total(torch.linalg.vector_norm(_wide(self.grad), dim=-1).double().sum(1))
 
     def double(self) -> Lookup:
         return Lookup(self.index, self.grad.double())

@@ -251,6 +251,11 @@ def refuse_mixing(model: nn.Module) -> None:
             )
 
 
+def _is_compiled(module: nn.Module) -> bool:
+    """By `module.compile()`, or by `torch.compile(module)`, which wraps it."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
 def layers(model: nn.Module) -> list[Layer]:
     """The layers to watch, so that every trainable parameter is covered by a rule.
 
@@ -262,7 +267,7 @@ def layers(model: nn.Module) -> list[Layer]:
     found: list[Layer] = []
     owner: dict[str, str] = {}
     for module_name, module in model.named_modules():
-        if module._compiled_call_impl is not None and any(id(p) in names for p in module.parameters()):
+        if _is_compiled(module) and any(id(p) in names for p in module.parameters()):
             raise UnsupportedModule(
                 f"module {module_name or '(the model)'} is compiled, which hides its layers from the clipping: "
                 "give the model as it is"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +11,8 @@ from torch import Tensor
 from confide.clipping.factors import Lookup, Outer, PerRow, Use, row_squares
 from confide.clipping.units import Units
 
-# A squared norm this far below what its terms would give without cancelling is taken again in float64: a float32
-# Gram matrix errs by 1e-7 of its terms, and a norm that comes out as 0 would not be clipped at all.
-_CANCELLING = 1e-3
-# Squared float32 error of the sum, for one position and unit magnitude: added to the norm, so that it covers rounding.
-_ROUNDING = 1e-13
+# A squared norm of which more than this may be rounding is taken again in float64.
+_DOUBTFUL = 0.05
 
 # What an element of a dense gradient costs beside its product (being written, measured and summed), in products of
 # a Gram matrix, of which half are taken. Measured by benchmarks/cost_model.py.
@@ -123,27 +121,40 @@ class Slot:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
-        squares, magnitude = self._factored(self._outers, self._lookups)
-        if bool((squares < _CANCELLING * magnitude).any()):
-            squares, _ = self._factored(
-                [use.double() for use in self._outers], [use.double() for use in self._lookups]
-            )
-        # The sum that is added is float32: its rounding must not lift a clipped unit above the bound either.
-        uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
-        positions = sum(use.positions for use in uses)
-        return squares.clamp_(min=0) + _ROUNDING * positions * magnitude
+        squares, lengths = self._factored(self._outers, self._lookups)
+        error = rounded = self._rounding(self._outers, self._lookups)
+        if bool((2 * error * lengths.square() > _DOUBTFUL * squares).any()):
+            outers = [use.double() for use in self._outers]
+            lookups = [use.double() for use in self._lookups]
+            squares, lengths = self._factored(outers, lookups)
+            error = self._rounding(outers, lookups)
+        # At least the norm of what is added, which is rounded as well: each way by `error` or `rounded` of `lengths`.
+        norms = (squares.clamp_(min=0) + 2 * error * lengths.square()).sqrt_()
+        return norms.add_(lengths, alpha=rounded).square_()
+
+    def _rounding(self, outers: list[Outer], lookups: list[Lookup]) -> float:
+        """How much of |a| |b| an inner product of two vectors may be off by.
+
+        Rounding errors of a sum of n terms grow like sqrt(n) (Higham & Mary 2019, section 3), and products are added
+        up in several sums side by side, of which each is shorter: half of the root is what is allowed for. Their worst
+        case, n, no product comes near to (tests/clipping/test_cancelling.py seeks it).
+        """
+        uses: list[Outer | Lookup] = [*outers, *lookups]
+        positions = sum(use.positions for use in uses) * max(group.rows_each for group in self._units.groups)
+        long = max(positions, *(use.width for use in uses))
+        return (4 + math.sqrt(long) / 2) * max(use.unit_roundoff for use in uses)
 
     def _factored(self, outers: list[Outer], lookups: list[Lookup]) -> tuple[Tensor, Tensor]:
-        """float64[U] twice: squared norms from the factors, cross terms of a tied parameter included, and what
-        they would be if no two terms met."""
+        """float64[U] twice: squared norms from the factors, cross terms of a tied parameter included, and what the
+        norms would be if all terms had one direction."""
         parts = [outer.squares(self._units) for outer in outers]
         parts += [
-            (lookup.squares(self._units, self._shape[0]), lookup.magnitude(self._units)) for lookup in lookups
+            (lookup.squares(self._units, self._shape[0]), lookup.lengths(self._units)) for lookup in lookups
         ]
-        squares, magnitude = (torch.stack(values).sum(0) for values in zip(*parts, strict=True))
+        squares, lengths = (torch.stack(values).sum(0) for values in zip(*parts, strict=True))
         if outers and lookups:
             squares += 2 * lookups[0].cross(outers[0], self._units)
-        return squares, magnitude
+        return squares, lengths
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool = False) -> None:
         """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U].
