@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confide import models
+from confide import finetuning, models
 from confide.config import check
 from confide.errors import InputError
 from confide.finetuning import fine_tune
@@ -225,3 +225,19 @@ def test_nothing_holds_the_model_of_a_run_that_is_done(tmp_path, monkeypatch):
         assert [each() for each in made] == [None]
     finally:
         gc.enable()
+
+
+def test_a_step_is_not_taken_again_with_noise_by_another_generator(tmp_path, monkeypatch):
+    """A checkpoint is lost, and the run goes on where noise is made otherwise: the same draws, other noise."""
+    run = Run(config(tmp_path / "a"))
+    fine_tune(run, until=4)
+    shutil.rmtree(run.checkpoints)
+    monkeypatch.setattr(finetuning, "generator", lambda kind, device, parts: "chacha20")
+    with pytest.raises(InputError, match=r"line 2: this step was taken with noise by aes, .* by chacha20"):
+        fine_tune(Run(run.config))
+    monkeypatch.undo()
+    fine_tune(Run(run.config), until=6)
+    monkeypatch.setattr(finetuning, "generator", lambda kind, device, parts: "chacha20")
+    assert fine_tune(Run(run.config)).finished  # what was not taken yet may have any
+    kinds = [json.loads(line)["generator"] for line in run.ledger_path.read_text().splitlines()[1:]]
+    assert kinds == ["aes"] * 6 + ["chacha20"] * 18

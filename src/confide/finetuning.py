@@ -18,6 +18,7 @@ from confide.errors import InputError
 from confide.job import Job
 from confide.ledger import Ledger
 from confide.metrics import Metrics
+from confide.noise import generator
 from confide.ranks import Ranks
 from confide.runs import Run
 from confide.sampling import Draw, Halt
@@ -79,6 +80,8 @@ class _Loop:
     def __init__(self, job: Job, ledger: Ledger | None, console: Console):
         self.job, self.ledger, self.console, self.ranks = job, ledger, console, job.ranks
         self.train = job.run.config.train
+        parts = self.ranks.size if self.train.distributed == "fsdp" else 1
+        self.generator = generator(job.run.config.privacy.noise, self.ranks.device, parts)
         header, found = job.header(), job.run.last_checkpoint()
         self.done = found[0] if found is not None else 0
         if not self.ranks.alike(json.dumps([header, self.done])):
@@ -157,7 +160,9 @@ class _Loop:
         entry = {"phase": stage.name, "step": number}
 
         def record(draw: Draw) -> None:
-            spent = {"noise_multiplier": stage.noise_multiplier * draw.noise_factor}
+            spent: dict[str, Any] = {"noise_multiplier": stage.noise_multiplier * draw.noise_factor}
+            if spent["noise_multiplier"]:  # a step that is taken again must have the noise that it had
+                spent["generator"] = self.generator
             self._record(number + 1, entry | spent)
 
         report = self.course(number, before_update=record)

@@ -72,6 +72,12 @@ class Ledger:
             if self.entries[number] != wanted:
                 old = self.entries[number]
                 differing = [key for key in dict.fromkeys([*old, *wanted]) if old.get(key) != wanted.get(key)]
+                if differing == ["generator"] and "generator" in old and "generator" in wanted:
+                    raise InputError(
+                        f"{self.path} line {number + 1}: this step was taken with noise by {old['generator']}, and "
+                        f"would be taken again with other noise, by {wanted['generator']}: who saw both would see "
+                        "less noise than is claimed; resume on the kind of device that it ran on"
+                    )
                 raise InputError(
                     f"{self.path} line {number + 1} records another step than this run would take (differs in "
                     f"{', '.join(differing)}): the run folder does not belong to this config and its files, or another "

@@ -136,6 +136,18 @@ class FastStream:
         return torch.randn(n, generator=self._generator, device=self._device)
 
 
+def generator(kind: str, device: torch.device, parts: int = 1) -> str:
+    """What makes a step's noise out of its stream: two that differ here make other values of one stream.
+
+    Args:
+        kind: `secure` or `fast`.
+        parts: over how many ranks each tensor is split.
+    """
+    if kind == "secure":
+        return "chacha20" if device.type == "cuda" else "aes"
+    return f"fast, on {device.type}" + (f" in {parts} parts" if parts > 1 else "")
+
+
 def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
     """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
 
