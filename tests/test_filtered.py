@@ -243,7 +243,7 @@ def test_a_file_does_what_memory_does_and_leaves_nothing(tmp_path, monkeypatch):
     kept = np.array([0, 3])
     inside = filled(rows, tmp_path)
     assert inside._file is None
-    monkeypatch.setattr(memory, "free", lambda device: 1000)
+    monkeypatch.setattr(memory, "free", lambda device: 28 * 9**2)
     outside = filled(rows, tmp_path)
     assert outside._file is not None
     assert list(tmp_path.iterdir()) == []
@@ -266,6 +266,13 @@ def test_a_full_disk_is_told_in_gigabytes(tmp_path, monkeypatch):
     monkeypatch.setattr(filtered.os, "pwrite", full)
     with pytest.raises(InputError, match="train fewer weights"):
         made.put(0, np.zeros(10**6, np.float32))
+
+
+def test_too_many_users_to_compare_are_refused_before_any_gradient(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda device: 10**6)
+    assert Gradients(180, 4).users == 180
+    with pytest.raises(InputError, match="to compare 200 units each with each"):
+        Gradients(200, 4, tmp_path)
 
 
 def test_several_ranks_are_refused():

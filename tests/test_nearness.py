@@ -60,7 +60,11 @@ def test_a_plan_tells_the_tau_with_which_a_run_begins(tmp_path):
     planned = json.loads(confide("plan", path, "--measure", "--json").out)
     found = planned["nearness"]
     assert found["tau"] == pytest.approx(found["ratio"] * found["median_norm"])
+    job = Job.of(Run(config), Console(quiet=True))
+    weights = sum(p.numel() for p in job.model.parameters())
+    assert planned["gradients_bytes"] == 4 * job.setting.terms.units * weights
     said = confide("plan", path, "--measure").out
+    assert "for a gradient of every unit" in said
     assert "no guarantee covers a tau that is chosen from this" in said
     assert "nearness" not in json.loads(confide("plan", path, "--json").out)
     other = confide("plan", path, "--measure", "privacy.mechanism=uls", "privacy.tau=null")

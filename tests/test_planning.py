@@ -292,6 +292,9 @@ def test_more_users_need_less_noise_and_nobody_may_claim_it():
     [
         (config(), 0.0, "above 0"),
         (config(), -1.0, "above 0"),
+        (config(), 1e-3, "no number of people"),
+        (config(), float("inf"), "no number of people"),
+        (config(epsilon=None, noise_multiplier=0.0), 10.0, "without noise"),
         (config("none"), 10.0, "no rate"),
         (config(sampling="truncated", max_batch=12), 10.0, "truncated step is full"),
     ],

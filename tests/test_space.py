@@ -48,6 +48,7 @@ def test_what_an_argument_says(argument, choice):
         ("train.schedule=[linear", "not valid YAML"),
         ("train.learning_rate=1e-2..1e-4", "the range is empty"),
         ("train.learning_rate=1e-2..1e-2", "the range is empty"),
+        ("train.learning_rate=1e-4...1e-2", "from one number to another|not valid"),
         ("train.learning_rate=a..b", "from one number to another"),
         ("train.learning_rate=true..2", "from one number to another"),
         ("train.learning_rate=0..1:log", ":log needs numbers above 0"),

@@ -137,12 +137,41 @@ def test_measured_norms_say_that_they_are_not_covered(few):
     [
         (config(epsilon=None, noise_multiplier=1.0), None, "needs a target"),
         (config("none", epsilon=None, rows_per_unit=4), None, "epsilon"),
-        (config(), 1e12, "no setting spends them"),
+        (config(), 1e12, "no setting spends them on 3000 units; give fewer with --rows"),
+        (config(), 3.0, "3 rows: a suggestion takes 4 steps at least"),
+        (config(), math.inf, "inf rows"),
     ],
 )
 def test_what_cannot_be_suggested_is_said(few, settings, rows, words):
     with pytest.raises(InputError, match=words):
         suggest(settings, shape(), SIZE, rows=rows)
+
+
+def trains(settings, **changes):
+    return settings.model_copy(update={"train": settings.train.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_the_rule_is_for_adam_alone(few, optimizer):
+    with pytest.raises(InputError, match=rf"train.optimizer: .* of {optimizer} it knows nothing"):
+        suggest(trains(config(), optimizer=optimizer), shape(), SIZE)
+
+
+def test_warm_up_keeps_its_share_of_the_run(few):
+    for row in suggest(trains(config(), warmup=6), shape(), SIZE, rows=20_000, count=12)["ranked"]:
+        assert row["settings"]["train.warmup"] == row["steps"] // 10
+    assert "train.warmup" not in suggest(config(), shape(), SIZE, count=1)["ranked"][0]["settings"]
+
+
+def test_where_the_fewest_steps_are_best_the_learning_rate_is_named(few):
+    fast, slow = (
+        suggest(trains(config(), learning_rate=rate), shape(), SIZE, count=1)["ranked"][0]
+        for rate in (0.02, 1e-3)
+    )
+    assert fast["steps"] == suggesting.STEPS[0]
+    assert "a lower learning rate bears more" in fast["reason"]
+    assert slow["steps"] > suggesting.STEPS[0]
+    assert "lower learning rate" not in slow["reason"]
 
 
 def test_the_other_mechanisms_have_no_rivals():
@@ -188,3 +217,11 @@ def test_options_of_a_suggestion_need_it(tmp_path, option):
     said = confide("plan", path, *option)
     assert said.code == 2
     assert "is an option of --suggest" in said.err
+
+
+def test_a_what_if_is_no_option_of_a_suggestion(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(run_config(tmp_path).to_yaml())
+    said = confide("plan", path, "--suggest", "--times-users", "10")
+    assert said.code == 2
+    assert "--times-users" in said.err

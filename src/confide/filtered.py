@@ -21,6 +21,9 @@ from confide.training import Step
 SHARE = 0.5
 """Of the free memory that users' gradients may take; beyond, they lie in a file."""
 
+PAIR = 28
+"""Bytes that `Gradients.within` needs for each pair of users."""
+
 COLUMNS = 1 << 16  # coordinates that are taken at a time
 
 
@@ -42,14 +45,24 @@ class Gradients:
         size, room = 4 * users * width, memory.free(torch.device("cpu"))
         self._file: IO[bytes] | None = None
         if room is None or size <= SHARE * room:
+            self._check_pairs(None if room is None else room - size)
             self._matrix = np.zeros((users, width), np.float32)
             return
         place = Path(tempfile.gettempdir()) if folder is None else folder
         free = shutil.disk_usage(place).free
         if size > free:
             raise self._too_large(place, free)
+        self._check_pairs(room)
         self._place, self._file = place, _nameless(place, size)
         self._matrix = np.memmap(self._file, np.float32, "r", shape=(users, width))
+
+    def _check_pairs(self, room: int | None) -> None:
+        needed = PAIR * self.users**2
+        if room is not None and needed > room:
+            raise InputError(
+                f"privacy.mechanism: to compare {self.users:,} units each with each takes {needed / 1e9:.1f} GB, and "
+                f"{room / 1e9:.1f} GB are free: concentration is for fewer units, uls for any number"
+            )
 
     def _too_large(self, place: Path, free: int) -> InputError:
         return InputError(
@@ -88,7 +101,7 @@ class Gradients:
         """How many users are within each distance of each user, itself included: int64[radii, users].
 
         Whether two are is a function of their two vectors alone, whoever else there is: the product of all with
-        all decides where its rounding cannot matter, and else the distance of the two. Needs 8 bytes for each
+        all decides where its rounding cannot matter, and else the distance of the two. Needs `PAIR` bytes for each
         pair of users.
         """
         squares, slack = self._squares()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 USER_LEVEL = ("uls", "els", "group")
+MOST_UNITS = 1e11
+"""More units than there can be: about as many as people who ever lived."""
+
 GROWTH = 10
 """How much a larger prior than was asked for may grow, where a plan shows what its protection would cost."""
 
@@ -78,7 +81,8 @@ def plan(
         delta, noise_per_gradient (`measure` says what that is), rows_per_step, tokens and compute, or with
         `impossible`, the reason; for secrets a neighbour is another c of the program, with what it keeps and its
         noise by both accountants; `stages`, what the steps of the run are; `what_if`, the noise were there more
-        units, which is no guarantee; `memory_bytes`, an estimate; and `guarantee`, what the run would promise after
+        units, which is no guarantee; `memory_bytes`, an estimate; `gradients_bytes`, of a mechanism that compares all
+        units; and `guarantee`, what the run would promise after
         all its steps.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
@@ -124,7 +128,7 @@ def plan(
         "what_if": what_if,
         "memory_bytes": memory(config, size),
         "guarantee": guarantee.to_json(),
-    }
+    } | ({"gradients_bytes": 4 * shape.units * size.trainable} if mechanism.filters else {})
 
 
 def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
@@ -138,6 +142,8 @@ def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
     mechanism, terms = chosen.mechanism, chosen.terms
     if not factor > 0:
         raise InputError(f"--times-users {factor:g}: give a number above 0, as in 10")
+    if not 1 <= factor * terms.units < MOST_UNITS:
+        raise InputError(f"--times-users {factor:g}: of {terms.units:,} units that is no number of people")
     if (
         not isinstance(terms.sampling, Sampling)
         or mechanism.notion == "none"
@@ -145,6 +151,8 @@ def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
         or mechanism.filters
     ):
         raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
+    if not chosen.noise_multiplier:
+        raise InputError("--times-users: without noise there is no epsilon to keep")
     if mechanism.sampling == "truncated":
         raise InputError(
             "--times-users: how often a truncated step is full depends on the rows there are; use "
@@ -284,7 +292,8 @@ def memory(config: "Config", size: Size) -> int:
     """
     train = config.train
     states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
-    weights = 4 * size.parameters + 4 * size.trainable * (2 + states + copies(config.privacy.bands))
+    means = 0 if train.average.kind == "none" else 1
+    weights = 4 * size.parameters + 4 * size.trainable * (2 + states + means + copies(config.privacy.bands))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
     # 34 bytes at half precision) and what the clipping keeps beside it; LoRA runs a second path past each layer.
     kept = 38 if config.adapter.kind == "lora" else 24

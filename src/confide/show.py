@@ -247,7 +247,8 @@ def plan(found: dict[str, Any]) -> None:
     for row in found.get("what_if", []):
         print(
             f"were there {number(row['units'])} units, {number(row['times_users'])} times as many: noise multiplier "
-            f"{number(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])} ({row['note']})"
+            f"{number(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])}, at delta "
+            f"{row['delta']:.3g} ({row['note']})"
         )
     print(f"\nnoise per gradient: {found['measure']}")
     if "nearness" in found:
@@ -256,6 +257,11 @@ def plan(found: dict[str, Any]) -> None:
         f"tokens {number(chosen['tokens'])}, about {chosen['operations']:.2g} floating-point operations (estimate)"
     )
     print(f"memory at the peak of a step about {found['memory_bytes'] / 2**30:.2f} GiB (estimate)")
+    if "gradients_bytes" in found:
+        size = found["gradients_bytes"] / 2**30
+        print(
+            f"and {size:.2f} GiB for a gradient of every unit, in memory or else in a file of the run folder"
+        )
 
 
 def _nearness(found: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from confide.settings import Config
 Candidate = dict[str, Any]
 """A value for each key of a space."""
 
-_RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
+_RANGE = re.compile(r"(?P<low>.+?)\.\.(?!\.)(?P<high>.+?)(?P<log>:log)?")
 _FIXED = {
     "run": "each trial has a folder of its own in the sweep's",
     "privacy.published_key": "the trials' keys derive from the sweep's",
@@ -108,8 +108,11 @@ class Space:
         return {choice.key: choice.describe() for choice in self.choices}
 
 
-def altered(config: Config, candidate: Candidate) -> Config:
+def altered(config: Config, candidate: Candidate, where: str = "--space") -> Config:
     """The config with the values of a candidate, checked.
+
+    Args:
+        where: the values come from, for a message.
 
     Raises:
         InputError: a value is impossible, by itself or beside the others.
@@ -121,7 +124,7 @@ def altered(config: Config, candidate: Candidate) -> Config:
         for section in sections:
             place = place[section]
         place[name] = value
-    return check(raw, "--space")
+    return check(raw, where)
 
 
 def _choice(argument: str) -> Listed | Range:

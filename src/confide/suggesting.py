@@ -55,8 +55,8 @@ SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
 
 
 _BY_SHAPE = (
-    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; all with "
-    "independent noise (privacy.bands: 1)"
+    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; its "
+    "constants are of the bundled model with all weights and AdamW; all with independent noise (privacy.bands: 1)"
 )
 _MEASURED = (
     "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
@@ -138,6 +138,11 @@ def suggest(
     """
     if config.privacy.epsilon is None:
         raise InputError("privacy.epsilon: a suggestion needs a target; a stated noise_multiplier is none")
+    if config.train.optimizer != "adamw":
+        raise InputError(
+            "train.optimizer: the ranking follows the steps of adamw, which have one length whatever the gradient's; "
+            f"of {config.train.optimizer} it knows nothing"
+        )
     own = mechanisms.build(config)
     if own.adjacency == "add-or-remove":
         raise InputError(
@@ -146,6 +151,10 @@ def suggest(
     # with a budget of its own a suggestion needs no batch, which may be more than there are units
     terms = (own if rows is None else replace(own, batch=1.0)).terms(shape)
     budget = own.rows_computed(terms) if rows is None else rows
+    if not STEPS[0] <= budget < math.inf:
+        raise InputError(
+            f"{budget:g} rows: a suggestion takes {STEPS[0]} steps at least, of a row or more each"
+        )
     target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
     lengths = norms or _rule_of_thumb
     squared_rate = SQUARES[config.train.schedule] * config.train.learning_rate**2
@@ -166,8 +175,9 @@ def suggest(
                 found.append(_candidate(mechanism, terms, shape, noise, lengths, size, squared_rate))
             progress(1)
     if not found:
+        way = "fewer" if budget > shape.units else "more"
         raise InputError(
-            f"{budget:g} rows: no setting spends them on {shape.units} units; give more with --rows"
+            f"{budget:g} rows: no setting spends them on {shape.units} units; give {way} with --rows"
         )
     found.sort(key=lambda each: (-round(each.progress / ALIKE), -round(each.reach), -each.progress))
     first = found[0]
@@ -177,7 +187,7 @@ def suggest(
         "impossible": refused,
         "basis": _MEASURED if norms else _BY_SHAPE,
         "ranked": [
-            _row(place, each, first, target, shape, size, squared_rate)
+            _row(place, each, first, target, shape, size, config, squared_rate)
             for place, each in enumerate(found[:count], 1)
         ],
     }
@@ -246,6 +256,7 @@ def _row(
     target: Target,
     shape: Shape,
     size: Size,
+    config: "Config",
     squared_rate: float,
 ) -> dict[str, Any]:
     setting = settle(each.mechanism, shape, target.epsilon, None, target.delta)
@@ -264,11 +275,11 @@ def _row(
         "operations": size.operations(tokens),
         "progress": math.exp(each.progress),
         "reason": _reason(each, first, squared_rate),
-        "settings": _settings(each, setting),
+        "settings": _settings(each, setting, config),
     }
 
 
-def _settings(each: Candidate, setting: Setting) -> dict[str, Any]:
+def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, Any]:
     """The keys of the config that make it this setting."""
     found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
     if each.mechanism.name != "dp-sgd":
@@ -279,6 +290,8 @@ def _settings(each: Candidate, setting: Setting) -> dict[str, Any]:
     found["privacy.delta"] = setting.delta
     found["train.batch"] = each.mechanism.batch
     found["train.steps"] = each.mechanism.steps
+    if config.train.warmup:  # the same share of the run
+        found["train.warmup"] = config.train.warmup * each.mechanism.steps // config.train.steps
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
 
 
@@ -286,6 +299,10 @@ def _reason(each: Candidate, first: Candidate, squared_rate: float) -> str:
     """Why a setting stands where it stands, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
+    if each is first and steps == STEPS[0]:
+        return f"{facts}: the fewest that are tried, since more would wander too far; a lower learning rate bears more"
+    if each is first and steps == STEPS[-1]:
+        return f"{facts}: the most that are tried; a higher learning rate may do with fewer"
     if each is first:
         return f"{facts}: with more steps the noise of each would grow, with fewer little could be learned"
     lost = {

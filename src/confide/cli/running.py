@@ -1,5 +1,6 @@
 """The verbs of a run: from text to a trained model; and whole experiments."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,6 +107,8 @@ def plan(
     run, console = run_of(config, overrides), Console()
     if measure and not suggest and run.config.privacy.mechanism != "concentration":
         raise InputError("--measure is an option of --suggest, and of the mechanism concentration")
+    if suggest and times_users:
+        raise InputError("--times-users: is of a plan and not of --suggest: leave one of them out")
     if suggest:
         _suggest(run, rows, measure, count, out, as_json)
         return
@@ -145,7 +148,7 @@ def _suggest(
     console = Console()
     if out is not None and out.exists():
         raise InputError(f"{out}: exists already; give another name with --out")
-    if rows is not None and not rows > 0:
+    if rows is not None and not 0 < rows < math.inf:
         raise InputError(f"--rows {rows:g}: give how many rows all steps together may compute, as in 100000")
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
@@ -169,7 +172,7 @@ def _suggest(
                 track,
             )
     if out is not None:
-        write_text(out, altered(run.config, found["ranked"][0]["settings"]).to_yaml())
+        write_text(out, altered(run.config, found["ranked"][0]["settings"], "--suggest").to_yaml())
     if as_json:
         print_json(found)
         return
