@@ -74,8 +74,8 @@ class Stream:
         """`n` standard normal values: float32[n].
 
         Box-Muller with radii from 64-bit words, so that the tail reaches 9.4 standard deviations: no tail that
-        matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds a value by one part in
-        10^7, as it rounds the sum that the noise is added to.
+        matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds as it rounds the sum that
+        the noise is added to, and coarser near zero: squares of radii below 1/100 are multiples of 2^-23.
         """
         first, skip = divmod(start, GROUP)
         words = _words(_groups(skip + n))
@@ -117,23 +117,35 @@ def _box_muller(words: np.ndarray) -> torch.Tensor:
 
 
 class FastStream:
-    """The framework's generator in place of AES, for `noise: fast`; the guarantee says so.
+    """An ordinary generator in place of AES, for `noise: fast`; the guarantee says so.
 
-    Not addressable by index: a run of values is drawn in order, in blocks, from a seed that depends on where it
+    Philox, on the CPU NumPy's with a key of 128 bits and on a GPU the framework's with 63: steps and tensors whose
+    keys met would share their noise, which 32 bits, as torch's own generator on a CPU keeps, make likely in one run.
+
+    Not addressable by index: a run of values is drawn in order, in blocks, from a key that depends on where it
     begins. What a part of a tensor gets is so independent of the other parts, but not what it gets in the whole.
     """
 
     def __init__(self, stream: Stream, device: torch.device | str = "cpu"):
         self._stream = stream
-        self._device = device
-        self._generator = torch.Generator(device)
+        self._device = torch.device(device)
+        self._on_cpu: np.random.Generator | None = None
+        self._on_gpu: torch.Generator | None = None
         self._next = -1
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
         if start != self._next:
-            self._generator.manual_seed(int(self._stream.uint64(1, start)[0] >> np.uint64(1)))
+            self._begin(self._stream.uint64(2, start))
         self._next = start + n
-        return torch.randn(n, generator=self._generator, device=self._device)
+        if self._on_cpu is not None:
+            return torch.from_numpy(self._on_cpu.standard_normal(n, np.float32))
+        return torch.randn(n, generator=self._on_gpu, device=self._device)
+
+    def _begin(self, key: np.ndarray) -> None:
+        if self._device.type == "cpu":
+            self._on_cpu = np.random.Generator(np.random.Philox(key=key))
+        else:
+            self._on_gpu = torch.Generator(self._device).manual_seed(int(key[0] >> np.uint64(1)))
 
 
 def generator(kind: str, device: torch.device, parts: int = 1) -> str:
@@ -145,7 +157,7 @@ def generator(kind: str, device: torch.device, parts: int = 1) -> str:
     """
     if kind == "secure":
         return "chacha20" if device.type == "cuda" else "aes"
-    return f"fast, on {device.type}" + (f" in {parts} parts" if parts > 1 else "")
+    return f"philox, on {device.type}" + (f" in {parts} parts" if parts > 1 else "")
 
 
 def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:

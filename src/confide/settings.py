@@ -118,7 +118,7 @@ class Privacy(Section):
         description="owners: rows kept until each owner has rows_per_unit, or weighed by a linear program",
     )
     noise: Literal["secure", "fast"] = Field(
-        "secure", description="AES-CTR, on a GPU ChaCha20; or the framework's generator"
+        "secure", description="AES-CTR, on a GPU ChaCha20; or Philox, which is no cipher: an estimate"
     )
     published_key: str | None = Field(
         None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"

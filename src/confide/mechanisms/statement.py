@@ -118,13 +118,13 @@ _ROWS_CUT = {
     "classification": "each document is one row, cut off at {} tokens",
 }
 _RANDOMNESS = {
-    "secure": "AES-256 in counter mode (noise on a GPU: ChaCha20) under a secret run key from the operating system",
-    "fast": "draws from AES-256 under the run key; noise from the framework's own generator (noise: fast), which is "
-    "not cryptographic",
+    "secure": "AES-256 in counter mode (noise on a GPU: ChaCha20) under a secret run key from the operating system, "
+    "noise by Box-Muller from 64-bit words",
+    "fast": "draws from AES-256 under the run key; noise from Philox (noise: fast), which is not cryptographic",
 }
 _CLASSES = ("the classes: how many there are, and in which order",)
 _LABELS = ("the class of each row",)
-_FLOATS = "noise is float32 Box-Muller from 64-bit words: real-number theorems, floating-point arithmetic"
+_FLOATS = "real-number theorems, floating-point arithmetic: float32 noise lies on a grid, which no theorem here covers"
 
 
 def state_guarantee(
@@ -221,10 +221,8 @@ def _estimates(setting: Setting, published: bool, config: "Config") -> tuple[str
     reasons = [*mechanism.doubts(), *unproved, *setting.tuning.doubts()]
     if published:
         reasons.append("the run key is published: no guarantee against who knows it")
-    if (
-        config.privacy.noise == "fast" and setting.noise_multiplier > 0
-    ):  # torch seeds it with 32 bits: so many noises can be tried one by one
-        reasons.append("the noise comes from a generator with a seed of 32 bits (noise: fast)")
+    if config.privacy.noise == "fast" and setting.noise_multiplier > 0:
+        reasons.append("the noise comes from a generator that keeps no secrets (noise: fast)")
     return tuple(reasons)
 
 

@@ -6,7 +6,7 @@ The planner's two constants are fitted to the runs of one chunk at the rate of 4
 that is left out, of the other rate, and of half and twice the budget is told beside. Other mechanisms and caps are
 not trained.
 
-The best of twelve runs is in part the luckiest, and draws of one setting differ by one or two percent: so the
+The best of twelve runs is in part the luckiest, and draws of one setting differ by two or three percent: so the
 suggestion is held against new runs of the grid's best setting, both with the same run keys.
 
 At the first epsilon, beside them, one setting of the grid with noise that is correlated over all steps, which bears a
