@@ -190,6 +190,30 @@ def memory(ranks: Ranks) -> dict:
     }
 
 
+def memory_of_sums(ranks: Ranks) -> dict:
+    """The first rank's memory does not suffice for the sum of a unit that is larger than a micro-batch."""
+    draws = [drawn((12, 12, 12), 1)]
+    alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
+    start = moved(alone)
+    steps(alone, draws, 0.5, WIDE, Ranks())
+    step, _ = steps(together, [], 0.5, 96, ranks)
+    step.sampler, honest, failed = Fixed(draws), step.clipped._sum, []
+
+    def scarce(name):
+        if ranks.first and not failed:
+            failed.append(name)
+            raise torch.OutOfMemoryError("out of memory")
+        return honest(name)
+
+    step.clipped._sum = scarce  # type: ignore[method-assign]
+    step(0)
+    return {
+        "weights": apart(moved(together) - start, moved(alone) - start),
+        "failed": len(failed),
+        "halved": step.micro_tokens,
+    }
+
+
 def parts(ranks: Ranks) -> dict:
     """Every element of a split parameter lies in one part, where `first_index` says."""
     model = model_of("gpt2", "full")
@@ -229,6 +253,7 @@ def main(out: Path) -> None:
         found["resumed"] = resumed(ranks)
         found["evaluated"] = evaluated(out.parent / "graph", ranks)
         found["memory"] = memory(ranks)
+        found["memory of sums"] = memory_of_sums(ranks)
         found["parts"] = parts(ranks)
         if ranks.first:
             out.write_text(json.dumps(found))

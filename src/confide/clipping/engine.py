@@ -144,28 +144,30 @@ class ClippedSum:
                 self._add_plain(batch, weight)
             return math.nan
         gradient: dict[str, Tensor] = {}
+        whole = self._is_split or self._ranks.first  # what every rank has whole is added once
         with self._failing_together():
             for batch, weight in batches:
                 self._add_part(gradient, batch, weight)
             if self._ranks.several and not self._is_split:
                 for name, parameter in self._parameters.items():
                     gradient.setdefault(name, _zeros(parameter))
-        with exact(self._device):
-            squares = torch.zeros(1, dtype=torch.float64, device=self._device)
+            for name in gradient if whole else ():
+                self._sum(name)  # its memory is taken while a failure is still everybody's
+        if self._ranks.several and not self._is_split:
             for name in self._parameters:
-                if self._ranks.several and not self._is_split:
-                    self._ranks.add_up([gradient[name]])
-                if name in gradient:
-                    squares += row_squares(gradient[name][None]).to(self._device)
+                self._ranks.add_up([gradient[name]])
+        with exact(self._device), self._failing_together():
+            squares = torch.zeros(1, dtype=torch.float64, device=self._device)
+            for name in [name for name in self._parameters if name in gradient]:
+                squares += row_squares(gradient[name][None]).to(self._device)
             if self._is_split:
                 self._ranks.add_up([squares])
             norm = squares.sqrt_()
             scale = self._scale(norm)
-            if self._is_split or self._ranks.first:  # what every rank has whole is added once
-                for name in list(gradient):
-                    own = gradient.pop(name)
-                    self._sum(name).addcmul_(own, scale.to(own.device))
-            return float(norm)
+            for name in list(gradient) if whole else ():
+                own = gradient.pop(name)
+                self._sum(name).addcmul_(own, scale.to(own.device))
+        return float(norm)
 
     def take(self) -> dict[str, Tensor]:
         """The sums since the last call, over all ranks, float32 by parameter name (a tied one once); starts anew.
