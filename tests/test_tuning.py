@@ -253,6 +253,9 @@ def test_the_command_prints_a_private_table_and_the_guarantee(world):
     assert "(best)" in result.out
     assert "This table is private" in result.out
     assert "best trial of a sweep, released alone" in result.out
+    for verb in ("eval", "audit"):
+        for folder in (world.run, world.run / "trials" / "0001"):
+            refused(confide(verb, folder), "belongs to a sweep: its trials are private")
     as_json = json.loads(confide("tune", world.path, *LISTED, "--trials", 3, "--json").out)
     assert len(as_json["private"]["trials"]) == 3
     assert as_json["settings"]["train.learning_rate"] in (0.01, 0.02)
@@ -326,7 +329,7 @@ def test_a_folder_holds_one_sweep_or_one_run(world):
             sweep(run, space, search)
     with pytest.raises(InputError, match="does not belong to this config"):
         fine_tune(run)
-    with pytest.raises(InputError, match="does not belong to this config"):
+    with pytest.raises(InputError, match="belongs to a sweep"):
         fine_tune(Run.load(run.root / "trials/0001"))
     single = started(world, "single")
     fine_tune(single)

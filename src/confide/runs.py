@@ -89,6 +89,11 @@ class Run:
         path = root / "config.yaml"
         if root.is_file() and root.suffix in (".yaml", ".yml"):
             raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
+        if (root / "trials").is_dir() or root.parent.name == "trials":
+            raise InputError(
+                f"{root} belongs to a sweep: its trials are private, and the best was evaluated when it was released; "
+                "to audit a model, train it by itself with `confide train`"
+            )
         if not path.is_file():
             trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
             raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")
