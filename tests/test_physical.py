@@ -206,3 +206,21 @@ def test_a_real_refusal_of_the_allocator_is_known():
         torch.empty(1 << 60)
     assert ran_out(refused.value)
     assert not ran_out(RuntimeError("shapes differ"))
+
+
+@pytest.mark.parametrize(("before", "now", "taken"), [(32, 64, 32), (64, 32, 32), (64, 64, 64)])
+def test_a_run_that_has_moved_takes_no_more_than_fits_where_it_is(before, now, taken):
+    first = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0), micro_tokens=before)
+    first(0)
+    said: list[str] = []
+    second = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0), micro_tokens=now, say=said.append)
+    second.restore(first.state())
+    assert second.micro_tokens == taken
+    assert said == (["micro-batches of 32 tokens, as before"] if before < now else [])
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"]
+)
+def test_memory_runs_out_in_the_words_of_a_gpu_too(words):
+    assert ran_out(RuntimeError(words))

@@ -297,12 +297,13 @@ class Job:
 def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens
-    states = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0)
-    later = (
-        4
-        * (states + copies(config.privacy.bands))
-        * sum(part(p).numel() for p in models.trainable(model).values())
-    )
+    held = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0) + copies(config.privacy.bands)
+    held += config.train.average.kind != "none"
+    if (
+        ranks.device.type == "cuda"
+    ):  # the sum, and a large unit's gradient; on a CPU the probes have touched theirs
+        held += 2
+    later = 4 * held * sum(part(p).numel() for p in models.trainable(model).values())
     found = fit(model, task, config.data.max_length, ranks, later)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found

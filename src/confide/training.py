@@ -366,9 +366,11 @@ class Step:
             for index, values in optimizer["state"].items()
         }
         self.optimizer.load_state_dict({**optimizer, "state": split})
-        micro_tokens = state.get("micro_tokens", self.micro_tokens)
-        assert isinstance(micro_tokens, int)
-        self.micro_tokens = micro_tokens
+        before = state.get("micro_tokens", self.micro_tokens)
+        assert isinstance(before, int)
+        if before < self.micro_tokens:
+            self.say(f"micro-batches of {before:,} tokens, as before")
+        self.micro_tokens = min(before, self.micro_tokens)  # of a larger machine, perhaps
 
 
 def _split_like(parameter: torch.Tensor, value: object) -> object:

@@ -320,10 +320,14 @@ class ClippedSum:
         return Slot(parameter.shape, units, uses, allowance, target)
 
 
+# As torch's allocator on a CPU says it, CUDA's driver, cuBLAS, and Triton.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory did not suffice, on a GPU or on the CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemory)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
 
 
