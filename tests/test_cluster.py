@@ -9,7 +9,15 @@ from confide.cluster import on_ray
 from confide.errors import InputError
 
 
-class TaskError(Exception):
+class RayError(Exception):
+    """What Ray raises."""
+
+
+class WorkerCrashed(RayError):
+    """A process is gone."""
+
+
+class TaskError(RayError):
     """As Ray wraps what a task raised."""
 
     def __init__(self, cause: Exception):
@@ -25,7 +33,7 @@ class StandIn(types.ModuleType):
         self.gpus, self.fails = gpus, fails
         self.connected: list[str] = []
         self.asked: list[dict] = []
-        self.exceptions = types.SimpleNamespace(RayTaskError=TaskError)
+        self.exceptions = types.SimpleNamespace(RayTaskError=TaskError, RayError=RayError)
 
     def is_initialized(self) -> bool:
         return bool(self.connected)
@@ -46,6 +54,8 @@ class StandIn(types.ModuleType):
         function, item = running
         try:
             return function(item)
+        except RayError:
+            raise
         except Exception as error:
             raise TaskError(error) from error
 
@@ -78,6 +88,16 @@ def test_a_fault_of_a_trial_is_told_as_it_was_raised(stand_in):
 
     with pytest.raises(InputError, match=r"^data\.train: a sentence$"):
         list(on_ray("auto")(refuse, [1]))
+
+
+def test_a_process_that_is_lost_is_told_in_a_sentence(stand_in):
+    stand_in()
+
+    def crash(x: int) -> int:
+        raise WorkerCrashed("killed by the kernel")
+
+    with pytest.raises(InputError, match=r"a trial ended with its process or machine \(WorkerCrashed\)"):
+        list(on_ray("auto")(crash, [1]))
 
 
 def test_where_no_cluster_answers_it_says_so(stand_in):

@@ -18,7 +18,7 @@ def on_ray(address: str) -> "Executor":
         address: of the cluster; `local` starts one on this machine, `auto` finds the one it belongs to.
 
     Raises:
-        InputError: Ray is not installed, or no cluster answers.
+        InputError: Ray is not installed, no cluster answers, or a process of its is lost.
     """
     try:
         import ray
@@ -41,5 +41,10 @@ def on_ray(address: str) -> "Executor":
                 yield ray.get(one)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
+            except ray.exceptions.RayError as error:
+                raise InputError(
+                    f"--ray {address}: a trial ended with its process or machine ({type(error).__name__}); the same "
+                    "command goes on where it stopped"
+                ) from error
 
     return spread
