@@ -1,5 +1,6 @@
 """Trials as tasks of a Ray cluster: with a stand-in for Ray, and with Ray itself where it is installed."""
 
+import socket
 import sys
 import types
 
@@ -104,6 +105,20 @@ def test_where_no_cluster_answers_it_says_so(stand_in):
     stand_in(fails=True)
     with pytest.raises(InputError, match="--ray auto: no cluster answers"):
         list(on_ray("auto")(abs, [1]))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999999"])
+def test_an_address_at_which_nobody_listens_is_told_at_once(stand_in, address):
+    ray = stand_in()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        named = address.format(taken.getsockname()[1])
+        with pytest.raises(InputError, match="no cluster answers"):
+            list(on_ray(named)(abs, [1]))
+        assert ray.connected == []
+        taken.listen()
+        if "{}" in address:
+            assert list(on_ray(named)(abs, [-1])) == [1]
 
 
 def test_with_ray_itself():

@@ -1,5 +1,6 @@
 """Trials of a sweep side by side on a Ray cluster, whose machines share the disk of the run folder."""
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,20 @@ from confide.errors import InputError
 
 if TYPE_CHECKING:
     from confide.tuning import Executor, Trial, Tried
+
+PATIENCE = 10.0
+"""Seconds to wait for a cluster that was named by its address."""
+
+
+def _reach(address: str) -> None:
+    """See that somebody listens: where nobody does Ray tries for minutes, and then ends the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal()):  # `local` and `auto` Ray finds by itself
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--ray {address}: no cluster answers: {error}") from None
 
 
 def on_ray(address: str) -> "Executor":
@@ -29,6 +44,7 @@ def on_ray(address: str) -> "Executor":
 
     def spread(function: "Callable[[Trial], Tried]", trials: "Sequence[Trial]") -> "Iterator[Tried]":
         if not ray.is_initialized():
+            _reach(address)
             try:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False)
             except ConnectionError as error:
