@@ -299,10 +299,8 @@ def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, co
         return config.train.micro_tokens
     held = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0) + copies(config.privacy.bands)
     held += config.train.average.kind != "none"
-    if (
-        ranks.device.type == "cuda"
-    ):  # the sum, and a large unit's gradient; on a CPU the probes have touched theirs
-        held += 2
+    # The sum, and a large unit's gradient: the probes give theirs back, and on a CPU that stays the process's own.
+    held += 2 if ranks.device.type == "cuda" else 0
     later = 4 * held * sum(part(p).numel() for p in models.trainable(model).values())
     found = fit(model, task, config.data.max_length, ranks, later)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
