@@ -54,7 +54,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     }
     assert not far
     assert max(memory["weights"], of_sums["weights"]) < TOLERANCE
-    assert len(found) == 2 * (7 * 2 + 2 + 1) + 2
+    assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 2
 
 
 def train(path: Path, *changes: str) -> list[str]:

@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from confide import evaluation, models
+from confide.averaging import Averages
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sampling import Draw
-from confide.settings import Adapter
+from confide.settings import Adapter, Average
 from confide.sharding import is_split, part_of, shard, whole
 from confide.tasks import Task
 from confide.training import Optimisation, Step
@@ -123,6 +124,35 @@ def trained(
         for a, b in zip(reports, found, strict=True)
     ]
     return {"weights": apart(moved(together) - start, expected), "reports": max(gaps)}
+
+
+def averaged(kind: str, ranks: Ranks) -> dict:
+    """The mean of the weights over the steps of two ranks beside that of one process; then again from its state."""
+
+    def mean(model: torch.nn.Module, among: Ranks, again: bool) -> torch.Tensor:
+        averages = Averages(models.trainable(model), Average(kind="ema", share=0.5), len(DRAWS))
+        step, _ = steps(model, [], 0.5, WIDE, among)
+        step.sampler = Fixed(DRAWS)
+        for i in range(len(DRAWS)):
+            step(i)
+            averages.update(i)
+            if again:  # as a resumed run has it
+                state = averages.state()
+                averages = Averages(models.trainable(model), Average(kind="ema", share=0.5), len(DRAWS))
+                averages.restore(state)
+        with averages.applied():
+            return moved(model)
+
+    alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
+    start = moved(alone)
+    expected = mean(alone, Ranks(), again=False)
+    if kind == "fsdp":
+        shard(together, ranks)
+    found = mean(together, ranks, again=True)
+    return {
+        "weights": apart(found - start, expected - start),
+        "moved": 0 if apart(expected, start) > 1e-4 else 1,
+    }
 
 
 def resumed(ranks: Ranks) -> dict:
@@ -249,6 +279,7 @@ def main(out: Path) -> None:
                     name = f"{kind} {family} {adapter} clip {clip} tokens {micro_tokens}"
                     found[name] = trained(kind, family, adapter, clip, micro_tokens, ranks, bands=1)
             correlated = f"{kind} with noise correlated over 3 steps"
+            found[f"{kind} averaged"] = averaged(kind, ranks)
             found[correlated] = trained(kind, "gpt2", "full", 0.5, WIDE, ranks, bands=3)
         found["resumed"] = resumed(ranks)
         found["evaluated"] = evaluated(out.parent / "graph", ranks)
