@@ -241,3 +241,10 @@ def test_a_step_is_not_taken_again_with_noise_by_another_generator(tmp_path, mon
     assert fine_tune(Run(run.config)).finished  # what was not taken yet may have any
     kinds = [json.loads(line)["generator"] for line in run.ledger_path.read_text().splitlines()[1:]]
     assert kinds == ["aes"] * 6 + ["chacha20"] * 18
+
+
+def test_a_run_may_lie_in_a_folder_called_trials(tmp_path):
+    """Of a sweep are those alone beside whose folder its ledger lies."""
+    run = Run(config(tmp_path / "trials").model_copy(update={"run": str(tmp_path / "trials" / "a")}))
+    fine_tune(run, until=1)
+    assert Run.load(run.root).root == run.root

@@ -40,6 +40,13 @@ _FREE = {("run",)} | {
         "distributed",
     )
 }
+
+
+def _sweeps_around(folder: Path) -> list[Path]:
+    """Where a sweep would lie that a folder belongs to: itself, or two above `trials/0001`."""
+    return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
+
+
 _CHECKPOINT = re.compile(r"step-(\d{8})")
 
 
@@ -89,7 +96,10 @@ class Run:
         path = root / "config.yaml"
         if root.is_file() and root.suffix in (".yaml", ".yml"):
             raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
-        if (root / "trials").is_dir() or root.parent.name == "trials":
+        if any(
+            (sweep / "trials").is_dir() and (sweep / "ledger.jsonl").is_file()
+            for sweep in _sweeps_around(root)
+        ):
             raise InputError(
                 f"{root} belongs to a sweep: its trials are private, and the best was evaluated when it was released; "
                 "to audit a model, train it by itself with `confide train`"

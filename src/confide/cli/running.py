@@ -95,17 +95,16 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """What a config costs and guarantees, or which to choose."""
-    from confide import models, planning, show
+    from confide import mechanisms, models, planning, show
     from confide.console import Console
     from confide.disk import write_text
     from confide.job import prepared_data
-    from confide.nearness import nearness
 
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{stray[0]} is an option of --suggest")
     run, console = run_of(config, overrides), Console()
-    if measure and not suggest and run.config.privacy.mechanism != "concentration":
+    if measure and not suggest and not mechanisms.build(run.config).filters:
         raise InputError("--measure is an option of --suggest, and of the mechanism concentration")
     if suggest and times_users:
         raise InputError("--times-users: is of a plan and not of --suggest: leave one of them out")
@@ -121,6 +120,8 @@ def plan(
                 run.config, prepared.train.shape(), planning.Size.of(model), track, times_users or ()
             )
         if measure:
+            from confide.nearness import nearness
+
             console.say("comparing gradients of some units, each with each")
             job = job_of(run)
             found["nearness"] = nearness(job, job.mechanism.cap(job.setting.shape), run.key()).facts()
