@@ -1,9 +1,9 @@
 """How much of a micro-batch is padding? python benchmarks/padding.py [--micro-tokens 8192] [--json]
 
-A unit's rows stay together, and are padded to the longest row of their micro-batch: so a unit whose rows differ in
-length costs more than its tokens. Tokens with padding over tokens, for users of k rows whose lengths are uniform in 8
-to 128 or log-normal (median 30, cut off at 4 and 128); beside it the same rows in batches by length, whoever's they
-are, as ordinary training may have them.
+A unit's rows stay together, so that one whose rows differ in length is mostly padding, unless its rows share lines.
+Tokens with padding over tokens, for users of k rows whose lengths are uniform in 8 to 128 or log-normal (median 30, cut
+off at 4 and 128), with lines that rows share and with a line for each row; beside it the same rows in batches by
+length, whoever's they are, as ordinary training may have them.
 """
 
 import argparse
@@ -21,17 +21,19 @@ LENGTHS = {
 }
 
 
-def packed(lengths: np.ndarray, k: int, micro_tokens: int) -> float:
+def packed(lengths: np.ndarray, k: int, micro_tokens: int, shares: bool) -> float:
     """Tokens with padding over tokens, as confide packs users of k rows."""
     group = np.arange(len(lengths)) // k
     draw = Draw([np.zeros(n, np.int64) for n in lengths], group, np.ones(len(lengths), np.float32))
-    batches = [rows for part in pack(draw, micro_tokens) for rows in (part.parts or (part.rows,))]
-    return float(sum(len(rows) * lengths[rows].max() for rows in batches) / lengths.sum())
+    batches = [own for part in pack(draw, micro_tokens, shares) for own in part.parts or (part,)]
+    widths = [max(lengths[line].sum() for line in own.lines) for own in batches]
+    padded = sum(len(own.lines) * width for own, width in zip(batches, widths, strict=True))
+    return float(padded / lengths.sum())
 
 
 def sorted_by_length(lengths: np.ndarray, micro_tokens: int) -> float:
     """The same of batches of rows in the order of their length."""
-    return packed(np.sort(lengths), 1, micro_tokens)
+    return packed(np.sort(lengths), 1, micro_tokens, False)
 
 
 def main() -> None:
@@ -46,14 +48,15 @@ def main() -> None:
         lengths = drawn(np.random.default_rng(0))
         by_length = sorted_by_length(lengths, args.micro_tokens)
         for k in (1, 2, 4, 8, 16):
-            ours = packed(lengths, k, args.micro_tokens)
-            found.append({"lengths": name, "k": k, "packed": ours, "by_length": by_length})
+            lines, rows = (packed(lengths, k, args.micro_tokens, shares) for shares in (True, False))
+            found.append({"lengths": name, "k": k, "lines": lines, "rows": rows, "by_length": by_length})
     if args.json:
         print(json.dumps(found, indent=1))
         return
-    print("| lengths | rows a user | padded / tokens | rows by length |\n|---|---|---|---|")
+    print("| lengths | rows a user | in lines | a line a row | rows by length |\n|---|---|---|---|---|")
     for each in found:
-        print(f"| {each['lengths']} | {each['k']} | {each['packed']:.2f} | {each['by_length']:.2f} |")
+        figures = " | ".join(f"{each[name]:.2f}" for name in ("lines", "rows", "by_length"))
+        print(f"| {each['lengths']} | {each['k']} | {figures} |")
 
 
 if __name__ == "__main__":

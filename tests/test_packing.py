@@ -11,8 +11,9 @@ def draw_of(sizes: list[list[int]]) -> Draw:
     return Draw(rows, group, np.ones(len(rows), np.float32))
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_once_units_whole_and_within_the_budget(seed):
+def test_every_row_once_units_whole_and_within_the_budget(seed, shares):
     generator = np.random.default_rng(seed)
     sizes = [
         list(generator.integers(2, 40, generator.integers(1, 9))) for _ in range(generator.integers(1, 30))
@@ -20,21 +21,22 @@ def test_every_row_once_units_whole_and_within_the_budget(seed):
     draw = draw_of(sizes)
     seen: list[int] = []
     units: list[int] = []
-    for part in pack(draw, 200):
+    for part in pack(draw, 200, shares):
         seen += list(part.rows)
-        for rows in part.parts or (part.rows,):
-            assert len(rows) * max(len(draw.rows[i]) for i in rows) <= 200
+        for own in part.parts or (part,):
+            assert len(own.lines) * max(sum(len(draw.rows[i]) for i in line) for line in own.lines) <= 200
+            assert all(len({int(draw.group[i]) for i in line}) == 1 for line in own.lines)
         whole = {int(draw.group[i]) for i in part.rows}
         for unit in whole:
             assert (draw.group == unit).sum() == sum(draw.group[i] == unit for i in part.rows)
         assert sorted(set(part.units)) == list(range(len(whole)))
         if part.parts:
             assert len(whole) == 1
-            assert sorted(np.concatenate(part.parts)) == sorted(part.rows)
+            assert sorted(np.concatenate([own.rows for own in part.parts])) == sorted(part.rows)
         else:
             # Local unit numbers name the same partition as the draw's groups.
             assert len(
-                {(int(draw.group[i]), int(u)) for i, u in zip(part.rows, part.units, strict=True)}
+                {(int(draw.group[line[0]]), int(u)) for line, u in zip(part.lines, part.units, strict=True)}
             ) == len(whole)
         units += whole
     assert sorted(seen) == list(range(len(draw.rows)))
@@ -46,7 +48,7 @@ def test_one_huge_unit_is_cut_into_parts():
     parts = list(pack(draw_of([[10] * 5000, [10]]), 1000))
     large = [part for part in parts if part.parts]
     assert len(large) == 1
-    assert max(len(p) for p in large[0].parts) == 100
+    assert max(len(p.lines) for p in large[0].parts) == 100
 
 
 def test_nothing_drawn_is_nothing_to_do():
@@ -58,32 +60,33 @@ def test_a_row_longer_than_the_budget_still_goes():
     assert [list(p.rows) for p in parts] == [[0]]
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", range(5))
-def test_ranks_share_a_draw(seed, ranks):
+def test_ranks_share_a_draw(seed, ranks, shares):
     """Every row once over all ranks; a unit whole on one of them, or in parts on all in the same order."""
     generator = np.random.default_rng(seed)
     sizes = [list(generator.integers(2, 40, generator.integers(1, 9))) for _ in range(40)]
     draw = draw_of(sizes)
-    shares = share(draw, 200, ranks)
-    assert len(shares) == ranks
-    rows = np.concatenate([part.rows for own in shares for part in own])
+    packs = share(draw, 200, ranks, shares)
+    assert len(packs) == ranks
+    rows = np.concatenate([part.rows for own in packs for part in own])
     assert sorted(rows) == list(range(len(draw.rows)))
 
-    large = [[part for part in own if part.parts] for own in shares]
+    large = [[part for part in own if part.parts] for own in packs]
     assert len({len(parts) for parts in large}) == 1
     for together in zip(*large, strict=True):
         assert len({len(part.parts) for part in together}) == 1
         assert len({int(draw.group[i]) for part in together for i in part.rows}) == 1
     homes: dict[int, int] = {}
-    for rank, own in enumerate(shares):
+    for rank, own in enumerate(packs):
         assert [bool(part.parts) for part in own] == sorted([bool(part.parts) for part in own], reverse=True)
         for part in own:
             if not part.parts:
                 for i in part.rows:
                     assert homes.setdefault(int(draw.group[i]), rank) == rank
 
-    tokens = [sum(len(draw.rows[i]) for part in own if not part.parts for i in part.rows) for own in shares]
+    tokens = [sum(len(draw.rows[i]) for part in own if not part.parts for i in part.rows) for own in packs]
     assert max(tokens) - min(tokens) <= 2 * 200  # the last unit dealt makes the difference
 
 

@@ -36,7 +36,8 @@ def some_draw(sizes=(1, 3, 2), seed=0) -> Draw:
 
 def step_of(model, draws, combine, key=KEY, **options):
     sgd = Optimisation(steps=10, learning_rate=1.0, optimizer="sgd")
-    return Step(model, small.task(), Fixed(draws), combine, options.pop("optimisation", sgd), key, **options)
+    task = options.pop("task", small.task())
+    return Step(model, task, Fixed(draws), combine, options.pop("optimisation", sgd), key, **options)
 
 
 def unit_gradients(model, draw):

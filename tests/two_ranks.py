@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from confide import evaluation, models
 from confide.averaging import Averages
+from confide.lines import sharing
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.ranks import Ranks
@@ -28,12 +29,13 @@ from tests import small
 KEY = RunKey.from_text("two ranks")
 NOTHING = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
 WIDE, NARROW = 4096, 20  # tokens a micro-batch: NARROW cuts the larger units into parts
+LONGEST = 12
 SIZES = ((1, 3, 2, 5, 1), (7,), (1,) * 9)  # rows of each unit; of (7,) one rank has none
 
 
 def drawn(sizes: tuple[int, ...], seed: int) -> Draw:
     generator = np.random.default_rng(seed)
-    rows = [generator.integers(2, 40, generator.integers(3, 12)) for _ in range(sum(sizes))]
+    rows = [generator.integers(2, 40, generator.integers(3, LONGEST)) for _ in range(sum(sizes))]
     group = np.repeat(np.arange(len(sizes)), sizes)
     return Draw(rows, group, (1 / np.array(sizes)[group]).astype(np.float32))
 
@@ -74,9 +76,13 @@ def steps(
     combine = Combine(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
+    task = task_of(model)
+    if ranks.several:  # one process, which they are compared with, has a line for each row
+        task = sharing(task, model, LONGEST, ranks)
+        assert task.shares == (task.kind == "causal-lm")
     step = Step(
         model,
-        task_of(model),
+        task,
         Fixed(draws),
         combine,
         optimisation,

@@ -18,8 +18,9 @@ from confide.errors import InputError
 from confide.job import Job
 from confide.mechanisms.base import calibrated
 from confide.mechanisms.uls import UnitSampler, UserLevelSampling
+from confide.microbatch import micro_batch
 from confide.noise import RunKey
-from confide.packing import pack
+from confide.packing import Pack, pack
 from confide.sampling import Draw, Sampling
 from confide.tasks import Batch, Task
 from confide.units import UnitGraph
@@ -284,7 +285,7 @@ def gradient_norms(
         InputError: a row has several owners, a gradient is not finite, or the median is zero.
     """
     sampling = Sampling("shuffle", min(1.0, users / graph.n_units))  # the first of a random order
-    clipped = ClippedSum(model, task.row_loss, 1.0)  # no norm is taken without a clip norm
+    clipped = ClippedSum(model, task.line_loss, 1.0)  # no norm is taken without a clip norm
     was_training = model.training
     model.train()
     try:
@@ -303,19 +304,15 @@ def gradient_norms(
 def _norms(clipped: ClippedSum, task: Task, draw: Draw, key: RunKey, micro_tokens: int) -> np.ndarray:
     """The norm of each drawn unit's gradient, in some order: float64[units]."""
     found: list[float] = []
-    for part in pack(draw, micro_tokens):
+
+    def batch_of(part: Pack) -> tuple[Batch, torch.Tensor]:
+        return micro_batch(task, draw, part, lambda row: key.stream(_PHASE, "hide", 0, row))
+
+    for part in pack(draw, micro_tokens, task.shares):
         if part.parts:
-            found.append(clipped.add_large(_batch(task, draw, rows, key) for rows in part.parts))
+            found.append(clipped.add_large(map(batch_of, part.parts)))
         else:
-            batch, weight = _batch(task, draw, part.rows, key)
+            batch, weight = batch_of(part)
             found += clipped.add(batch, torch.from_numpy(part.units), weight).tolist()
         clipped.forget()
     return np.array(found)
-
-
-def _batch(task: Task, draw: Draw, rows: np.ndarray, key: RunKey) -> tuple[Batch, torch.Tensor]:
-    hide = None
-    if task.kind == "masked-lm":
-        hide = [key.stream(_PHASE, "hide", 0, str(i)) for i in rows]
-    labels = None if draw.labels is None else draw.labels[rows]
-    return task.collate([draw.rows[i] for i in rows], labels, hide), torch.from_numpy(draw.weight[rows])

@@ -194,7 +194,7 @@ class FilteredStep(Step):
         return norms
 
     def _share(self, draw: Draw) -> list[Pack]:
-        return list(alone(draw, self.micro_tokens))
+        return list(alone(draw, self.micro_tokens, self.task.shares))
 
     def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
         norms = super()._add(draw, part, step)

@@ -26,6 +26,7 @@ from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
 from confide.ledger import first_entry
+from confide.lines import sharing
 from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
@@ -99,6 +100,8 @@ class Job:
             shard(model, ranks)
         else:
             model.to(ranks.device)
+        if mechanism.draws == "units":  # else a unit's rows are one
+            task = sharing(task, model, config.data.max_length, ranks)
         micro_tokens = _micro_tokens(config, model, task, ranks, console)
         return cls(
             run,

@@ -1,75 +1,147 @@
 """A logical batch as physical micro-batches. A unit's rows stay together, or the unit has its own."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from confide.lines import WIDEST, shared
 from confide.sampling import Draw
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Rows of one micro-batch, as positions in the draw; `units` are numbered from 0 within it.
+    """Rows of one micro-batch, as positions in the draw.
 
-    A `parts` that is not empty says instead: one unit, too large for one micro-batch, in these parts.
+    Attributes:
+        lines: the rows of each line; each has its own where none are shared.
+        units: int64[lines], whose a line is; numbered from 0 within the micro-batch.
+        parts: where not empty, all this is one unit, too large for one micro-batch, in these.
     """
 
-    rows: np.ndarray
+    lines: tuple[np.ndarray, ...]
     units: np.ndarray
-    parts: tuple[np.ndarray, ...] = ()
+    parts: tuple["Pack", ...] = ()
+
+    @classmethod
+    def of(cls, lines: Sequence[Sequence[int]]) -> "Pack":
+        """These lines, all of one unit."""
+        return cls(tuple(np.array(line) for line in lines), np.zeros(len(lines), np.int64))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Positions in the draw, line by line."""
+        return np.concatenate((*self.lines, np.zeros(0, np.int64)))
 
 
-IDLE = Pack(np.zeros(0, np.int64), np.zeros(0, np.int64))  # a pass that a rank takes only because others do
+IDLE = Pack.of([])  # a pass that a rank takes only because others do
+ONE = Pack.of([[0]])  # of the draw's first row
 
 
-def pack(draw: Draw, micro_tokens: int) -> Iterator[Pack]:
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of a draw, unit by unit: of unit u those from starts[u] to starts[u + 1]."""
+
+    rows: list[np.ndarray]
+    widths: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, draw: Draw, micro_tokens: int, shares: bool) -> "_Lines":
+        lengths = np.array([len(row) for row in draw.rows])
+        starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
+        if not shares or len(lengths) == draw.groups:
+            return cls(list(np.arange(len(lengths))[:, None]), lengths, starts)
+        widest = min(WIDEST * int(lengths.max()), micro_tokens)
+        by_unit = [
+            [first + np.array(line) for line in shared(lengths[first:last].tolist(), widest)]
+            for first, last in pairwise(starts)
+        ]
+        rows = [line for unit in by_unit for line in unit]
+        widths = np.array([lengths[line].sum() for line in rows])
+        return cls(rows, widths, np.cumsum([0, *map(len, by_unit)]))
+
+    @property
+    def longest(self) -> np.ndarray:
+        """The width of each unit's widest line."""
+        return np.maximum.reduceat(self.widths, self.starts[:-1])
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Of each unit, padding included."""
+        counts: np.ndarray = np.diff(self.starts) * self.longest
+        return counts
+
+    def is_large(self, micro_tokens: int) -> np.ndarray:
+        """Which units have several lines that do not fit in one micro-batch."""
+        large: np.ndarray = (self.tokens > micro_tokens) & (np.diff(self.starts) > 1)
+        return large
+
+    def pack(self, units: Iterable[int]) -> Pack:
+        """Whole units in one micro-batch."""
+        each = [np.arange(self.starts[unit], self.starts[unit + 1]) for unit in units]
+        return self._some(np.concatenate(each), np.repeat(np.arange(len(each)), [len(own) for own in each]))
+
+    def parts(self, unit: int, micro_tokens: int, ranks: int) -> Iterator[Pack]:
+        """A large unit: one pack for each rank."""
+        own = np.arange(self.starts[unit], self.starts[unit + 1])
+        order = own[np.argsort(self.widths[own], kind="stable")]
+        parts: list[np.ndarray] = []
+        first = 0
+        for last in range(1, len(order) + 1):
+            if last == len(order) or (last - first + 1) * self.widths[order[last]] > micro_tokens:
+                parts.append(order[first:last])
+                first = last
+        parts += [order[:0]] * (-len(parts) % ranks)
+        packs = [self._some(lines, np.zeros(len(lines), np.int64)) for lines in parts]
+        for rank in range(ranks):
+            mine = tuple(packs[rank::ranks])
+            lines = tuple(line for each in mine for line in each.lines)
+            yield Pack(lines, np.zeros(len(lines), np.int64), mine)
+
+    def _some(self, lines: np.ndarray, units: np.ndarray) -> Pack:
+        return Pack(tuple(self.rows[line] for line in lines), units)
+
+
+def pack(draw: Draw, micro_tokens: int, shares: bool = False) -> Iterator[Pack]:
     """Split a draw into micro-batches of at most `micro_tokens` tokens, padding included.
 
-    Units are taken in the order of their longest row, so that rows of a micro-batch are of like length.
+    Units are taken in the order of their longest line, so that lines of a micro-batch are of like length.
+
+    Args:
+        shares: rows of a unit may share a line; see `lines`.
     """
-    yield from share(draw, micro_tokens, 1)[0]
+    yield from share(draw, micro_tokens, 1, shares)[0]
 
 
-def share(draw: Draw, micro_tokens: int, ranks: int) -> list[list[Pack]]:
+def share(draw: Draw, micro_tokens: int, ranks: int, shares: bool = False) -> list[list[Pack]]:
     """Split a draw over ranks, and each rank's share into micro-batches.
 
     A unit that is too large for one micro-batch is split over all ranks: it comes first, in the same order
     everywhere, with as many parts on each rank as there are to have (some may be empty). Of the others each
     goes whole to the rank that has the fewest tokens so far, the largest first.
     """
-    shares: list[list[Pack]] = [[] for _ in range(ranks)]
+    packs: list[list[Pack]] = [[] for _ in range(ranks)]
     if not draw.rows:
-        return shares
-    lengths = np.array([len(row) for row in draw.rows])
-    starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
-    longest = np.maximum.reduceat(lengths, starts[:-1])
-    tokens = np.diff(starts) * longest
-    is_large = (tokens > micro_tokens) & (np.diff(starts) > 1)
-    for unit in np.flatnonzero(is_large):
-        for rank, large in enumerate(
-            _large(np.arange(starts[unit], starts[unit + 1]), lengths, micro_tokens, ranks)
-        ):
-            shares[rank].append(large)
-    for rank, units in enumerate(_dealt(np.flatnonzero(~is_large), tokens, ranks)):
-        shares[rank] += _packed(
-            units[np.argsort(longest[units], kind="stable")], starts, longest, micro_tokens
-        )
-    return shares
+        return packs
+    lines = _Lines.of(draw, micro_tokens, shares)
+    is_large = lines.is_large(micro_tokens)
+    for unit in np.flatnonzero(is_large).tolist():
+        for rank, large in enumerate(lines.parts(unit, micro_tokens, ranks)):
+            packs[rank].append(large)
+    for rank, units in enumerate(_dealt(np.flatnonzero(~is_large), lines.tokens, ranks)):
+        packs[rank] += _packed(units[np.argsort(lines.longest[units], kind="stable")], lines, micro_tokens)
+    return packs
 
 
-def alone(draw: Draw, micro_tokens: int) -> Iterator[Pack]:
+def alone(draw: Draw, micro_tokens: int, shares: bool = False) -> Iterator[Pack]:
     """Each unit by itself, in the order of the draw; one that is too large for a micro-batch in parts."""
-    lengths = np.array([len(row) for row in draw.rows])
-    starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
-    for first, last in pairwise(starts):
-        rows = np.arange(first, last)
-        if len(rows) > 1 and len(rows) * lengths[rows].max() > micro_tokens:
-            yield from _large(rows, lengths, micro_tokens, 1)
-        else:
-            yield Pack(rows, np.zeros(len(rows), np.int64))
+    lines = _Lines.of(draw, micro_tokens, shares)
+    is_large = lines.is_large(micro_tokens)
+    for unit in range(draw.groups):
+        yield from lines.parts(unit, micro_tokens, 1) if is_large[unit] else [lines.pack([unit])]
 
 
 def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray]:
@@ -83,35 +155,15 @@ def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray
     return [np.array(sorted(hand), np.int64) for hand in hands]
 
 
-def _packed(units: np.ndarray, starts: np.ndarray, longest: np.ndarray, micro_tokens: int) -> Iterator[Pack]:
+def _packed(units: np.ndarray, lines: _Lines, micro_tokens: int) -> Iterator[Pack]:
     held: list[int] = []
-    rows = 0
+    count, counts, longest = 0, np.diff(lines.starts), lines.longest
     for unit in units:
-        own, width = int(starts[unit + 1] - starts[unit]), int(longest[unit])
-        if held and (rows + own) * width > micro_tokens:
-            yield _whole(held, starts)
-            held, rows = [], 0
+        own, width = int(counts[unit]), int(longest[unit])
+        if held and (count + own) * width > micro_tokens:
+            yield lines.pack(held)
+            held, count = [], 0
         held.append(int(unit))
-        rows += own
+        count += own
     if held:
-        yield _whole(held, starts)
-
-
-def _whole(units: list[int], starts: np.ndarray) -> Pack:
-    rows = [np.arange(starts[unit], starts[unit + 1]) for unit in units]
-    return Pack(np.concatenate(rows), np.repeat(np.arange(len(units)), [len(part) for part in rows]))
-
-
-def _large(rows: np.ndarray, lengths: np.ndarray, micro_tokens: int, ranks: int) -> Iterator[Pack]:
-    """One pack for each rank."""
-    order = rows[np.argsort(lengths[rows], kind="stable")]
-    parts: list[np.ndarray] = []
-    first = 0
-    for last in range(1, len(order) + 1):
-        if last == len(order) or (last - first + 1) * lengths[order[last]] > micro_tokens:
-            parts.append(order[first:last])
-            first = last
-    parts += [order[:0]] * (-len(parts) % ranks)
-    for rank in range(ranks):
-        own = tuple(parts[rank::ranks])
-        yield Pack(np.concatenate(own), np.zeros(sum(map(len, own)), np.int64), own)
+        yield lines.pack(held)

@@ -36,6 +36,7 @@ class Task:
         extra: per-token inputs that the model takes beside input_ids.
         autocast: run the model in bf16.
         device: where batches go.
+        shares: rows of one unit may share a line of a batch; see `lines.sharing`.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Task:
     extra: frozenset[str]
     autocast: bool
     device: torch.device
+    shares: bool = False
 
     @classmethod
     def of(
@@ -107,6 +109,33 @@ class Task:
             batch["token_type_ids"] = torch.zeros_like(ids)
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
+    def collate_lines(self, lines: Sequence[Sequence[np.ndarray]], weights: Sequence[np.ndarray]) -> Batch:
+        """Rows of which several share a line: tensors of shape (L, T), and `weight` (L, R) for up to R rows a line.
+
+        A row's positions count from its own first token; `row` says which of its line's rows a token is of.
+
+        Args:
+            lines: token arrays by line.
+            weights: float[rows] of each line: each row's weight in its unit's gradient.
+        """
+        batch = dict(self.collate([np.concatenate(rows) for rows in lines]))
+        row, position = (np.zeros(batch["input_ids"].shape, np.int64) for _ in range(2))
+        weight = np.zeros((len(lines), max(map(len, lines))), np.float32)
+        for line, rows in enumerate(lines):
+            lengths = [len(tokens) for tokens in rows]
+            end = sum(lengths)
+            position[line, :end] = np.concatenate([np.arange(length) for length in lengths])
+            row[line, :end] = np.repeat(np.arange(len(rows)), lengths)
+            row[line, end:] = (
+                len(rows) - 1
+            )  # padding, all of it at position 0: further ones a model may not have
+            weight[line, : len(rows)] = weights[line]
+        batch |= {
+            name: torch.from_numpy(values).to(self.device)
+            for name, values in (("row", row), ("position_ids", position), ("weight", weight))
+        }
+        return batch
+
     def _hide(
         self, ids: torch.Tensor, real: torch.Tensor, rows: list[np.ndarray], hide: Sequence[Stream]
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,8 +149,11 @@ class Task:
         random = (lots[2] * self.vocabulary).long()
         return torch.where(chosen & (lots[1] >= 0.9), random, hidden), labels
 
-    def _logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        inputs = {name: batch[name] for name in ("input_ids", *self.extra)}
+    def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """float[B, T, vocabulary], or float[B, classes]."""
+        inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", *self.extra)}
+        if "row" in batch:  # positions tell rows apart only where no mask and no cache is given
+            inputs["use_cache"] = False
         if self.kind != "causal-lm":
             # Right padding never reaches back in a causal model, which is then free to use its fast path.
             inputs["attention_mask"] = batch["real"].long()
@@ -139,6 +171,8 @@ class Task:
         following = torch.full_like(batch["input_ids"], IGNORE)  # the targets move, not the far larger logits
         ahead = batch["input_ids"][:, 1:]
         nothing = ~batch["real"][:, 1:]
+        if "row" in batch:
+            nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])
         if self.mask is not None:  # a mask stands for text that is not there: there is nothing to learn of it
             nothing = nothing | (ahead == self.mask)
         following[:, :-1] = ahead.masked_fill(nothing, IGNORE)
@@ -152,7 +186,7 @@ class Task:
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
-        logits, targets = self._logits(model, batch), self._targets(batch)
+        logits, targets = self.logits(model, batch), self._targets(batch)
         best = logits.argmax(-1).view(targets.shape)
         return self._losses(logits, targets), targets != IGNORE, best == targets
 
@@ -165,7 +199,7 @@ class Task:
         log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. Beside
         the logits themselves, no tensor of their size is made.
         """
-        logits, targets = self._logits(model, batch), self._targets(batch).reshape(-1)
+        logits, targets = self.logits(model, batch), self._targets(batch).reshape(-1)
         flat, counted = logits.reshape(-1, logits.shape[-1]), targets != IGNORE
         found = torch.zeros((3, len(targets)), device=flat.device)
         for places in counted.nonzero()[:, 0].split(max(1, _PIECE // flat.shape[-1])):
@@ -180,7 +214,30 @@ class Task:
         return found[0].view(shape), counted.view(shape), found[1].view(shape), found[2].view(shape)
 
     def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none."""
+        """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none.
+
+        Of lines that rows share float32[L, R], 0 where a line has fewer than R rows.
+        """
         targets = self._targets(batch)
-        loss = self._losses(self._logits(model, batch), targets)
-        return loss.sum(1) / (targets != IGNORE).sum(1).clamp(min=1)
+        losses, counted = self._losses(self.logits(model, batch), targets), targets != IGNORE
+        if "row" not in batch:
+            return losses.sum(1) / counted.sum(1).clamp(min=1)
+        own = functional.one_hot(batch["row"], batch["weight"].shape[1]).bool()
+        return (losses[:, :, None] * own).sum(1) / (counted[:, :, None] & own).sum(1).clamp(min=1)
+
+    def line_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Each row's loss, or the sum over a line's rows, weighted: float32[B]."""
+        return each_line(self.row_loss(model, batch), batch)
+
+
+def each_row(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What `Task.row_loss` gave of rows that are there: float32[rows]."""
+    if "row" not in batch:
+        return losses
+    places = torch.arange(losses.shape[1], device=losses.device)
+    return losses[places <= batch["row"][:, -1:]]
+
+
+def each_line(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What `Task.row_loss` gave, by line: float32[B], a row's loss or the sum over a line's rows, weighted."""
+    return losses if "row" not in batch else (losses * batch["weight"]).sum(1)

@@ -18,12 +18,13 @@ from confide.clipping import ClippedSum, OutOfMemory, ran_out
 from confide.correlation import Correlated
 from confide.errors import InputError
 from confide.mechanisms.base import Combine, Sampler
-from confide.noise import FastStream, Normal, RunKey, add_noise
-from confide.packing import IDLE, Pack, share
+from confide.microbatch import micro_batch
+from confide.noise import FastStream, Normal, RunKey, Stream, add_noise
+from confide.packing import IDLE, ONE, Pack, share
 from confide.ranks import Ranks
 from confide.sampling import Draw, Halt
 from confide.sharding import first_index, is_sharded, like, part, part_of, whole
-from confide.tasks import Batch, Task
+from confide.tasks import Batch, Task, each_line, each_row
 
 Vectors = dict[str, torch.Tensor]
 
@@ -97,8 +98,8 @@ class _Losses:
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         losses = self.task.row_loss(model, batch)
         if self.count:
-            self.kept.append(losses.detach())
-        return losses
+            self.kept.append(each_row(losses.detach(), batch))
+        return each_line(losses, batch)
 
     def take(self) -> list[torch.Tensor]:
         kept, self.kept = self.kept, []
@@ -223,7 +224,7 @@ class Step:
             self._halve(draw)
 
     def _share(self, draw: Draw) -> list[Pack]:
-        shares = share(draw, self.micro_tokens, self.ranks.size)
+        shares = share(draw, self.micro_tokens, self.ranks.size, self.task.shares)
         own = shares[self.ranks.number]
         if self.is_split:  # the ranks compute each pass together: those with fewer go along
             own = own + [IDLE] * (max(len(other) for other in shares) - len(own))
@@ -249,31 +250,25 @@ class Step:
     def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
         if part.parts:
             norm = self.clipped.add_large(
-                self._pass(draw, rows, step) for rows in part.parts if self._joins(rows)
+                self._pass(draw, own, step) for own in part.parts if self.is_split or own.lines
             )
             return torch.tensor([norm] if self.ranks.first else [])
-        batch, weight = self._pass(draw, part.rows, step)
-        if not len(part.rows):
+        batch, weight = self._pass(draw, part, step)
+        if not part.lines:
             self.clipped.add(batch, torch.zeros(1, dtype=torch.int64), weight)
             return torch.zeros(0)
         return self.clipped.add(batch, torch.from_numpy(part.units), weight)
 
-    def _joins(self, rows: np.ndarray) -> bool:
-        return self.is_split or len(rows) > 0
-
-    def _pass(self, draw: Draw, rows: np.ndarray, step: int) -> tuple[Batch, torch.Tensor]:
+    def _pass(self, draw: Draw, part: Pack, step: int) -> tuple[Batch, torch.Tensor]:
         """Some rows of the draw with their weights; where there are none, one that does not count."""
-        self.losses.count = len(rows) > 0
-        if not self.losses.count:
-            return self._batch(draw, np.zeros(1, np.int64), step), torch.zeros(1)
-        return self._batch(draw, rows, step), torch.from_numpy(draw.weight[rows])
 
-    def _batch(self, draw: Draw, rows: np.ndarray, step: int) -> Batch:
-        hide = None
-        if self.task.kind == "masked-lm":  # by place in the draw, so that micro-batches change nothing
-            hide = [self.key.stream(self.phase, "hide", step, str(i)) for i in rows]
-        labels = None if draw.labels is None else draw.labels[rows]
-        return self.task.collate([draw.rows[i] for i in rows], labels, hide)
+        def hide(row: str) -> Stream:
+            return self.key.stream(self.phase, "hide", step, row)
+
+        self.losses.count = bool(part.lines)
+        if not self.losses.count:
+            return micro_batch(self.task, draw, ONE, hide)[0], torch.zeros(1)
+        return micro_batch(self.task, draw, part, hide)
 
     def _add_noise(self, total: dict[str, torch.Tensor], step: int, factor: float) -> None:
         """(sum + factor * noise) * scale, in place."""

@@ -7,6 +7,7 @@ autograd, one row at a time, and the numbers of the config itself.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from confide.filtered import FilteredStep
 from confide.job import Job
 from confide.mechanisms.base import Combine
 from confide.mechanisms.concentration import ConcentrationFilter
-from confide.packing import pack
+from confide.microbatch import micro_batch
+from confide.packing import Pack, pack
 from confide.sampling import Draw, Halt
-from confide.tasks import Batch
+from confide.tasks import Batch, each_row
 from confide.training import Optimisation, Step
 
 PHASE = "verify"
@@ -100,7 +102,10 @@ def _stir(job: Job) -> None:
 
 
 def _some_units(job: Job) -> Draw:
-    """The first units of the first draws that hold any: real rows, as training would see them."""
+    """The first units of the first draws that hold any: real rows, as training would see them.
+
+    Every second row is cut, so that rows are padded, or share lines, even where all are of one length.
+    """
     sampler = job.mechanism.sampler(
         job.prepared.train, job.key, PHASE, lambda: np.ones(job.prepared.train.n_rows)
     )
@@ -115,7 +120,8 @@ def _some_units(job: Job) -> Draw:
             break
         for unit in range(draw.groups):
             for i in np.flatnonzero(draw.group == unit)[:ROWS]:
-                rows.append(draw.rows[i])
+                row = draw.rows[i]
+                rows.append(row[: max(2, len(row) // 2)] if len(rows) % 2 else row)
                 group.append(units)
                 weight.append(float(draw.weight[i]))
                 labels += [] if draw.labels is None else [int(draw.labels[i])]
@@ -129,12 +135,15 @@ def _some_units(job: Job) -> Draw:
     return Draw(rows, np.array(group), np.array(weight, np.float32), np.array(labels) if labels else None)
 
 
-def _batch(job: Job, draw: Draw, rows: np.ndarray) -> Batch:
-    hide = None
-    if job.task.kind == "masked-lm":  # the stream of the step's own first draw
-        hide = [job.key.stream(PHASE, "hide", 0, str(i)) for i in rows]
-    labels = None if draw.labels is None else draw.labels[rows]
-    return job.task.collate([draw.rows[i] for i in rows], labels, hide)
+def _batch(job: Job, draw: Draw, part: Pack) -> tuple[Batch, torch.Tensor]:
+    """With the streams of the step's own first draw."""
+    return micro_batch(job.task, draw, part, lambda row: job.key.stream(PHASE, "hide", 0, row))
+
+
+def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
+    """The loss of each row, line by line."""
+    batch, _ = _batch(job, draw, part)
+    return each_row(job.task.row_loss(job.model, batch), batch)
 
 
 def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
@@ -144,8 +153,8 @@ def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
     job.model.train()
     for unit in range(draw.groups):
         job.model.zero_grad(set_to_none=True)
-        for i in np.flatnonzero(draw.group == unit):
-            loss = job.task.row_loss(job.model, _batch(job, draw, np.array([i])))[0]
+        for i in np.flatnonzero(draw.group == unit).tolist():
+            loss = _losses(job, draw, Pack.of([[i]]))[0]
             if loss.requires_grad:
                 (loss * float(draw.weight[i])).backward()
         gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
@@ -183,16 +192,15 @@ def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> tupl
     # Under masked-lm a unit may hide no token, and has no gradient then.
     norms = [norm for gradient in slow if (norm := _norm(gradient)) > 0] or [1.0]
     worst = 0.0
-    for clip in (0.5 * min(norms), float(np.median(norms)), 2 * max(norms)):
-        clipped = ClippedSum(job.model, job.task.row_loss, clip)
-        for part in pack(draw, job.micro_tokens):
-            weight = torch.from_numpy(draw.weight[part.rows])
+    layouts = {False, job.task.shares}  # a line for each row, and lines that rows share
+    for clip, shares in product((0.5 * min(norms), float(np.median(norms)), 2 * max(norms)), layouts):
+        clipped = ClippedSum(job.model, job.task.line_loss, clip)
+        for part in pack(draw, job.micro_tokens, shares):
             if part.parts:
-                clipped.add_large(
-                    (_batch(job, draw, rows), torch.from_numpy(draw.weight[rows])) for rows in part.parts
-                )
+                clipped.add_large(_batch(job, draw, own) for own in part.parts)
             else:
-                clipped.add(_batch(job, draw, part.rows), torch.from_numpy(part.units), weight)
+                batch, weight = _batch(job, draw, part)
+                clipped.add(batch, torch.from_numpy(part.units), weight)
         worst = max(worst, _difference(job, clipped.take(), _slow_sum(slow, clip)))
     detail = f"{len(slow)} units at 3 clip norms: relative error {worst:.2e} (at most {TOLERANCE:g})"
     return worst, Check("fast clipping equals a loop over units", worst <= TOLERANCE, detail)
@@ -200,15 +208,17 @@ def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> tupl
 
 def _rows_alone(job: Job, draw: Draw) -> Check:
     """A row's loss must not depend on the rows beside it, nor on padding, nor on chance."""
-    rows = np.arange(len(draw.rows))
-    # Every second row is cut, so that rows are padded even where all are of one length.
-    draw = replace(
-        draw, rows=[row[: max(2, len(row) // 2)] if i % 2 else row for i, row in enumerate(draw.rows)]
-    )
+    rows = range(len(draw.rows))
     with torch.no_grad():
-        together = job.task.row_loss(job.model, _batch(job, draw, rows))
-        alone = torch.cat([job.task.row_loss(job.model, _batch(job, draw, rows[i : i + 1])) for i in rows])
-    error = float(((together - alone).abs() / alone.abs().clamp(min=1e-6)).max())
+        alone = torch.cat([_losses(job, draw, Pack.of([[i]])) for i in rows])
+        company = [Pack.of([[i] for i in rows])]
+        if job.task.shares:
+            company += [own for part in pack(draw, job.micro_tokens, True) for own in part.parts or (part,)]
+        error = max(
+            float(((_losses(job, draw, part) - own).abs() / own.abs().clamp(min=1e-6)).max())
+            for part in company
+            for own in [alone[part.rows]]
+        )
     return Check(
         "a row's loss is a function of that row alone",
         error <= TOLERANCE,
