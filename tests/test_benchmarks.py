@@ -77,11 +77,12 @@ def test_exposure_tells_what_a_rank_costs():
     assert (best["method"], bounded["method"]) == ("exact", "bounded")
 
 
-def test_padding_is_little_for_single_rows_and_grows_with_the_rows_of_a_user():
+def test_padding_is_little_in_lines_and_grows_with_the_rows_of_a_user_without():
     command = [sys.executable, str(STEP.parent / "padding.py"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for name in ("uniform", "log-normal"):
         found = {each["k"]: each for each in json.loads(done.stdout) if each["lengths"] == name}
-        assert 1 <= found[1]["packed"] == found[1]["by_length"] < 1.1
-        assert all(found[2 * k]["packed"] > found[k]["packed"] for k in (1, 2, 4, 8))
+        assert 1 <= found[1]["lines"] == found[1]["rows"] == found[1]["by_length"] < 1.1
+        assert all(found[2 * k]["rows"] > found[k]["rows"] for k in (1, 2, 4, 8))
+        assert all(1 <= each["lines"] < 1.1 for each in found.values())

@@ -35,7 +35,7 @@ from confide.noise import RunKey
 from confide.runs import Run
 from confide.shape import Shape
 from confide.units import GraphWriter, UnitGraph
-from tests import small
+from tests import command, small
 
 TARGET = Target(epsilon=2.0, delta=1e-5, steps=40, users=64)
 KEY = RunKey.from_text("configuring test")
@@ -293,3 +293,65 @@ def test_norms_are_measured_once_for_a_model_and_data(job, monkeypatch):
     assert len(asked) == 2
     assert measured_norms(job(words="quite another text"), [1]) != pytest.approx(first[:1])
     assert len(asked) == 3
+
+
+@pytest.fixture
+def split_of(tmp_path):
+    """The measured split of a plan, with norms L(k) and sampling that are told."""
+
+    def make(*overrides):
+        with open(tmp_path / "text.jsonl", "w") as stream:
+            for user in range(60):
+                for part in range(8):
+                    words = f"the printer on floor {user} is out of paper {part}"
+                    stream.write(json.dumps({"user": f"u{user}", "text": words}) + "\n")
+        raw = {
+            "model": str(small.config_file(tmp_path)),
+            "tokenizer": "bundled",
+            "adapter": {"kind": "full"},
+            "data": {"train": str(tmp_path / "text.jsonl"), "unit": "user", "eval": None, "max_length": 8},
+            "privacy": {"mechanism": "uls", "epsilon": 2.0, "rows_per_unit": 8},
+            "train": {"batch": 8, "steps": 5},
+            "run": str(tmp_path / "run"),
+        }
+        path = tmp_path / "job.yaml"
+        path.write_text(check(raw).to_yaml())
+        return command.confide("plan", path, "--measure", *overrides)
+
+    return make
+
+
+def test_a_plan_doubles_rows_and_users_by_measured_norms(split_of, monkeypatch):
+    """Where norms do not fall users are doubled, as far as there are any; where they fall to L / k, rows."""
+    for exponent, chosen in ((0.0, (2, 32.0)), (1.0, (4, 16.0))):
+
+        def norms(job, ks, exponent=exponent):
+            return np.array([10 / k**exponent for k in ks])
+
+        monkeypatch.setattr(configuring, "measured_norms", norms)
+        planned = json.loads(split_of("--json").out)
+        found, target = planned["split"], Target(2.0, planned["chosen"]["delta"], 5, 60)
+        assert (found["path"][-1]["k"], found["path"][-1]["n"]) == chosen
+        assert found["path"][0] | {"by_k": 0, "by_n": 0} == {"k": 1, "n": 16.0, "by_k": 0, "by_n": 0}
+        for name, (k, n) in (("noise", chosen), ("noise_of_config", (8, 8))):
+            assert found[name] == pytest.approx(target.uls_noise(n) * 10 / k**exponent / n, rel=1e-3)
+
+
+def test_a_measured_plan_is_of_this_data_and_covered_by_nothing(split_of):
+    said = split_of()
+    assert said.code == 0
+    assert "Estimate-and-Double (003, Algorithm 3), by gradients of 60 units at the base model" in said.out
+    assert "No guarantee covers what is chosen from this" in said.out
+    found = json.loads(split_of("--json").out)["split"]
+    first, last = found["path"][0], found["path"][-1]
+    assert last["k"] * last["n"] == 64
+    assert 0.5 < first["by_k"] < 1.1  # L(2) / L(1)
+    assert 0.5 <= first["by_n"]  # s(32) / 2 s(16)
+    assert 0 < found["noise"]
+    assert f"train.batch={last['n']:g} and privacy.rows_per_unit={last['k']}" in said.out
+
+
+def test_a_budget_that_rows_and_users_do_not_reach_is_refused(split_of):
+    result = split_of("privacy.rows_per_unit=200", "train.batch=50")
+    assert result.code == 2
+    assert "10000 rows a step are more than doublings of 1 rows of" in result.err

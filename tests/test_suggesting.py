@@ -210,7 +210,7 @@ def test_the_command_writes_a_config_that_trains(few, tmp_path):
     assert "exists already" in again.err
 
 
-@pytest.mark.parametrize("option", [("--rows", "100"), ("--measure",), ("--count", "3"), ("--out", "x.yaml")])
+@pytest.mark.parametrize("option", [("--rows", "100"), ("--count", "3"), ("--out", "x.yaml")])
 def test_options_of_a_suggestion_need_it(tmp_path, option):
     path = tmp_path / "c.yaml"
     path.write_text(run_config(tmp_path).to_yaml())

@@ -7,6 +7,7 @@ the clip norm smaller; doubling n spreads the noise over more users, but each is
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from confide.units import UnitGraph
 USERS = 128
 """Users whose gradients are measured (003, appendix I.1)."""
 
+_FIRST = 16  # users that a measured path starts with, at most
 _PHASE = "gradient norms"
 
 
@@ -228,6 +230,41 @@ def max_group_size(choices: Sequence[Split]) -> Split:
 def random_split(choices: Sequence[Split], generator: np.random.Generator) -> Split:
     """Any of the splits, with equal probability."""
     return choices[int(generator.integers(len(choices)))]
+
+
+def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
+    """Estimate-and-Double for the rows a step of a job of user-level sampling, by gradients of its own rows, as facts.
+
+    *No guarantee*: see `gradient_norms`. A split that is chosen so is covered by none, and whatever shows it must say
+    so.
+
+    Args:
+        job: which must not have trained yet.
+        epsilon: what the noise answers, at the job's delta and steps.
+
+    Raises:
+        InputError: as for `estimate_and_double` and `gradient_norms`.
+    """
+    mechanism, setting = job.mechanism, job.setting
+    assert isinstance(mechanism, UserLevelSampling)
+    users = setting.shape.units
+    here = Split(mechanism.cap(setting.shape), setting.terms.expected_batch)
+    target = Target(epsilon, setting.delta, mechanism.steps, users)
+    start = here.budget
+    while start > min(_FIRST, users):
+        start /= 2
+
+    def norm(k: int) -> float:
+        return float(measured_norms(job, [k])[0])
+
+    most = int(setting.shape.rows_per_unit.max())
+    path = estimate_and_double(norm, target.uls_noise, Split(1, start), here.budget, most, users)
+    return {
+        "users": min(USERS, users),
+        "path": [{"k": p.split.k, "n": p.split.n, "by_k": p.by_k, "by_n": p.by_n} for p in path],
+        "noise": uls_variance(path[-1].split, norm, target) ** 0.5,
+        "noise_of_config": uls_variance(here, norm, target) ** 0.5,
+    }
 
 
 # norms of gradients --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from confide import helpdesk, planning, show
+from confide import helpdesk, planning, show, show_plans
 from confide.config import check
 from confide.console import Console
 from confide.disk import write_text
@@ -61,7 +61,7 @@ def run(folder: Path, as_json: bool = False) -> None:
         show.preparation(prepared.facts)
         print()
         size = planning.Size.of(load_model(settings))
-        show.plan(planning.plan(settings, prepared.train.shape(), size))
+        show_plans.plan(planning.plan(settings, prepared.train.shape(), size))
         print()
     console.say("training with user-level privacy")
     private = fine_tune(job, console)

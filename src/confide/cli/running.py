@@ -84,8 +84,8 @@ def plan(
         bool,
         typer.Option(
             "--measure",
-            help="measure gradients first, which no guarantee covers: --suggest: of 128 units; mechanism "
-            "concentration: how far those of 64 units are apart, for its tau",
+            help="measure gradients first, which no guarantee covers: of 128 units, for --suggest or (mechanism uls) "
+            "for rows and users by Estimate-and-Double; of 64 units, how far they are apart (concentration)",
         ),
     ] = False,
     count: Annotated[int | None, typer.Option(help="--suggest: settings to show; default: 5", min=1)] = None,
@@ -95,7 +95,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """What a config costs and guarantees, or which to choose."""
-    from confide import mechanisms, models, planning, show
+    from confide import models, planning, show_plans
     from confide.console import Console
     from confide.disk import write_text
     from confide.job import prepared_data
@@ -104,8 +104,10 @@ def plan(
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{stray[0]} is an option of --suggest")
     run, console = run_of(config, overrides), Console()
-    if measure and not suggest and not mechanisms.build(run.config).filters:
-        raise InputError("--measure is an option of --suggest, and of the mechanism concentration")
+    if measure and not suggest and run.config.privacy.mechanism not in _MEASURED:
+        raise InputError(
+            f"--measure is an option of --suggest, and of the mechanisms {' and '.join(_MEASURED)}"
+        )
     if suggest and times_users:
         raise InputError("--times-users: is of a plan and not of --suggest: leave one of them out")
     if suggest:
@@ -120,25 +122,38 @@ def plan(
                 run.config, prepared.train.shape(), planning.Size.of(model), track, times_users or ()
             )
         if measure:
-            from confide.nearness import nearness
-
-            console.say("comparing gradients of some units, each with each")
-            job = job_of(run)
-            found["nearness"] = nearness(job, job.mechanism.cap(job.setting.shape), run.key()).facts()
+            console.say("measuring gradients of some units")
+            name, measured = _MEASURED[run.config.privacy.mechanism]
+            found[name] = measured(job_of(run), found["chosen"]["epsilon"])
         if "larger_priors" in found:
             write_text(run.root / "program.svg", planning.program_svg(found))
     if as_json:
         print_json(found)
         return
-    show.plan(found)
+    show_plans.plan(found)
     if "larger_priors" in found:
         print(f"picture of the sweep: {run.root / 'program.svg'}")
+
+
+def _nearness(job: "Job", epsilon: float) -> dict[str, Any]:
+    from confide.nearness import nearness
+
+    return nearness(job, job.mechanism.cap(job.setting.shape), job.run.key()).facts()
+
+
+def _split(job: "Job", epsilon: float) -> dict[str, Any]:
+    from confide.configuring import measured_split
+
+    return measured_split(job, epsilon)
+
+
+_MEASURED = {"concentration": ("nearness", _nearness), "uls": ("split", _split)}
 
 
 def _suggest(
     run: "Run", rows: float | None, measure: bool, count: int | None, out: Path | None, as_json: bool
 ) -> None:
-    from confide import models, show, suggesting
+    from confide import models, show_plans, suggesting
     from confide.configuring import measured_norms
     from confide.console import Console
     from confide.disk import write_text
@@ -177,7 +192,7 @@ def _suggest(
     if as_json:
         print_json(found)
         return
-    show.suggestions(found)
+    show_plans.suggestions(found)
     if out is not None:
         print(f"\nwrote {out}: confide train {out}")
 
