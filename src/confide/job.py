@@ -21,7 +21,6 @@ from confide.audit.readings import Readings
 from confide.averaging import Averages
 from confide.claims import Guarantee
 from confide.console import Console
-from confide.correlation import copies
 from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
@@ -31,7 +30,7 @@ from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.noise import LAYOUT, RunKey
-from confide.physical import fit
+from confide.physical import fit, held
 from confide.preparation import Prepared
 from confide.ranks import Ranks
 from confide.runs import Run
@@ -300,11 +299,9 @@ class Job:
 def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens
-    held = {"adamw": 2, "sgd": 1}.get(config.train.optimizer, 0) + copies(config.privacy.bands)
-    held += config.train.average.kind != "none"
     # The sum, and a large unit's gradient: the probes give theirs back, and on a CPU that stays the process's own.
-    held += 2 if ranks.device.type == "cuda" else 0
-    later = 4 * held * sum(part(p).numel() for p in models.trainable(model).values())
+    beside = held(config) + (2 if ranks.device.type == "cuda" else 0)
+    later = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
     found = fit(model, task, config.data.max_length, ranks, later)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found

@@ -1,6 +1,7 @@
 """How many tokens a physical micro-batch may hold: measured, not guessed."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -8,15 +9,27 @@ from torch import nn
 
 from confide import memory
 from confide.clipping import ClippedSum, ran_out
+from confide.correlation import copies
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sharding import is_sharded
 from confide.tasks import Task
 
+if TYPE_CHECKING:
+    from confide.settings import Config
+
 MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
 SHARE = {"cpu": 0.7, "cuda": 0.85}  # of what is free: the CPU's last bytes are other programs' too
 PROBES = (2, 8)  # rows of the two passes that are measured
+
+
+def held(config: "Config") -> int:
+    """How many times the trainable weights, in float32, a run keeps beside them once it trains: the optimiser's states,
+    the noise that correlated noise looks back on, the mean of the weights."""
+    train = config.train
+    states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
+    return states + copies(config.privacy.bands) + (train.average.kind != "none")
 
 
 def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> int:

@@ -12,12 +12,11 @@ from confide import mechanisms, models
 from confide.accounting import Accountant, Targets, delta_default, least_noise_for_secrets
 from confide.chart import Panel, panels_svg
 from confide.claims import PRIORS
-from confide.correlation import copies
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
 from confide.mechanisms.secret import Choice, SecretProtection
 from confide.mechanisms.statement import Setting, settle, state_guarantee
-from confide.physical import MOST
+from confide.physical import MOST, held
 from confide.sampling import Sampling
 from confide.shape import Shape
 
@@ -291,9 +290,7 @@ def memory(config: "Config", size: Size) -> int:
     Fitted to peaks measured on GPT-2 and Llama; other families may need up to twice as much.
     """
     train = config.train
-    states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
-    means = 0 if train.average.kind == "none" else 1
-    weights = 4 * size.parameters + 4 * size.trainable * (2 + states + means + copies(config.privacy.bands))
+    weights = 4 * size.parameters + 4 * size.trainable * (2 + held(config))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
     # 34 bytes at half precision) and what the clipping keeps beside it; LoRA runs a second path past each layer.
     kept = 38 if config.adapter.kind == "lora" else 24
