@@ -12,7 +12,7 @@ from confide import accounting, mechanisms, planning, verify
 from confide.accounting import MixtureOfGaussians
 from confide.config import check
 from confide.console import Console
-from confide.correlation import Correlated, coefficients, sensitivity
+from confide.correlation import Correlated, coefficients, noise_in_weights, sensitivity
 from confide.errors import InputError
 from confide.finetuning import fine_tune
 from confide.job import Job
@@ -45,6 +45,21 @@ def test_uncut_it_is_the_square_root_of_prefix_sums():
     assert coefficients(1) == [1.0]
     assert sensitivity(1) == 1.0
     assert sensitivity(5) == pytest.approx(np.linalg.norm(matrix(5, 12), axis=0).max())
+
+
+@pytest.mark.parametrize("bands", [1, 3, 20])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_noise_in_the_weights_is_that_of_many_runs(bands, decay):
+    generator, steps, runs = np.random.default_rng(0), 9, 20_000
+    rates = [1 - decay * step for step in range(steps)]
+    noise = np.linalg.solve(matrix(bands, steps), generator.normal(size=(steps, runs)))
+    weights = np.cumsum(np.array(rates)[:, None] * noise, axis=0)
+    assert noise_in_weights(bands, rates) == pytest.approx(np.sqrt((weights**2).mean()), rel=0.01)
+
+
+def test_without_bands_noise_adds_up():
+    assert noise_in_weights(1, [1.0] * 4) == pytest.approx(math.sqrt((1 + 2 + 3 + 4) / 4))
+    assert noise_in_weights(4, [1.0] * 4) < noise_in_weights(2, [1.0] * 4) < noise_in_weights(1, [1.0] * 4)
 
 
 @pytest.mark.parametrize("bands", [2, 3, 7])

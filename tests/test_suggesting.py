@@ -9,6 +9,7 @@ import pytest
 
 from confide import mechanisms, suggesting
 from confide.config import check
+from confide.correlation import noise_in_weights, sensitivity
 from confide.errors import InputError
 from confide.mechanisms.statement import settle
 from confide.planning import Size
@@ -107,6 +108,33 @@ def test_progress_falls_with_noise_and_ends_to_grow_where_the_walk_outweighs_a_s
         assert log_progress(steps, 3.0, 1e-6) < log_progress(steps, 2.0, 1e-6)
     best = max(range(1, 1000), key=lambda steps: log_progress(steps, 0.0, 1e-5, walk=1000.0))
     assert best == 100
+
+
+def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
+    """Against the accounting itself: noise multiplier, the norm of its matrix, and what it leaves."""
+    decaying = config().model_dump(mode="json")
+    decaying["train"]["schedule"] = "linear"
+    found = suggest(check(decaying), shape(), SIZE, count=1)
+    first, told = found["ranked"][0], found["correlated"]
+    assert told["bands"] > 1
+    assert 0.4 < told["noise_in_weights"] < 1
+    rates = [1 - step / first["steps"] for step in range(first["steps"])]  # linear decay
+    noises = []
+    for bands in (1, told["bands"]):
+        raw = check(
+            altered(config(), first["settings"] | {"privacy.bands": bands}, "test").model_dump(mode="json")
+        )
+        setting = settle(mechanisms.build(raw), shape(), raw.privacy.epsilon, None, raw.privacy.delta)
+        noises.append(setting.noise_multiplier * sensitivity(bands) * noise_in_weights(bands, rates))
+    assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
+    assert told["bands"] * first["sampling_probability"] <= 1
+
+
+def test_correlated_noise_is_not_told_of_where_nobody_can_sit_out_a_step(few, monkeypatch):
+    monkeypatch.setattr(suggesting, "STEPS", (4,))
+    everybody = suggest(config(), shape(60), SIZE, rows=60 * 3, count=1)
+    assert everybody["ranked"][0]["sampling_probability"] == 0.75
+    assert everybody["correlated"] is None
 
 
 def test_a_budget_of_its_own_needs_no_batch_that_fits(few):

@@ -12,9 +12,11 @@ machine. The best ones for a given schedule are a few per cent better over a hun
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from scipy.signal import lfilter
 
 Vectors = dict[str, torch.Tensor]
 
@@ -35,6 +37,21 @@ def sensitivity(bands: int) -> float:
 def copies(bands: int) -> int:
     """How many times the trainable weights, in float32, the noise of a step and of those before it takes."""
     return bands if bands > 1 else 0
+
+
+def noise_in_weights(bands: int, rates: Sequence[float]) -> float:
+    """Standard deviation of the noise in the weights, root mean square over the steps, where SGD takes steps of these
+    learning rates and a step's independent noise has a standard deviation of 1.
+
+    What banded matrix factorisation keeps small, for every weight alike; of AdamW it is a proxy.
+    """
+    steps = len(rates)
+    inverse = lfilter([1.0], coefficients(min(bands, steps)), np.eye(1, steps)[0])
+    each = np.zeros((steps, steps))  # [t, i]: how noise i stands in the noise of step t
+    for i in range(steps):
+        each[i:, i] = inverse[: steps - i]
+    after = np.cumsum(np.asarray(rates)[:, None] * each, axis=0)
+    return float(np.sqrt((after**2).sum() / steps))
 
 
 class Correlated:

@@ -150,10 +150,7 @@ class Job:
 
     def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
         config = self.run.config
-        train = config.train
-        values = {name: getattr(train, name) for name in Optimisation.__dataclass_fields__}
-        values |= {"steps": stage.steps, "learning_rate": stage.learning_rate or train.learning_rate}
-
+        optimisation = Optimisation.of(config.train, steps=stage.steps, learning_rate=stage.learning_rate)
         alone = self.alone(stage)
         combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
         filtered = partial(FilteredStep, folder=self.run.folder)
@@ -163,7 +160,7 @@ class Job:
             self.task,
             self.sampler(stage),
             combine,
-            Optimisation(**values),
+            optimisation,
             self.key,
             stage.name,
             config.privacy.noise,

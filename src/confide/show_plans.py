@@ -126,6 +126,12 @@ def suggestions(found: dict[str, Any]) -> None:
         f"\n{found['considered']:,} settings that compute {found['budget_rows']:,.0f} rows, "
         f"{found['impossible']:,} of them not possible; {found['basis']}"
     )
+    if correlated := found["correlated"]:
+        print(
+            f"not in the ranking: with privacy.bands={correlated['bands']} the weights of the first one would hold "
+            f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
+            "AdamW then bears a higher learning rate (docs/configuring.md)"
+        )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():
         section, _, name = key.partition(".")

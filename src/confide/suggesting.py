@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from confide import mechanisms
 from confide.accounting import nearly_least_noise
+from confide.correlation import noise_in_weights, sensitivity
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Terms
 from confide.mechanisms.statement import Setting, settle
 from confide.planning import USER_LEVEL, Size, rival
 from confide.shape import Shape
+from confide.training import Optimisation
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -34,6 +36,9 @@ CAPS: dict[str, tuple[int | str, ...]] = {
     "dp-sgd": (1,),
 }
 """Rows per unit that are tried under each mechanism."""
+
+_BANDS = (2, 4, 8, 16, 32, 64)
+"""Steps over which noise may be correlated, of those that are tried for the first setting."""
 
 SUGGESTED = 5
 """How many of the first settings are certified and shown with a reason, unless more are asked for."""
@@ -131,7 +136,8 @@ def suggest(
     Returns:
         `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit, batch,
         steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to
-        run it.
+        run it. `correlated`: the `bands` with which the first would have the least noise in its weights, and how much,
+        relative to its own; None where none would have less.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -181,6 +187,7 @@ def suggest(
         )
     found.sort(key=lambda each: (-round(each.progress / ALIKE), -round(each.reach), -each.progress))
     first = found[0]
+    correlated = _correlated(first, target, shape, config)
     return {
         "budget_rows": budget,
         "considered": len(found) + refused,
@@ -190,7 +197,28 @@ def suggest(
             _row(place, each, first, target, shape, size, config, squared_rate)
             for place, each in enumerate(found[:count], 1)
         ],
+        "correlated": correlated,
     }
+
+
+def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, float] | None:
+    """What noise that is correlated over steps would leave in the weights of a setting (`confide.correlation`)."""
+    mechanism, rate = first.mechanism, first.terms.sampling.rate
+    if not mechanism.correlates:
+        return None
+    steps = mechanism.steps
+    optimisation = Optimisation.of(config.train, steps=steps, warmup=_warmup(config, steps))
+    rates = [optimisation.rate(step) for step in range(steps)]
+    noises = {1: first.noise_multiplier * noise_in_weights(1, rates)}
+    near = first.noise_multiplier
+    for bands in _BANDS:
+        if bands > min(steps, 1 / rate):
+            break
+        process = replace(mechanism, bands=bands).terms(shape).process
+        near = nearly_least_noise(process, target.epsilon, target.delta, near)
+        noises[bands] = near * sensitivity(bands) * noise_in_weights(bands, rates)
+    best = min(noises, key=lambda bands: noises[bands])
+    return {"bands": best, "noise_in_weights": noises[best] / noises[1]} if best > 1 else None
 
 
 def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
@@ -290,9 +318,14 @@ def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, 
     found["privacy.delta"] = setting.delta
     found["train.batch"] = each.mechanism.batch
     found["train.steps"] = each.mechanism.steps
-    if config.train.warmup:  # the same share of the run
-        found["train.warmup"] = config.train.warmup * each.mechanism.steps // config.train.steps
+    if config.train.warmup:
+        found["train.warmup"] = _warmup(config, each.mechanism.steps)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
+
+
+def _warmup(config: "Config", steps: int) -> int:
+    """The same share of the run as in the config."""
+    return config.train.warmup * steps // config.train.steps
 
 
 def _reason(each: Candidate, first: Candidate, squared_rate: float) -> str:

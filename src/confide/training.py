@@ -7,7 +7,7 @@ sum, add noise, divide, move.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from confide.ranks import Ranks
 from confide.sampling import Draw, Halt
 from confide.sharding import first_index, is_sharded, like, part, part_of, whole
 from confide.tasks import Batch, Task, each_line, each_row
+
+if TYPE_CHECKING:
+    from confide.settings import Train
 
 Vectors = dict[str, torch.Tensor]
 
@@ -51,6 +54,12 @@ class Optimisation:
     weight_decay: float = 0.0
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+
+    @classmethod
+    def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
+        """What the `train` section says, but for changes that are not None."""
+        values = {name: getattr(train, name) for name in cls.__dataclass_fields__}
+        return cls(**values | {name: value for name, value in changes.items() if value is not None})
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         rate, decay = self.learning_rate, self.weight_decay
