@@ -355,3 +355,39 @@ def test_a_budget_that_rows_and_users_do_not_reach_is_refused(split_of):
     result = split_of("privacy.rows_per_unit=200", "train.batch=50")
     assert result.code == 2
     assert "10000 rows a step are more than doublings of 1 rows of" in result.err
+
+
+@pytest.mark.parametrize("sampling", ["privacy.bands=2", "privacy.sampling=truncated"])
+def test_a_measured_plan_is_accounted_for_as_the_config_is(split_of, sampling):
+    """Its noise is that of the run, and what it says can be run."""
+    extra = [sampling] + (["train.max_batch=16"] if "truncated" in sampling else [])
+    planned = json.loads(split_of("--json", *extra).out)
+    last = planned["split"]["path"][-1]
+    assert last["n"] <= (16 if "truncated" in sampling else 30)
+    raw = [f"train.batch={last['n']}", f"privacy.rows_per_unit={last['k']}", *extra]
+    again = json.loads(split_of("--json", *raw).out)
+    ratio = again["chosen"]["noise_per_gradient"] / planned["chosen"]["noise_per_gradient"]
+    norms = again["split"]["noise_of_config"] / planned["split"]["noise_of_config"] / ratio
+    assert again["split"]["noise_of_config"] == pytest.approx(planned["split"]["noise"], rel=1e-3)
+    assert 0.5 < norms < 2  # what is left is L(k)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["train.sampling_rate=0.15", "train.divisor=9"],
+            "train.divisor: --measure chooses",
+        ),
+        (["privacy.epsilon=null", "privacy.noise_multiplier=0"], "there is no noise to compare"),
+    ],
+)
+def test_a_measured_plan_of_nothing_to_choose_is_refused(split_of, overrides, said):
+    result = split_of(*overrides)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_a_config_that_has_less_noise_is_not_talked_out_of(split_of, monkeypatch):
+    monkeypatch.setattr(configuring, "measured_norms", lambda job, ks: np.array([1.0 if ks[0] > 4 else 10.0]))
+    assert "this config has less noise than where its path ends" in split_of().out

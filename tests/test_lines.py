@@ -1,5 +1,6 @@
 """Rows of a unit that share a line: fewer tokens of padding, and the same sums as rows that stand alone."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide import models, training
+from confide import models, physical, training
 from confide.clipping import ClippedSum
 from confide.lines import WORTH, shared, sharing
 from confide.mechanisms.base import Combine
@@ -127,8 +128,7 @@ class Leak(torch.nn.Module):
         if self.how == "counts on":
             position_ids = torch.arange(input_ids.shape[1]).expand(input_ids.shape) % 64
             position_ids = position_ids + (position_ids == 0)
-        if self.how == "narrow" and input_ids.shape[1] > LONGEST:
-            raise ValueError("too long")
+        assert self.how != "narrow" or input_ids.shape[1] <= LONGEST  # as nanoGPT says it
         result = self.model(input_ids, position_ids=position_ids, use_cache=False)
         if self.how == "a little":  # what the row before ends with, faintly
             result.logits[:, 1:] += 1e-4 * torch.tanh(result.logits[:, :-1])
@@ -147,16 +147,33 @@ def test_other_tasks_share_nothing():
         assert not sharing(small.task(kind), small.gpt2(), LONGEST, Ranks()).shares
 
 
-class Disagrees:
-    """Ranks of which another one has seen a leak."""
+class Second:
+    """The second of several ranks, of which the first has seen a leak."""
+
+    first = False
 
     def any(self, failed: bool) -> bool:
+        assert not failed
         return True
 
 
-def test_ranks_share_lines_together_or_not_at_all():
+def test_ranks_share_lines_together_or_not_at_all_and_the_first_looks_for_all():
     model, task = of_family("gpt2")
-    assert not sharing(task, model, LONGEST, Disagrees()).shares
+    model.forward = None  # it takes no pass of its own
+    assert not sharing(task, model, LONGEST, Second()).shares
+
+
+@pytest.mark.parametrize("lengths", [[64] * 20_000, [1, 2] * 10_000, list(range(1, 2001))])
+def test_lines_of_a_huge_unit_are_found_at_once(lengths):
+    began = time.process_time()
+    shared(lengths, 2 * max(lengths))
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_memory_is_measured_on_lines_as_wide_as_any(shares):
+    batch = physical._made_up(replace(small.task(), shares=shares), 8, LONGEST)
+    assert tuple(batch["input_ids"].shape) == ((4, 2 * LONGEST) if shares else (8, LONGEST))
 
 
 def ragged(seed: int = 0) -> Draw:

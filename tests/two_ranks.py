@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m tests.two_ranks OUT.json
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from confide import evaluation, models
 from confide.averaging import Averages
-from confide.lines import sharing
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.ranks import Ranks
@@ -77,9 +77,8 @@ def steps(
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
     task = task_of(model)
-    if ranks.several:  # one process, which they are compared with, has a line for each row
-        task = sharing(task, model, LONGEST, ranks)
-        assert task.shares == (task.kind == "causal-lm")
+    if task.kind == "causal-lm":  # one process, which they are compared with, has a line for each row
+        task = replace(task, shares=ranks.several)
     step = Step(
         model,
         task,

@@ -10,8 +10,10 @@ def keep_freed_memory() -> bool:
     """Ask glibc to reuse large freed blocks instead of returning each to the system; whether it agreed.
 
     A training step allocates the same few hundred megabytes again and again, and by default the system maps and zeroes
-    every page of them anew. Peak memory is the same; it is only given back later: what is free by now, say after an
-    earlier run of this process, is given back here, since blocks of other sizes would be laid beside it.
+    every page of them anew, a third of a small model's step. The price is that blocks of many sizes leave gaps: the
+    process holds up to 1.6 times what a run has in use at its peak. What is free by now, say after an earlier run of
+    this process, is given back here, since blocks of other sizes would be laid beside it. Over many runs gaps grow all
+    the same: these are better given a process each, as `studies/side_by_side.py` does.
     """
     if sys.platform != "linux":
         return False

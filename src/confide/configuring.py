@@ -6,15 +6,17 @@ the clip norm smaller; doubling n spreads the noise over more users, but each is
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from confide.accounting import MixtureOfGaussians
+from confide.accounting import MixtureOfGaussians, least_noise
 from confide.clipping import ClippedSum
+from confide.correlation import sensitivity
 from confide.errors import InputError
 from confide.job import Job
 from confide.mechanisms.base import calibrated
@@ -247,23 +249,34 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
     """
     mechanism, setting = job.mechanism, job.setting
     assert isinstance(mechanism, UserLevelSampling)
-    users = setting.shape.units
+    if mechanism.divisor or mechanism.sampling_rate:
+        raise InputError(
+            "train.divisor: --measure chooses train.batch, which a literal divisor or sampling_rate leaves no part in"
+        )
     here = Split(mechanism.cap(setting.shape), setting.terms.expected_batch)
-    target = Target(epsilon, setting.delta, mechanism.steps, users)
+    most_users = min(setting.shape.units // mechanism.bands, mechanism.max_batch or setting.shape.units)
     start = here.budget
-    while start > min(_FIRST, users):
+    while start > max(1, min(_FIRST, most_users, here.budget / 4)):
         start /= 2
 
     def norm(k: int) -> float:
         return float(measured_norms(job, [k])[0])
 
-    most = int(setting.shape.rows_per_unit.max())
-    path = estimate_and_double(norm, target.uls_noise, Split(1, start), here.budget, most, users)
+    @cache
+    def noise(n: float) -> float:
+        process = replace(mechanism, batch=n).terms(setting.shape).process
+        return least_noise(process, epsilon, setting.delta) * sensitivity(mechanism.bands)
+
+    def deviation(split: Split) -> float:
+        return noise_variance(noise(split.n), norm(split.k), split.n) ** 0.5
+
+    most_rows = int(setting.shape.rows_per_unit.max())
+    path = estimate_and_double(norm, noise, Split(1, start), here.budget, most_rows, most_users)
     return {
-        "users": min(USERS, users),
+        "users": min(USERS, setting.shape.units),
         "path": [{"k": p.split.k, "n": p.split.n, "by_k": p.by_k, "by_n": p.by_n} for p in path],
-        "noise": uls_variance(path[-1].split, norm, target) ** 0.5,
-        "noise_of_config": uls_variance(here, norm, target) ** 0.5,
+        "noise": deviation(path[-1].split),
+        "noise_of_config": deviation(here),
     }
 
 

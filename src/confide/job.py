@@ -95,12 +95,13 @@ class Job:
         if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
             bound.append(base)
         task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device)
-        if ranks.several and config.train.distributed == "fsdp":
-            shard(model, ranks)
-        else:
+        is_split = ranks.several and config.train.distributed == "fsdp"
+        if not is_split:
             model.to(ranks.device)
         if mechanism.draws == "units":  # else a unit's rows are one
             task = sharing(task, model, config.data.max_length, ranks)
+        if is_split:
+            shard(model, ranks)
         micro_tokens = _micro_tokens(config, model, task, ranks, console)
         return cls(
             run,

@@ -15,12 +15,12 @@ from torch import nn
 
 from confide.noise import RunKey
 from confide.ranks import Ranks
-from confide.sharding import rest
 from confide.tasks import Task
 
 WIDEST = 2  # of a line, in longest rows: attention takes time by the line's width
 WORTH = 0.9  # of the tokens with padding that must be left for lines to be shared: plain batches need no mask
 
+_TRIED = 16  # numbers of lines for a unit, at most
 _PROBED = 128  # tokens of the longest made-up row whose logits are compared
 _NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
 _STILL = 1e-6  # the same, of logits that come from the same numbers
@@ -36,13 +36,15 @@ def shared(lengths: Sequence[int] | np.ndarray, widest: int) -> list[list[int]]:
     Returns:
         Rows by line; a line for each row where others would save little.
     """
-    longest, total = max(lengths), sum(lengths)
-    best, least = [[i] for i in range(len(lengths))], WORTH * len(lengths) * longest
-    for count in range(-(-total // max(widest, longest)), len(lengths)):
-        if count * longest >= least:  # no line is narrower than the longest row
+    rows, longest, total = len(lengths), max(lengths), sum(lengths)
+    best, least = [[i] for i in range(rows)], WORTH * rows * longest
+    widest = max(widest, longest)
+    fewest = -(-total // widest)
+    for count in sorted({*range(fewest, fewest + 4), *(round(fewest * 1.25**i) for i in range(_TRIED))}):
+        if count >= rows or max(total, count * longest) >= least:  # no line is narrower than the longest row
             break
         lines, width = _balanced(lengths, count)
-        if width <= max(widest, longest) and count * width < least:
+        if width <= widest and count * width < least:
             best, least = lines, count * width
     return best
 
@@ -59,33 +61,35 @@ def _balanced(lengths: Sequence[int] | np.ndarray, count: int) -> tuple[list[lis
 
 
 def sharing(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
-    """The task, with lines that rows share if the model is seen to keep those apart, on every rank.
+    """The task, with lines that rows share if the model is seen to keep those apart; the first rank looks for all.
 
     Two passes without a gradient over made-up lines, of which the second has another first row in each line: the logits
     of the rows behind it must not change, and must be what they are without company. And a line as wide as any must do.
 
     Args:
+        model: whole, not yet split over the ranks.
         longest: tokens of the longest row.
     """
     if task.kind != "causal-lm" or "position_ids" not in task.extra or longest < 4:
         return task
+    apart = not ranks.first or _tried(task, model, longest)
+    return replace(task, shares=not ranks.any(not apart))
+
+
+def _tried(task: Task, model: nn.Module, longest: int) -> bool:
+    task = replace(task, autocast=False, device=next(model.parameters()).device)
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            apart = _keeps_apart(replace(task, autocast=False), model, min(longest, _PROBED))
             _logits(task, model, [[_made_up(task, 0, row, longest) for row in range(WIDEST)]])
+            return _keeps_apart(task, model, min(longest, _PROBED))
     except (
-        TypeError,
-        ValueError,
-        IndexError,
-        RuntimeError,
-    ):  # it has no place for a line so wide, or takes no such input
-        apart = False
+        Exception
+    ):  # it has no room for so wide a line, or takes no such input: each model says so in its own way
+        return False
     finally:
         model.train(was_training)
-        rest(model)
-    return replace(task, shares=not ranks.any(not apart))
 
 
 def _keeps_apart(task: Task, model: nn.Module, longest: int) -> bool:
@@ -104,7 +108,7 @@ def _keeps_apart(task: Task, model: nn.Module, longest: int) -> bool:
             size = float(alone.abs().max())
             apart.append(_gap(here, alone) <= _NEAR[alone.dtype == torch.float32] * size)
             apart.append(_gap(here, after[line, first:last]) <= _STILL * size)
-    return all(apart)  # at the end: ranks that hold parts of the model take each pass together
+    return all(apart)
 
 
 def _made_up(task: Task, line: int, row: int, length: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from confide import memory
 from confide.clipping import ClippedSum, ran_out
 from confide.correlation import copies
 from confide.errors import InputError
+from confide.lines import WIDEST
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sharding import is_sharded
@@ -43,7 +44,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
     """
     kind = ranks.device.type
     most = MOST[kind]
-    clipped = ClippedSum(model, task.row_loss, 1.0, ranks)
+    clipped = ClippedSum(model, task.line_loss, 1.0, ranks)
     peaks: list[int | None] = []
     was_training = model.training
     model.train()  # as the passes that matter: gradient checkpointing is for training alone
@@ -75,13 +76,16 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
 
 
 def _pass(clipped: ClippedSum, batch: dict[str, torch.Tensor]) -> None:
-    rows = len(batch["input_ids"])
-    clipped.add(batch, torch.arange(rows), torch.ones(rows))
+    lines = len(batch["input_ids"])
+    clipped.add(batch, torch.arange(lines), torch.ones(lines))
     clipped.forget()
 
 
 def _made_up(task: Task, rows: int, width: int) -> dict[str, torch.Tensor]:
     key = RunKey.from_text("made up")
     tokens = [key.stream("fit", "row", i).below(np.full(width, task.vocabulary)) for i in range(rows)]
+    if task.shares:  # lines as wide as any: attention takes memory by their width
+        lines = [tokens[first : first + WIDEST] for first in range(0, rows, WIDEST)]
+        return dict(task.collate_lines(lines, [np.ones(len(line)) for line in lines]))
     hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.kind == "masked-lm" else None
     return dict(task.collate(tokens, np.zeros(rows, np.int64), hide))

@@ -96,12 +96,17 @@ def _split(found: dict[str, Any]) -> None:
         for p in found["path"]
     ]
     table(["units a step", "rows of each", "noise with twice the rows", "with twice the units"], factors)
-    last = found["path"][-1]
+    last, own, ours = found["path"][-1], found["noise"], found["noise_of_config"]
+    where = f"train.batch={number(last['n'])} and privacy.rows_per_unit={last['k']}"
     print(
-        f"so train.batch={number(last['n'])} and privacy.rows_per_unit={last['k']}: noise {found['noise']:.3g} on a "
-        f"gradient, clipped at its median norm; this config's {found['noise_of_config']:.3g}. No guarantee covers what "
-        "is chosen from this\n"
+        f"so {where}: noise {own:.3g} on a gradient, clipped at its median norm; this config's {ours:.3g}. No "
+        "guarantee covers what is chosen from this"
     )
+    if own > ours:
+        print(
+            "one doubling at a time did not find the least: this config has less noise than where its path ends"
+        )
+    print()
 
 
 def suggestions(found: dict[str, Any]) -> None:

@@ -135,15 +135,19 @@ def plan(
         print(f"picture of the sweep: {run.root / 'program.svg'}")
 
 
-def _nearness(job: "Job", epsilon: float) -> dict[str, Any]:
+def _nearness(job: "Job", epsilon: float | str) -> dict[str, Any]:
     from confide.nearness import nearness
 
     return nearness(job, job.mechanism.cap(job.setting.shape), job.run.key()).facts()
 
 
-def _split(job: "Job", epsilon: float) -> dict[str, Any]:
+def _split(job: "Job", epsilon: float | str) -> dict[str, Any]:
     from confide.configuring import measured_split
 
+    if isinstance(epsilon, str):
+        raise InputError(
+            f"privacy.noise_multiplier: epsilon is {epsilon}, at which there is no noise to compare"
+        )
     return measured_split(job, epsilon)
 
 

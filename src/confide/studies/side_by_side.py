@@ -31,7 +31,9 @@ def fine_tuned(runs: Sequence[Config], console: Console, processes: int | None =
     spawn = multiprocessing.get_context("spawn")
     outcomes: dict[str, Outcome] = {}
     left, running = list(reversed(runs)), dict[Future[Outcome], str]()
-    with ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (max(1, cores // processes),)) as pool:
+    threads = (max(1, cores // processes),)
+    # A process for each run: over many runs of one process, what it holds grows to several times what a run needs.
+    with ProcessPoolExecutor(processes, spawn, torch.set_num_threads, threads, max_tasks_per_child=1) as pool:
         while left or running:
             while left and len(running) < processes:  # a queued one would begin even after Ctrl-C
                 each = left.pop()
