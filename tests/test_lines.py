@@ -10,16 +10,20 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide import models, physical, training
+from confide import lines, models, physical, training
 from confide.clipping import ClippedSum
+from confide.console import Console
+from confide.job import Job
 from confide.lines import WORTH, shared, sharing
 from confide.mechanisms.base import Combine
 from confide.microbatch import micro_batch
 from confide.packing import pack
 from confide.ranks import Ranks
+from confide.runs import Run
 from confide.sampling import Draw
 from confide.tasks import IGNORE, Task
 from tests import small
+from tests.test_resume import config
 from tests.test_training import KEY, expected_move, moved, snapshot, step_of
 
 LONGEST = 16
@@ -174,6 +178,17 @@ def test_lines_of_a_huge_unit_are_found_at_once(lengths):
 def test_memory_is_measured_on_lines_as_wide_as_any(shares):
     batch = physical._made_up(replace(small.task(), shares=shares), 8, LONGEST)
     assert tuple(batch["input_ids"].shape) == ((4, 2 * LONGEST) if shares else (8, LONGEST))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_run_looks_and_says_where_lines_are_not_shared(tmp_path, capsys, monkeypatch, apart):
+    if not apart:
+        monkeypatch.setattr(lines, "_keeps_apart", lambda *asked: False)
+    job = Job.of(Run(config(tmp_path)), Console())
+    assert job.task.shares == apart
+    assert ("rows of a unit get a line each" in capsys.readouterr().err) != apart
+    assert not Job.of(Run(config(tmp_path, privacy__mechanism="els")), Console()).task.shares
+    assert "a line each" not in capsys.readouterr().err
 
 
 def ragged(seed: int = 0) -> Draw:

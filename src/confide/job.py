@@ -100,6 +100,10 @@ class Job:
             model.to(ranks.device)
         if mechanism.draws == "units":  # else a unit's rows are one
             task = sharing(task, model, config.data.max_length, ranks)
+            if task.kind == "causal-lm" and not task.shares:
+                console.say(
+                    "rows of a unit get a line each: this model was not seen to keep apart those of one line"
+                )
         if is_split:
             shard(model, ranks)
         micro_tokens = _micro_tokens(config, model, task, ranks, console)
