@@ -84,9 +84,7 @@ def _tried(task: Task, model: nn.Module, longest: int) -> bool:
         with torch.no_grad():
             _logits(task, model, [[_made_up(task, 0, row, longest) for row in range(WIDEST)]])
             return _keeps_apart(task, model, min(longest, _PROBED))
-    except (
-        Exception
-    ):  # it has no room for so wide a line, or takes no such input: each model says so in its own way
+    except Exception:  # no room for so wide a line, or no such input: each model says so in its own way
         return False
     finally:
         model.train(was_training)
