@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from confide import configuring
+from confide import configuring, show_plans
 from confide.config import check
 from confide.configuring import (
     Place,
@@ -20,6 +20,7 @@ from confide.configuring import (
     max_cohort,
     max_group_size,
     measured_norms,
+    measured_split,
     noise_variance,
     random_split,
     splits,
@@ -296,10 +297,10 @@ def test_norms_are_measured_once_for_a_model_and_data(job, monkeypatch):
 
 
 @pytest.fixture
-def split_of(tmp_path):
-    """The measured split of a plan, with norms L(k) and sampling that are told."""
+def users(tmp_path):
+    """A config of 60 users with 8 texts each, with changes: section__name=value."""
 
-    def make(*overrides):
+    def make(**changes):
         with open(tmp_path / "text.jsonl", "w") as stream:
             for user in range(60):
                 for part in range(8):
@@ -314,14 +315,20 @@ def split_of(tmp_path):
             "train": {"batch": 8, "steps": 5},
             "run": str(tmp_path / "run"),
         }
-        path = tmp_path / "job.yaml"
-        path.write_text(check(raw).to_yaml())
-        return command.confide("plan", path, "--measure", *overrides)
+        for key, value in changes.items():
+            section, _, name = key.partition("__")
+            raw[section][name] = value
+        return check(raw)
 
     return make
 
 
-def test_a_plan_doubles_rows_and_users_by_measured_norms(split_of, monkeypatch):
+def split_of(config, epsilon=2.0):
+    job = Job.of(Run(config), Console(quiet=True))
+    return measured_split(job, epsilon), job
+
+
+def test_rows_and_users_are_doubled_by_measured_norms(users, monkeypatch):
     """Where norms do not fall users are doubled, as far as there are any; where they fall to L / k, rows."""
     for exponent, chosen in ((0.0, (2, 32.0)), (1.0, (4, 16.0))):
 
@@ -329,20 +336,22 @@ def test_a_plan_doubles_rows_and_users_by_measured_norms(split_of, monkeypatch):
             return np.array([10 / k**exponent for k in ks])
 
         monkeypatch.setattr(configuring, "measured_norms", norms)
-        planned = json.loads(split_of("--json").out)
-        found, target = planned["split"], Target(2.0, planned["chosen"]["delta"], 5, 60)
+        found, job = split_of(users())
+        target = Target(2.0, job.setting.delta, 5, 60)
         assert (found["path"][-1]["k"], found["path"][-1]["n"]) == chosen
         assert found["path"][0] | {"by_k": 0, "by_n": 0} == {"k": 1, "n": 16.0, "by_k": 0, "by_n": 0}
         for name, (k, n) in (("noise", chosen), ("noise_of_config", (8, 8))):
             assert found[name] == pytest.approx(target.uls_noise(n) * 10 / k**exponent / n, rel=1e-3)
 
 
-def test_a_measured_plan_is_of_this_data_and_covered_by_nothing(split_of):
-    said = split_of()
+def test_a_measured_plan_is_of_this_data_and_covered_by_nothing(users, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(users().to_yaml())
+    said = command.confide("plan", path, "--measure")
     assert said.code == 0
     assert "Estimate-and-Double (003, Algorithm 3), by gradients of 60 units at the base model" in said.out
     assert "No guarantee covers what is chosen from this" in said.out
-    found = json.loads(split_of("--json").out)["split"]
+    found, _ = split_of(users())
     first, last = found["path"][0], found["path"][-1]
     assert last["k"] * last["n"] == 64
     assert 0.5 < first["by_k"] < 1.1  # L(2) / L(1)
@@ -351,43 +360,37 @@ def test_a_measured_plan_is_of_this_data_and_covered_by_nothing(split_of):
     assert f"train.batch={last['n']:g} and privacy.rows_per_unit={last['k']}" in said.out
 
 
-def test_a_budget_that_rows_and_users_do_not_reach_is_refused(split_of):
-    result = split_of("privacy.rows_per_unit=200", "train.batch=50")
-    assert result.code == 2
-    assert "10000 rows a step are more than doublings of 1 rows of" in result.err
-
-
-@pytest.mark.parametrize("sampling", ["privacy.bands=2", "privacy.sampling=truncated"])
-def test_a_measured_plan_is_accounted_for_as_the_config_is(split_of, sampling):
-    """Its noise is that of the run, and what it says can be run."""
-    extra = [sampling] + (["train.max_batch=16"] if "truncated" in sampling else [])
-    planned = json.loads(split_of("--json", *extra).out)
-    last = planned["split"]["path"][-1]
-    assert last["n"] <= (16 if "truncated" in sampling else 30)
-    raw = [f"train.batch={last['n']}", f"privacy.rows_per_unit={last['k']}", *extra]
-    again = json.loads(split_of("--json", *raw).out)
-    ratio = again["chosen"]["noise_per_gradient"] / planned["chosen"]["noise_per_gradient"]
-    norms = again["split"]["noise_of_config"] / planned["split"]["noise_of_config"] / ratio
-    assert again["split"]["noise_of_config"] == pytest.approx(planned["split"]["noise"], rel=1e-3)
-    assert 0.5 < norms < 2  # what is left is L(k)
+def test_a_budget_that_rows_and_users_do_not_reach_is_refused(users):
+    with pytest.raises(InputError, match="10000 rows a step are more than doublings of 1 rows of"):
+        split_of(users(privacy__rows_per_unit=200, train__batch=50))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (
-            ["train.sampling_rate=0.15", "train.divisor=9"],
-            "train.divisor: --measure chooses",
-        ),
-        (["privacy.epsilon=null", "privacy.noise_multiplier=0"], "there is no noise to compare"),
-    ],
+    "extra", [{"privacy__bands": 2}, {"privacy__sampling": "truncated", "train__max_batch": 16}]
 )
-def test_a_measured_plan_of_nothing_to_choose_is_refused(split_of, overrides, said):
-    result = split_of(*overrides)
+def test_a_measured_split_is_accounted_for_as_the_config_is(users, extra):
+    """Its noise is that of the run, and what it says can be run."""
+    found, _ = split_of(users(**extra))
+    last = found["path"][-1]
+    assert last["n"] <= (16 if "train__max_batch" in extra else 30)
+    again, other = split_of(users(train__batch=last["n"], privacy__rows_per_unit=last["k"], **extra))
+    assert again["noise_of_config"] == pytest.approx(found["noise"], rel=1e-3)
+    length = measured_norms(other, [last["k"]])[0]
+    assert found["noise"] == pytest.approx(other.setting.noise_per_gradient() * length, rel=1e-3)
+
+
+def test_a_measured_split_of_nothing_to_choose_is_refused(users, tmp_path):
+    with pytest.raises(InputError, match=r"train\.divisor: --measure chooses"):
+        split_of(users(train__sampling_rate=0.15, train__divisor=9))
+    path = tmp_path / "job.yaml"
+    path.write_text(users(privacy__epsilon=None, privacy__noise_multiplier=0.0).to_yaml())
+    result = command.confide("plan", path, "--measure")
     assert result.code == 2
-    assert said in result.err
+    assert "there is no noise to compare" in result.err
 
 
-def test_a_config_that_has_less_noise_is_not_talked_out_of(split_of, monkeypatch):
-    monkeypatch.setattr(configuring, "measured_norms", lambda job, ks: np.array([1.0 if ks[0] > 4 else 10.0]))
-    assert "this config has less noise than where its path ends" in split_of().out
+def test_a_config_that_has_less_noise_is_not_talked_out_of(capsys):
+    path = [{"k": 1, "n": 16.0, "by_k": None, "by_n": None}]
+    for ours, says in ((0.1, True), (0.3, False)):
+        show_plans._split({"users": 60, "path": path, "noise": 0.2, "noise_of_config": ours})
+        assert ("this config has less noise than where its path ends" in capsys.readouterr().out) == says
