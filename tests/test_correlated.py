@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
+from confide.correlation import coefficients, noise_in_weights, sensitivity
+
 PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "correlated.py"
 STEPS = 13
 
@@ -69,3 +71,13 @@ def test_more_bands_take_more_noise_and_win_only_where_their_factors_make_up_for
         assert result.rate == pytest.approx(result.bands * 0.1)
         assert (result.noise > result.plain_noise) == (result.bands > 1)
         assert result.error <= result.built <= 1  # the best matrix for a schedule, and one for all
+
+
+@pytest.mark.parametrize("name", ["constant rate", "linear decay"])
+@pytest.mark.parametrize("bands", [1, 4, STEPS])
+def test_a_suggestion_tells_what_the_benchmark_does(correlated, name, bands):
+    """Two ways to one figure: sums over pairs of steps there, the matrix itself in the planner."""
+    rates = [1 - step / STEPS if name == "linear decay" else 1.0 for step in range(STEPS)]
+    below = np.array(coefficients(bands)[1:])
+    error, _ = correlated._errors(correlated.WORKLOADS[name](STEPS), STEPS, below, 1.0)
+    assert sensitivity(bands) * noise_in_weights(bands, rates) == pytest.approx(error)

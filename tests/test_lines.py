@@ -96,15 +96,17 @@ def test_a_line_may_be_wider_than_the_positions_that_a_model_has():
         task.logits(model, task.collate([np.ones(model.config.n_positions + 1, np.int64)]))
 
 
+KEEPS = {"Mistral": {"num_key_value_heads": 1, "sliding_window": 8}, "Phi": {}}
 OTHERS = {
     "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 16, "do_layer_norm_before": True},  # gives itself a mask
     "Bloom": {"n_layer": 2, "n_head": 2},  # takes no positions
+    "Falcon": {},  # does not look at them
     "Mamba": {"state_size": 4},  # a recurrence runs through the line
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_models_that_do_not_are_seen_too(kind):
+@pytest.mark.parametrize("kind", KEEPS | OTHERS)
+def test_of_further_families_it_is_seen_too(kind):
     sizes = {
         "vocab_size": small.TOKENS,
         "hidden_size": 16,
@@ -114,9 +116,9 @@ def test_models_that_do_not_are_seen_too(kind):
         "pad_token_id": 1,
     }
     torch.manual_seed(0)
-    config = getattr(transformers, kind + "Config")(**(sizes | OTHERS[kind]))
+    config = getattr(transformers, kind + "Config")(**(sizes | (KEEPS | OTHERS)[kind]))
     model = transformers.AutoModelForCausalLM.from_config(config)
-    assert not sharing(task_of(model), model, LONGEST, Ranks()).shares
+    assert sharing(task_of(model), model, LONGEST, Ranks()).shares == (kind in KEEPS)
 
 
 class Leak(torch.nn.Module):

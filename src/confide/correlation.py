@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from scipy.signal import lfilter
 
 Vectors = dict[str, torch.Tensor]
 
@@ -46,7 +45,11 @@ def noise_in_weights(bands: int, rates: Sequence[float]) -> float:
     What banded matrix factorisation keeps small, for every weight alike; of AdamW it is a proxy.
     """
     steps = len(rates)
-    inverse = lfilter([1.0], coefficients(min(bands, steps)), np.eye(1, steps)[0])
+    below = np.array(coefficients(min(bands, steps))[1:])
+    inverse = np.eye(1, steps)[0]  # the first column of C^-1
+    for m in range(1, steps):
+        reach = min(m, len(below))
+        inverse[m] = -below[:reach] @ inverse[m - reach : m][::-1]
     each = np.zeros((steps, steps))  # [t, i]: how noise i stands in the noise of step t
     for i in range(steps):
         each[i:, i] = inverse[: steps - i]
