@@ -172,7 +172,9 @@ class _Study:
         )
 
     def compared(self, epsilon: float, chosen: Sequence[Config]) -> Compared:
-        """Train again, by other keys, where the suggestion is not the grid's best setting."""
+        """Train the grid, the suggestion and what stands beside; by other keys again where these two differ."""
+        others = beside(self.data, self.folder) if epsilon == EPSILONS[0] else []
+        self.train([*(self.own(each, epsilon) for each in GRID), chosen[0], *others])
         grid = {each: self.row(self.own(each, epsilon)) for each in GRID}
         best = min(grid, key=lambda each: grid[each].loss)
         found, again = self.row(chosen[0]), None
@@ -180,7 +182,6 @@ class _Study:
             anew = [self.own(best, epsilon, key) for key in KEYS]
             self.train([*chosen[1:], *anew])
             found, again = self.row(*chosen), self.row(*anew)
-        others = beside(self.data, self.folder) if epsilon == EPSILONS[0] else []
         return Compared(tuple(grid.values()), found, again, tuple(self.row(each) for each in others))
 
 
@@ -198,16 +199,12 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
         ]
         for epsilon, setting in suggested(data, folder, console).items()
     }
+    found = {}
+    for epsilon, runs in chosen.items():
+        found[epsilon] = study.compared(epsilon, runs)
+        console.say(f"epsilon {epsilon:g}\n\n{_table(found[epsilon])}\n")  # hours before all are done
     budgets = {rows: [study.own(each, EPSILONS[1]) for each in own] for rows, own in BUDGETS.items()}
-    study.train(
-        [
-            *chain(*budgets.values()),
-            *(study.own(each, epsilon) for epsilon in EPSILONS for each in GRID),
-            *(runs[0] for runs in chosen.values()),
-            *beside(data, folder),
-        ]
-    )
-    found = {epsilon: study.compared(epsilon, runs) for epsilon, runs in chosen.items()}
+    study.train(chain(*budgets.values()))
     own = rule(
         {epsilon: [*each.grid, each.suggested] for epsilon, each in found.items()},
         {rows: [study.row(each) for each in runs] for rows, runs in budgets.items()},
