@@ -26,7 +26,7 @@ from confide.clipping.units import Units
 _BLOCK = 4096
 
 # Positions whose inner products with all before them are taken at a time.
-_STRIP = 32
+_STRIP = 64
 
 
 @contextmanager
