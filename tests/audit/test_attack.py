@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     raw = planted(folder / "a", family="rare-tokens", tokens=6, white_box=True, guesses=14).model_dump(
         mode="json"
     )
-    raw["train"] |= {"steps": 60, "batch": 60.0, "learning_rate": 0.05, "schedule": "constant"}
+    raw["train"] |= {"steps": 30, "batch": 60.0, "learning_rate": 0.05, "schedule": "constant"}
     config = check(raw)
     fine_tune(Run(config), QUIET)
     fine_tune(Run(config, twin=True), QUIET)
@@ -74,12 +74,12 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     # another audit of other things leaves it, and of another model it says nothing
     assert confide("audit", trained.run, "--attacks", "extraction").code == 0
     job = Job.of(Run(trained), QUIET)
-    assert job.guarantee(60).evidence == (line,)
+    assert job.guarantee(30).evidence == (line,)
     assert job.guarantee(3).evidence == ("no audit was made yet",)
     with open(Run(trained).ledger_path, "a") as ledger:
         ledger.write("{}\n")
     try:
-        assert job.guarantee(60).evidence == ("no audit was made yet",)
+        assert job.guarantee(30).evidence == ("no audit was made yet",)
     finally:
         Run(trained).ledger_path.write_text(Run(trained).ledger_path.read_text().removesuffix("{}\n"))
 
@@ -278,7 +278,7 @@ def test_a_run_of_another_config_or_data_or_model_is_not_attacked(trained, name)
 
 
 def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
-    raw = planted(tmp_path / "a", "els", digits=3, insertions=[1, 3]).model_dump(mode="json")
+    raw = planted(tmp_path / "a", "els", count=12, digits=3, insertions=[1, 3]).model_dump(mode="json")
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
@@ -286,7 +286,7 @@ def test_exposure_is_told_by_how_often_a_number_was_planted(tmp_path):
     assert found.code == 0, found.err
     exposed = json.loads(found.out)["exposure"]
     assert set(exposed["groups"]) == {"planted 1 times", "planted 3 times", "not planted"}
-    assert sum(own["count"] for own in exposed["groups"].values()) == 40
+    assert sum(own["count"] for own in exposed["groups"].values()) == 12
     assert exposed["positions"] < exposed["plain_positions"]
     assert "Exposure of planted numbers" in (run.folder / "audit.svg").read_text()
     assert exposed["ranks"] == "exact"

@@ -24,7 +24,7 @@ CLAIM = attack.Options(attacks=("claim",))
 def protected(folder, adjacency=None, **canaries) -> Run:
     folder.mkdir()
     settings = {"count": COUNT, "digits": 2, "guesses": 20, "template": "<<key>> again: {}"} | canaries
-    train = {"steps": 60, "batch": 40.0, "learning_rate": 0.02, "schedule": "constant"}
+    train = {"steps": 30, "batch": 40.0, "learning_rate": 0.04, "schedule": "constant"}
     privacy = {"adjacency": adjacency, "noise_multiplier": 40.0}
     return Run(config(folder, "crt", canaries=settings, train=train, privacy=privacy))
 
