@@ -5,14 +5,52 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 from dp_accounting.pld import common
-from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from scipy.stats import norm
 
-from confide.accounting.composing import TRUNCATED, bounds, self_composed
+from confide.accounting.composing import TRUNCATED, bounds, connected, mirrored, self_composed
 from confide.accounting.processes import ADD, REMOVE, MixtureLoss
 
 
 def one_step(q, s, direction, interval):
     return MixtureLoss(1.0, [0.0, 1 / s], [1 - q, q], adjacency_type=direction).dots(interval)
+
+
+@pytest.mark.parametrize("interval", [1e-3, 0.02])
+@pytest.mark.parametrize(
+    ("first", "points"), [(-200, 500), (-3, 4), (0, 60), (7, 1), (7, 90), (-90, 80), (-90, 91)]
+)
+def test_dots_are_connected_as_in_dp_accounting(interval, first, points):
+    """Of a Gaussian, whose divergences are known; also where the grid ends before 0 or begins behind it."""
+    losses = interval * np.arange(first, first + points)
+    deltas = norm.cdf(0.5 - losses) - np.exp(losses) * norm.cdf(-0.5 - losses)
+    ours = connected(interval, first, deltas - np.maximum(0, -np.expm1(losses)))
+    theirs = create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, first, first + points - 1, deltas
+    ).to_dense_pmf()
+    assert (ours._lower_loss, ours._discretization) == (theirs._lower_loss, interval)
+    assert ours._pessimistic_estimate
+    assert ours._infinity_mass == pytest.approx(theirs._infinity_mass, abs=1e-15)
+    assert ours._probs == pytest.approx(theirs._probs, abs=1e-15 / interval)
+    assert ours._probs.sum() + ours._infinity_mass == pytest.approx(1, abs=1e-14)
+    # what it says of the grid is what it was told
+    assert ours.get_delta_for_epsilon(losses) == pytest.approx(deltas, abs=1e-12)
+
+
+def test_a_pair_that_is_its_own_mirror_image_needs_half_of_its_divergences():
+    losses = 0.02 * np.arange(200)
+    deltas = norm.cdf(0.5 - losses) - np.exp(losses) * norm.cdf(-0.5 - losses)
+    everywhere = 0.02 * np.arange(-199, 200)
+    above = norm.cdf(0.5 - everywhere) - np.exp(everywhere) * norm.cdf(-0.5 - everywhere)
+    above -= np.maximum(0, -np.expm1(everywhere))
+    ours, whole = mirrored(0.02, deltas), connected(0.02, -199, above)
+    assert ours._lower_loss == whole._lower_loss
+    assert ours._probs == pytest.approx(whole._probs, abs=1e-13)
+
+
+def test_a_divergence_that_rises_is_refused():
+    with pytest.raises(ValueError, match="rises"):
+        connected(0.1, 0, np.array([0.1, 0.2, 0.0]))
 
 
 @pytest.mark.parametrize("direction", [REMOVE, ADD])

@@ -1,7 +1,8 @@
-"""T equal steps as one distribution of privacy losses: what `dp_accounting` computes, and faster.
+"""One step's privacy losses on a grid, and those of T equal steps: what `dp_accounting` computes, and faster.
 
 A search for the least noise composes dozens of distributions. `DensePLDPmf.self_compose` spends most of that on the
-bounds beyond which mass may be cut off, one `logsumexp` for each of 40 orders, and on a transform of complex numbers.
+bounds beyond which mass may be cut off, one `logsumexp` for each of 40 orders, and on a transform of complex numbers;
+its connect-the-dots goes through a dictionary of all grid points.
 """
 
 import math
@@ -11,9 +12,54 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft
 
+_RISE = 1e-10  # of divergences that should fall, for rounding
+
 TRUNCATED = 1e-15
 """Mass that is cut off at most, and counted as lost: `dp_accounting`'s default."""
 _ORDERS = 20
+
+
+def connected(interval: float, first: int, above: np.ndarray) -> pld_pmf.DensePLDPmf:
+    """The pessimistic connect-the-dots distribution of a step's privacy losses (Doroshenko et al. 2022, Algorithm 1).
+
+    Its divergence is the step's on the grid, and between two points linear in e^epsilon, which lies above the step's, a
+    convex function of e^epsilon. Two equal worlds have a divergence of max(0, 1 - e^epsilon) and all mass at 0. What
+    lies above adds D_i - e^h D_(i-1) to loss i, with D_i = (above_(i+1) - above_i) / (e^h - 1). By itself it is small
+    where epsilon is far from 0: in a difference of whole divergences rounding leaves 1e-16 / h there, as a mass that
+    is made anew in every step.
+
+    Args:
+        interval: h, of the grid.
+        first: the first loss is `first` intervals, each other one more than the one before.
+        above: float64[n], the step's hockey-stick divergence at epsilon = each loss, less max(0, 1 - e^epsilon).
+
+    Raises:
+        ValueError: the divergences rise.
+    """
+    losses = interval * np.arange(first, first + len(above))
+    above = np.clip(above, 0.0, np.exp(np.minimum(losses, 0.0)))
+    falls = np.diff(above)
+    if np.any(falls[losses[:-1] >= 0] > _RISE):
+        raise ValueError("a divergence rises with epsilon")
+    slopes = falls / math.expm1(interval)
+    lost = float(above[-1] - math.expm1(min(losses[-1], 0.0)))
+    masses = np.zeros(len(above))
+    masses[0] = -above[0]
+    masses[:-1] += slopes
+    masses[1:] -= slopes
+    masses[1:] -= falls
+    masses[min(max(-first, 0), len(masses) - 1)] += math.exp(min(losses[-1], 0.0))
+    return pld_pmf.DensePLDPmf(interval, first, np.maximum(masses, 0.0), lost, True)
+
+
+def mirrored(interval: float, deltas: np.ndarray) -> pld_pmf.DensePLDPmf:
+    """The same of a pair whose divergence is that of the pair in the other order.
+
+    Args:
+        deltas: float64[n], at epsilon = 0, h, 2 h, ...; above 1 - e^-epsilon lies e^-epsilon times as much.
+    """
+    below = deltas * np.exp(-interval * np.arange(len(deltas)))
+    return connected(interval, 1 - len(deltas), np.concatenate([below[:0:-1], deltas]))
 
 
 def sides(distribution: PrivacyLossDistribution) -> list[pld_pmf.DensePLDPmf]:

@@ -14,6 +14,7 @@ from scipy import stats
 from scipy.special import log_ndtr, ndtr
 
 from confide.accounting.calibration import least_noise, round_up
+from confide.accounting.composing import mirrored
 from confide.accounting.curves import Curve, Direction
 from confide.accounting.processes import FINE, Grid, MixtureOfGaussians, Process, checked
 
@@ -210,11 +211,10 @@ class _Loss:
         most = d * d / 2 + _BEYOND * d
         return ConnectDotsBounds(epsilon_upper=most, epsilon_lower=-most)
 
-    def dots(self, interval: float) -> pld_pmf.PLDPmf:
+    def dots(self, interval: float) -> pld_pmf.DensePLDPmf:
         """The pessimistic connect-the-dots distribution on multiples of `interval`."""
         high = math.ceil(float(self.connect_dots_bounds().epsilon_upper or 0) / interval)
-        deltas = self.delta(np.arange(-high, high + 1) * interval)
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -high, high, deltas)
+        return mirrored(interval, self.delta(np.arange(high + 1) * interval))
 
 
 @lru_cache(maxsize=64)  # a claim is written again and again

@@ -16,7 +16,7 @@ import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld import privacy_loss_mechanism as losses
-from scipy import stats
+from scipy import special, stats
 
 from confide.accounting import composing
 from confide.accounting.curves import Composed, Curve, group
@@ -304,7 +304,8 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
     """`dp_accounting`'s mixture of Gaussians with a faster inverse of the privacy loss.
 
     Its own inverse bisects point by point in Python, minutes for a fine grid. Here a table brackets each loss and
-    Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Everything else is inherited.
+    Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Divergences are its own, but for arrays
+    that have the few atoms first: sums over a short last axis take several times as long. All else is inherited.
     """
 
     @cached_property
@@ -320,10 +321,29 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
         bounds = self.connect_dots_bounds()
         low = math.floor(float(bounds.epsilon_lower or 0) / interval)
         high = math.ceil(float(bounds.epsilon_upper or 0) / interval)
-        deltas = self.get_delta_for_epsilon(np.arange(low, high + 1) * interval)
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-            interval, low, high, deltas
-        ).to_dense_pmf()
+        return composing.connected(interval, low, self._above(np.arange(low, high + 1) * interval))
+
+    def _above(self, epsilons: np.ndarray) -> np.ndarray:
+        """The hockey-stick divergence, less max(0, 1 - e^epsilon)."""
+        reached = np.full(len(epsilons), True)
+        if self._sampling_prob < 1 and self.adjacency_type == ADD:
+            reached = epsilons < -np.log1p(-self._sampling_prob)
+        elif self._sampling_prob < 1:
+            reached = epsilons > np.log1p(-self._sampling_prob)
+        own = epsilons[reached]
+        # P(A) - e^epsilon Q(A), or of what is outside of A: of the two, the one that is small
+        side = np.where(own < 0, -1.0, 1.0)
+        x, masses = self.inverse_privacy_losses(own), self.sampling_probs[:, None]
+        apart, scale = self.sensitivities[:, None], self._standard_deviation
+        if self.adjacency_type == ADD:
+            upper = special.ndtr(side * x / scale)
+            lower = np.logaddexp.reduce(special.log_ndtr(side * (x - apart) / scale) + np.log(masses), axis=0)
+        else:
+            upper = (masses * special.ndtr(side * (x + apart) / scale)).sum(axis=0)
+            lower = special.log_ndtr(side * x / scale)
+        above = np.zeros(len(epsilons))
+        above[reached] = side * (upper - np.exp(own + lower))
+        return above
 
     def inverse_privacy_losses(self, privacy_losses: np.ndarray, precision: float = 1e-10) -> np.ndarray:
         """x with loss(x) = each of `privacy_losses`; +-inf beyond what the loss can take.
@@ -366,13 +386,14 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
         piece = max(1, 2_000_000 // len(self.sensitivities))
         for start in range(0, len(x), piece):
             part = slice(start, start + piece)
-            terms = sign * np.multiply.outer(x[part], self.sensitivities) / self._variance
-            terms += self._precompute_privacy_loss_constants
-            top = terms.max(axis=1, keepdims=True)
-            np.exp(terms - top, out=terms)
-            total = terms.sum(axis=1)
-            loss[part] = -sign * (top[:, 0] + np.log(total))
-            slope[part] = -(terms @ self.sensitivities) / total / self._variance
+            terms = np.multiply.outer(sign * self.sensitivities / self._variance, x[part])
+            terms += np.asarray(self._precompute_privacy_loss_constants)[:, None]
+            top = terms.max(axis=0)
+            terms -= top
+            np.exp(terms, out=terms)
+            total = terms.sum(axis=0)
+            loss[part] = -sign * (top + np.log(total))
+            slope[part] = -(self.sensitivities @ terms) / total / self._variance
         return loss, slope
 
 

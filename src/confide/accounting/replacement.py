@@ -11,6 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.privacy_loss_mechanism import ConnectDotsBounds
 from scipy.special import log_ndtr, ndtr, ndtri
 
+from confide.accounting.composing import mirrored
 from confide.accounting.curves import Curve
 from confide.accounting.processes import FINE, Grid, GroupOf, MixtureOfGaussians, Process, checked
 
@@ -92,11 +93,10 @@ class _Loss:
         most = self._at(1 + _BEYOND * self.s)
         return ConnectDotsBounds(epsilon_upper=most, epsilon_lower=-most)
 
-    def dots(self, interval: float) -> pld_pmf.PLDPmf:
+    def dots(self, interval: float) -> pld_pmf.DensePLDPmf:
         """The pessimistic connect-the-dots distribution on multiples of `interval`."""
         high = math.ceil(self._at(1 + _BEYOND * self.s) / interval)
-        deltas = self.delta(np.arange(-high, high + 1) * interval)
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -high, high, deltas)
+        return mirrored(interval, self.delta(np.arange(high + 1) * interval))
 
 
 def replaced(process: Process) -> Process:
