@@ -1,5 +1,6 @@
 """Faults that broke other libraries, or would break this one: where each goes in, and the tests that must notice."""
 
+from accounting_faults import ACCOUNTING
 from audit_faults import AUDIT
 from fault import Fault
 
@@ -335,14 +336,6 @@ FAULTS = [
     ),
     Fault(
         "selective",
-        "the pair for replacement is one clip norm apart",
-        "accounting/replacement.py",
-        "np.exp(epsilon + log_ndtr((-1 - x) / s))",
-        "np.exp(epsilon + log_ndtr(-x / s))",
-        "tests/accounting/test_replacement.py",
-    ),
-    Fault(
-        "selective",
         "a row holds characters of the next one",
         "redaction/rows.py",
         "text[origin.of(begin) : origin.of(end)]",
@@ -388,14 +381,6 @@ FAULTS = [
         "losses / math.log(vocabulary)",
         "losses / losses.max()",
         "tests/mechanisms/test_adaptive.py",
-    ),
-    Fault(
-        "adaptive",
-        "a step takes a little more than the budget has",
-        "accounting/filter.py",
-        "<= self.limit))",
-        "<= 1.05 * self.limit))",
-        "tests/accounting/test_filter.py",
     ),
     Fault(
         "adaptive",
@@ -501,5 +486,6 @@ FAULTS = [
         "for first, last in pairwise(starts[[0, *range(2, len(starts))]] if len(starts) > 2 else starts)",
         "tests/test_packing.py",
     ),
+    *ACCOUNTING,
     *AUDIT,
 ]
