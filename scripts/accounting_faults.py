@@ -49,6 +49,6 @@ ACCOUNTING = [
         "accounting/processes.py",
         "side = np.where(own < 0, -1.0, 1.0)",
         "side = np.ones_like(own)",
-        "tests/accounting/test_processes.py",
+        "tests/accounting/test_exact_dots.py",
     ),
 ]
