@@ -49,6 +49,8 @@ def test_a_pair_that_is_its_own_mirror_image_needs_half_of_its_divergences():
 
 
 def test_a_divergence_that_rises_is_refused():
+    with pytest.raises(ValueError, match="no number"):
+        connected(0.1, 0, np.array([np.nan, 0.1]))
     with pytest.raises(ValueError, match="rises"):
         connected(0.1, 0, np.array([0.1, 0.2, 0.0]))
 

@@ -260,3 +260,16 @@ def test_both_directions_agree_on_the_advantage(process, s):
         drawn = 1 - process.probabilities[0] ** 100
         assert curve.removal.delta(0.0) == pytest.approx(drawn, rel=1e-6)
         assert curve.true_positive_rate(0.5) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_unit_that_always_takes_part_can_be_told_at_any_epsilon():
+    """What masses fall short of 1 by is not the mass of taking no part, at which losses would end."""
+    found = MixtureLoss(1.0, [8.0], [1 - 5e-10], adjacency_type=ADD).dots(0.01)
+    right = stats.norm.cdf(4 - 30 / 8) - math.exp(30) * stats.norm.cdf(-4 - 30 / 8)
+    assert right > 0.5
+    assert found.get_delta_for_epsilon(30.0) == pytest.approx(right, rel=1e-5)
+
+
+def test_masses_add_up_to_one_however_many_rows():
+    process = poisson_binomial([0.01, 0.013] * 4_000, 1)
+    assert math.fsum(process.probabilities) == pytest.approx(1, abs=1e-15)

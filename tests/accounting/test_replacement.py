@@ -117,3 +117,12 @@ def test_two_phases_cost_more_than_either_and_less_than_their_sum():
     one, other = first.curve(0.8).epsilon(1e-5), second.curve(1.2).epsilon(1e-5)
     assert max(one, other) < both < one + other
     assert math.isinf(After(first, 0.0, second).curve(1.2).epsilon(1e-5))
+
+
+def test_a_unit_that_is_always_there_has_a_curve_at_the_least_noise():
+    """Two clip norms apart, as one Gaussian; what overflows is of a unit that is not there."""
+    for steps in (1, 3):
+        found = Replacement(1.0, steps).curve(0.05)
+        right = MixtureOfGaussians((2.0,), (1.0,), steps).curve(0.05)
+        assert found.epsilon(1e-5) == pytest.approx(right.epsilon(1e-5), rel=1e-3)
+        assert found.true_positive_rate(0.01) == pytest.approx(1)

@@ -23,10 +23,10 @@ def connected(interval: float, first: int, above: np.ndarray) -> pld_pmf.DensePL
     """The pessimistic connect-the-dots distribution of a step's privacy losses (Doroshenko et al. 2022, Algorithm 1).
 
     Its divergence is the step's on the grid, and between two points linear in e^epsilon, which lies above the step's, a
-    convex function of e^epsilon. Two equal worlds have a divergence of max(0, 1 - e^epsilon) and all mass at 0. What
-    lies above adds D_i - e^h D_(i-1) to loss i, with D_i = (above_(i+1) - above_i) / (e^h - 1). By itself it is small
-    where epsilon is far from 0: in a difference of whole divergences rounding leaves 1e-16 / h there, as a mass that
-    is made anew in every step.
+    convex function of e^epsilon; where rounding has made that less than convex, it is above on the grid as well. Two
+    equal worlds have a divergence of max(0, 1 - e^epsilon) and all mass at 0. What lies above adds D_i - e^h D_(i-1)
+    to loss i, with D_i = (above_(i+1) - above_i) / (e^h - 1). By itself it is small where epsilon is far from 0: in a
+    difference of whole divergences rounding leaves 1e-16 / h there, as a mass that is made anew in every step.
 
     Args:
         interval: h, of the grid.
@@ -34,8 +34,10 @@ def connected(interval: float, first: int, above: np.ndarray) -> pld_pmf.DensePL
         above: float64[n], the step's hockey-stick divergence at epsilon = each loss, less max(0, 1 - e^epsilon).
 
     Raises:
-        ValueError: the divergences rise.
+        ValueError: a divergence is no number, or rises with epsilon, from 0 on, by more than 1e-10.
     """
+    if np.isnan(above).any():
+        raise ValueError("a divergence is no number")
     losses = interval * np.arange(first, first + len(above))
     above = np.clip(above, 0.0, np.exp(np.minimum(losses, 0.0)))
     falls = np.diff(above)

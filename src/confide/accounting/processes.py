@@ -117,6 +117,7 @@ class MixtureOfGaussians:
         weights[0] += masses[:first].sum()
         if top < len(masses):
             kept, weights = np.append(kept, float(most)), np.append(weights, from_above[top])
+        weights /= math.fsum(weights)  # what a sum falls short of 1 by would be missing from every step
         return cls(tuple(kept.tolist()), tuple(weights.tolist()), steps, words)
 
     @property
@@ -304,8 +305,9 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
     """`dp_accounting`'s mixture of Gaussians with a faster inverse of the privacy loss.
 
     Its own inverse bisects point by point in Python, minutes for a fine grid. Here a table brackets each loss and
-    Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Divergences are its own, but for arrays
-    that have the few atoms first: sums over a short last axis take several times as long. All else is inherited.
+    Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Divergences are those of what is outside of
+    a set where epsilon is below 0 (`composing.connected` says why), in arrays that have the few atoms first: sums
+    over a short last axis take several times as long. All else is inherited.
     """
 
     @cached_property
@@ -325,11 +327,10 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
 
     def _above(self, epsilons: np.ndarray) -> np.ndarray:
         """The hockey-stick divergence, less max(0, 1 - e^epsilon)."""
-        reached = np.full(len(epsilons), True)
-        if self._sampling_prob < 1 and self.adjacency_type == ADD:
-            reached = epsilons < -np.log1p(-self._sampling_prob)
-        elif self._sampling_prob < 1:
-            reached = epsilons > np.log1p(-self._sampling_prob)
+        # Losses end where the unit moves nothing. Its mass is not 1 less the others': these may add up to a bit less.
+        still = float(self.sampling_probs[self.sensitivities == 0].sum())
+        end = math.log(still) if still else -math.inf
+        reached = epsilons < -end if self.adjacency_type == ADD else epsilons > end
         own = epsilons[reached]
         # P(A) - e^epsilon Q(A), or of what is outside of A: of the two, the one that is small
         side = np.where(own < 0, -1.0, 1.0)

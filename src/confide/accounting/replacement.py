@@ -86,7 +86,9 @@ class _Loss:
         x, s, q = self._place(epsilon), self.s, self.q
         with np.errstate(over="ignore"):
             out, stay = np.exp(epsilon + log_ndtr((-1 - x) / s)), np.exp(epsilon + log_ndtr(-x / s))
-        found = q * (ndtr((1 - x) / s) - out) + (1 - q) * (ndtr(-x / s) - stay)
+        found = q * (ndtr((1 - x) / s) - out)
+        if q < 1:  # else `stay` may overflow, and 0 times that is no number
+            found += (1 - q) * (ndtr(-x / s) - stay)
         return np.clip(found, 0.0, 1.0)
 
     def connect_dots_bounds(self) -> ConnectDotsBounds:

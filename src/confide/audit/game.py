@@ -53,7 +53,7 @@ class Family:
 
 def _remembered(process: Process) -> Callable[[float], Curve]:
     """Every bound of every game begins its search at the same noises."""
-    return lru_cache(maxsize=64)(partial(process.curve, interval=COARSE))
+    return lru_cache(maxsize=16)(partial(process.curve, interval=COARSE))
 
 
 @dataclass(frozen=True)
