@@ -11,10 +11,8 @@ import hashlib
 import hmac
 import math
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,11 +25,11 @@ from confide.disk import sync
 from confide.errors import InputError
 
 KEY_BYTES = 32
-BLOCK = 1 << 18  # values of noise made at a time, so that noise needs no second copy of the model
-MANY = 32  # blocks that are worth threads of their own
+BLOCK = 1 << 19  # values of noise made at a time, so that noise needs no second copy of the model
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
-LAYOUT = 2  # of noise in its stream; a run that began with another one cannot be resumed
+GROUPS = BLOCK // GROUP  # of one nonce
+LAYOUT = 3  # of noise in its stream; a run that began with another one cannot be resumed
 _ZEROS = bytes(6 * BLOCK)
 
 
@@ -83,14 +81,28 @@ class Stream:
         return _box_muller(words)[skip : skip + n]
 
     def _fill_groups(self, words: np.ndarray, first: int) -> None:
-        """Write the words of groups of normal values, from number `first` on."""
-        self._fill(words, first * 12 * PAIRS // 16)
+        """Write the words of groups of normal values, from number `first` on.
+
+        The counter is a nonce of 96 bits, the number of a block of groups, and 32 bits that count from 2 on: what GCM
+        encrypts with. Libraries encrypt with GCM twice as fast as with plain CTR, which goes on from anywhere.
+        """
+        place = 0
+        while place < len(words):
+            number, inside = divmod(first + place, GROUPS)
+            nonce = number.to_bytes(12, "big")
+            some = words[place : place + GROUPS - inside]
+            counter = 2 + inside * 12 * PAIRS // 16
+            self._encrypt(some, modes.CTR(nonce + counter.to_bytes(4, "big")) if inside else modes.GCM(nonce))
+            place += len(some)
 
     def _fill(self, words: np.ndarray, block: int) -> None:
         """Write what the cipher says from a block of 16 bytes on into an array."""
-        counter = modes.CTR(block.to_bytes(16, "big"))
+        self._encrypt(words, modes.CTR(block.to_bytes(16, "big")))
+
+    def _encrypt(self, words: np.ndarray, mode: modes.CTR | modes.GCM) -> None:
+        """Write the key stream into an array: what zeros become."""
         plain = memoryview(_ZEROS)[: words.nbytes] if words.nbytes <= len(_ZEROS) else bytes(words.nbytes)
-        Cipher(algorithms.AES(self._key), counter).encryptor().update_into(plain, words.data.cast("B"))
+        Cipher(algorithms.AES(self._key), mode).encryptor().update_into(plain, words.data.cast("B"))
 
 
 def _groups(n: int) -> int:
@@ -167,12 +179,11 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
             not 0 for a tensor that is part of a larger one.
     """
-    work: list[Callable[[], object]] = []
     held: list[_Segment] = []
     groups = 0
     for tensor, source, start in vectors:
         if not isinstance(source, Stream):
-            work.append(partial(_add_in_order, tensor.view(-1), source, scale, start, times))
+            _add_in_order(tensor.view(-1), source, scale, start, times)
         elif tensor.is_cuda:
             source.on_gpu().add_normal(tensor, scale, start)
             tensor.mul_(times)
@@ -181,13 +192,12 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
             for place in range(0, flat.numel(), BLOCK):
                 segment = _Segment(flat[place : place + BLOCK], source, start + place)
                 if held and groups + segment.groups > _groups(BLOCK):
-                    work.append(partial(_add_block, held, scale, times))
+                    _add_block(held, scale, times)
                     held, groups = [], 0
                 held.append(segment)
                 groups += segment.groups
     if held:
-        work.append(partial(_add_block, held, scale, times))
-    _side_by_side(work)
+        _add_block(held, scale, times)
 
 
 @dataclass(frozen=True)
@@ -211,35 +221,20 @@ def _add_block(segments: list[_Segment], scale: float, times: float) -> None:
         segment.source._fill_groups(words[place : place + segment.groups], segment.start // GROUP)
         place += segment.groups
     normal, place = _box_muller(words), 0
+    own = []
     for segment in segments:
         first = GROUP * place + segment.start % GROUP
-        segment.values.add_(normal[first : first + segment.values.numel()], alpha=scale).mul_(times)
+        own.append(normal[first : first + segment.values.numel()])
         place += segment.groups
+    values = [segment.values for segment in segments]
+    torch._foreach_add_(values, own, alpha=scale)
+    torch._foreach_mul_(values, times)
 
 
 def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
     for place in range(0, flat.numel(), BLOCK):
         some = flat[place : place + BLOCK]
         some.add_(source.normal(some.numel(), start + place).to(some.device), alpha=scale).mul_(times)
-
-
-def _side_by_side(work: list[Callable[[], object]]) -> None:
-    """Run pieces of work; many in as many threads as torch uses, each of which then uses one.
-
-    A processor's threads share a piece far less well than pieces. But torch's own spin for a while after the last
-    product, in the way of others, which few pieces do not make up for.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or len(work) < MANY:
-        for piece in work:
-            piece()
-        return
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(lambda piece: piece(), work):
-                pass
-    finally:
-        torch.set_num_threads(threads)  # theirs would hold for all threads to come
 
 
 class RunKey:
