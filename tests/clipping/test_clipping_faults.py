@@ -93,9 +93,9 @@ def test_clipping_each_layer_or_each_row_is_noticed(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as fault:
 
         def add_scaled(self: slot.Slot, total: Tensor, scale: Tensor, fresh: bool) -> None:
-            squares = self.squares()
-            assert squares is not None
-            original(self, total, (1.0 / squares.sqrt()).clamp(max=1).float(), fresh)
+            norms = self.norms()
+            assert norms is not None
+            original(self, total, (1.0 / norms.double().norm(dim=1)).clamp(max=1).float(), fresh)
 
         original = slot.Slot.add_scaled
         fault.setattr(slot.Slot, "add_scaled", add_scaled)

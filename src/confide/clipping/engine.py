@@ -112,12 +112,7 @@ class ClippedSum:
         slots: dict[str, Slot] = {}
         self._backward(batch, units.sort(weight), units, slots, dense=None)
         with exact(self._device):
-            squares = torch.zeros(units.count, dtype=torch.float64, device=self._device)
-            for slot in slots.values():
-                part = slot.squares()
-                if part is not None:
-                    squares += part.to(self._device)
-            norms = squares.clamp_(min=0).sqrt_()
+            norms = self._together(units.count, [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
             for name in list(self._parameters if self._is_split else slots):
                 self._add_scaled(name, slots.pop(name, None), scale)
@@ -249,6 +244,12 @@ class ClippedSum:
             failed = True
         if not self._is_split and self._ranks.any(failed):
             raise OutOfMemory
+
+    def _together(self, units: int, norms: list[Tensor | None]) -> Tensor:
+        """Norms of parts of the units' gradients, each [U, parts] -> those of the whole, float64[U]."""
+        parts = [values.to(self._device) for values in norms if values is not None]
+        nothing = torch.zeros(units, 0, device=self._device)
+        return torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm)."""

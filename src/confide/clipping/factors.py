@@ -14,7 +14,7 @@ GPU are float32 too: of bf16 it multiplies exactly and adds up in float32, at th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -29,33 +29,42 @@ _BLOCK = 4096
 _STRIP = 64
 
 
+def exact(device: torch.device) -> AbstractContextManager[None]:
+    """Float32 products that are float32: neither autocast nor TF32 inside, and no graph."""
+    is_so = torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled(device.type)
+    if is_so and not torch.is_grad_enabled():
+        return nullcontext()  # as it mostly is, and every layer asks
+    return _made_exact(device)
+
+
 @contextmanager
-def exact(device: torch.device) -> Iterator[None]:
-    """Float32 products that are float32: neither autocast nor TF32 inside."""
+def _made_exact(device: torch.device) -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
-    with ExitStack() as settings:  # entered once for every layer: only what is not so already
-        if torch.is_grad_enabled():
-            settings.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(device.type):
-            settings.enter_context(torch.autocast(device.type, enabled=False))
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-            settings.callback(torch.set_float32_matmul_precision, precision)
-        yield
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def run_norms(values: Tensor) -> Tensor:
+    """[U, ...] -> [U, runs], norms of parts of each slice: their squares, in float64, add up to its squared norm.
+
+    Short runs are summed in float32: one float32 norm over a long run is biased low (by 3e-3 at 40 million
+    elements), which would let clipped vectors exceed the bound.
+    """
+    if not values.numel():  # a rank may have nothing of a split bias
+        return values.new_zeros(values.shape[0], 1)
+    flat = values.reshape(values.shape[0], -1, values.shape[-1] if values.dim() > 1 else 1)
+    if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
+        flat = flat.double()
+    return torch.linalg.vector_norm(flat, dim=-1)
 
 
 def row_squares(values: Tensor) -> Tensor:
-    """[U, ...] -> float64[U], the squared norm of each slice.
-
-    Short runs are summed in float32 and their sums in float64: one float32 norm over a long run is biased
-    low (by 3e-3 at 40 million elements), which would let clipped vectors exceed the bound.
-    """
-    if not values.numel():  # a rank may have nothing of a split bias
-        return torch.zeros(values.shape[0], dtype=torch.float64, device=values.device)
-    flat = values.reshape(values.shape[0], -1, values.shape[-1] if values.dim() > 1 else 1)
-    if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
-        return flat.double().square().sum((1, 2))
-    return torch.linalg.vector_norm(flat, dim=-1).double().square().sum(-1)
+    """[U, ...] -> float64[U], the squared norm of each slice."""
+    return run_norms(values).double().square().sum(-1)
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -65,10 +74,11 @@ def _wide(values: Tensor) -> Tensor:
 
 def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Column blocks in float32 (or float64); the whole at once where no copy is needed."""
-    width = values.shape[-1]
-    step = width if values.dtype in (torch.float32, torch.float64) else _BLOCK
-    for start in range(0, width, step):
-        columns = slice(start, min(start + step, width))
+    if values.dtype in (torch.float32, torch.float64):
+        yield slice(None), values
+        return
+    for start in range(0, values.shape[-1], _BLOCK):
+        columns = slice(start, start + _BLOCK)
         yield columns, _wide(values[..., columns])
 
 
@@ -191,14 +201,14 @@ class Outer:
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
         """Add each unit's matrix to dense, float32[U, p, q]; what a fresh one holds does not count."""
         for group in units.groups:
-            left, right = group.by_unit(self.left), group.by_unit(self.right)
+            left, right, each = group.by_unit(self.left), group.by_unit(self.right), group.of_units(dense)
             if has_half_products(left, right):
-                each = _half_product(left.mT, right)
-                dense[group.units] = each if fresh else dense[group.units] + each
+                product = _half_product(left.mT, right)
+                each.copy_(product) if fresh else each.add_(product)
                 continue
             right = right.float()
             for rows, block in _blocks(left):
-                dense[group.units, rows].baddbmm_(block.mT, right, beta=0 if fresh else 1)
+                each[:, rows].baddbmm_(block.mT, right, beta=0 if fresh else 1)
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:
         """Add sum_b scale_b * (row b's matrix) to total, float32[p, q]; scale is float32[B]."""

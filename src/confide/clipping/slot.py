@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from confide.clipping.factors import Lookup, Outer, PerRow, Use, row_squares
+from confide.clipping.factors import Lookup, Outer, PerRow, Use, run_norms
 from confide.clipping.units import Units
 
 # A squared norm of which more than this may be rounding is taken again in float64.
@@ -28,11 +28,7 @@ def dense_is_faster(units: Units, positions: int, p: int, q: int) -> bool:
     Args:
         positions: of a row; a unit of k rows has k times as many.
     """
-    gram = sum(
-        (group.units.stop - group.units.start) * (group.rows_each * positions) ** 2 * (p + q) / 2
-        for group in units.groups
-    )
-    return _TOUCHED * units.count * p * q <= gram
+    return _TOUCHED * units.count * p * q <= units.pairs * positions**2 * (p + q) / 2
 
 
 @dataclass
@@ -75,7 +71,7 @@ class Slot:
         self._dense = dense
         self._outers: list[Outer] = []
         self._lookups: list[Lookup] = []
-        self._squares: Tensor | None = None
+        self._norms: Tensor | None = None
         self._measures = dense is None
 
     def receive(self, use: Use) -> None:
@@ -88,7 +84,7 @@ class Slot:
             self._lookups.append(use)
         self._awaited -= 1
         if self._awaited == 0 and self._measures:
-            self._squares = self._measure()
+            self._norms = self._measure()
 
     def _is_better_dense(self, use: Use) -> bool:
         if not isinstance(use, Outer) or self._outers:
@@ -108,15 +104,16 @@ class Slot:
             self._lookups.clear()
         use.add_to(self._dense, self._units, fresh)
 
-    def squares(self) -> Tensor | None:
-        """float64[U]: each unit's squared norm; None where the loss used the parameter not at all."""
-        if self._squares is None and (self._dense is not None or self._outers or self._lookups):
-            self._squares = self._measure()  # a use whose output the loss ignored never arrives
-        return self._squares
+    def norms(self) -> Tensor | None:
+        """[U, parts]: norms of parts of each unit's gradient, whose squares, in float64, add up to its squared norm;
+        None where the loss used the parameter not at all."""
+        if self._norms is None and (self._dense is not None or self._outers or self._lookups):
+            self._norms = self._measure()  # a use whose output the loss ignored never arrives
+        return self._norms
 
     def _measure(self) -> Tensor:
         if self._dense is not None:
-            return row_squares(self._dense)
+            return run_norms(self._dense)
         if self._outers:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
@@ -130,7 +127,7 @@ class Slot:
             error = self._rounding(outers, lookups)
         # At least the norm of what is added, which is rounded as well: each way by `error` or `rounded` of `lengths`.
         norms = (squares.clamp_(min=0) + 2 * error * lengths.square()).sqrt_()
-        return norms.add_(lengths, alpha=rounded).square_()
+        return norms.add_(lengths, alpha=rounded)[:, None]
 
     def _rounding(self, outers: list[Outer], lookups: list[Lookup]) -> float:
         """How much of |a| |b| an inner product of two vectors may be off by.

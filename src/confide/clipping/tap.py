@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from confide.clipping.rules import Layer
 from confide.errors import InputError
@@ -29,10 +28,9 @@ class _Tap(torch.autograd.Function):
     def forward(ctx: Any, output: Tensor, anchor: Tensor, kept: Tensor | None, receive: Any) -> Tensor:
         ctx.save_for_backward(kept)
         ctx.receive = receive
-        return output.view_as(output)
+        return output.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (kept,) = ctx.saved_tensors
         ctx.receive(kept, grad)
@@ -75,9 +73,8 @@ class Taps:
         """Attach the taps; on leaving, whatever happened, the model is as it was."""
         handles = self._handles
         before = {name: parameter.grad for name, parameter in self._trainable.items()}
-        for name, parameter in self._trainable.items():
+        for parameter in self._trainable.values():
             parameter.grad = None
-            handles.append(parameter.register_hook(partial(self._mark, name)))
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
@@ -110,9 +107,10 @@ class Taps:
         Raises:
             InputError: naming a parameter that was used outside its layer.
         """
-        if self._unseen:
+        unseen = self._unseen | {name for name, p in self._trainable.items() if p.grad is not None}
+        if unseen:
             raise InputError(
-                f"parameter {min(self._unseen)} is used outside its own layer's forward pass, where its gradient "
+                f"parameter {min(unseen)} is used outside its own layer's forward pass, where its gradient "
                 "cannot be clipped by unit: freeze it, or call the layer instead"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,8 +25,14 @@ class Group:
 
     def by_unit(self, values: Tensor) -> Tensor:
         """[rows, positions, width] of the whole batch -> [units, rows_each * positions, width]."""
-        _, positions, width = values.shape
-        return values[self.rows].reshape(-1, self.rows_each * positions, width)
+        rows, positions, width = values.shape
+        if self.rows != slice(0, rows):
+            values = values[self.rows]
+        return values.reshape(-1, self.rows_each * positions, width)
+
+    def of_units(self, values: Tensor) -> Tensor:
+        """[all units, ...] -> [units, ...]"""
+        return values if self.units == slice(0, len(values)) else values[self.units]
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,11 @@ class Units:
     @property
     def rows(self) -> int:
         return self.of_row.numel()
+
+    @cached_property
+    def pairs(self) -> int:
+        """Pairs of rows of one unit, over all units: times the square of a row's positions, pairs of positions."""
+        return sum((group.units.stop - group.units.start) * group.rows_each**2 for group in self.groups)
 
     @classmethod
     def one(cls, rows: int) -> Units:
