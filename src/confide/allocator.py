@@ -23,7 +23,7 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False  # another C library, which has its own ways
     malloc_trim(0)
-    # All of them, whether or not one was refused.
-    settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 1 << 26}
+    # All of them, whether or not one was refused. -1 is never: 2 GB, the largest number, is less than a step may free.
+    settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: -1, _TOP_PAD: 1 << 26}
     agreed = [mallopt(option, value) == 1 for option, value in settings.items()]
     return all(agreed)
