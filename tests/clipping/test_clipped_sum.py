@@ -265,6 +265,27 @@ def test_a_layer_used_twice() -> None:
             check(model, loss, batch, torch.tensor(units), clip_norm=0.05)
 
 
+def test_a_layers_output_may_be_changed_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.square, self.head = nn.Embedding(20, 6), nn.Linear(6, 6), nn.Linear(6, 20)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            before = self.table(tokens)
+            hidden = self.square(before)
+            hidden += before
+            return self.head(hidden.relu_()).mul_(2)
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(batch["tokens"]).logsumexp(-1).mean(1)
+
+    torch.manual_seed(3)
+    batch = {"tokens": torch.randint(20, (ROWS, 12))}
+    for units in UNITS.values():
+        check(InPlace(), loss, batch, torch.tensor(units), clip_norm=0.05)
+
+
 def test_module_kinds_of_torch_itself() -> None:
     torch.manual_seed(3)
     model = shaken(
