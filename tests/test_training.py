@@ -142,6 +142,17 @@ def test_the_ledger_hears_before_the_weights_move():
     assert not torch.equal(before["transformer.wpe.weight"], model.transformer.wpe.weight)
 
 
+def test_weights_that_lie_crosswise_in_memory_move_as_others_do():
+    """AdamW in one pass is blind to strides on a CPU."""
+    value = torch.arange(12.0).view(4, 3)
+    straight, across = torch.nn.Parameter(value.clone()), torch.nn.Parameter(value.T.contiguous().T)
+    assert not across.is_contiguous()
+    for parameter in (straight, across):
+        parameter.grad = torch.linspace(-1, 1, 12).view(4, 3)
+        Optimisation(steps=1, learning_rate=1e-3).build([parameter]).step()
+    assert torch.allclose(straight, across, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [

@@ -64,8 +64,9 @@ class Optimisation:
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         rate, decay = self.learning_rate, self.weight_decay
         if self.optimizer == "adamw":
-            # one pass over weights and moments: on a CPU a third of the time that it takes otherwise
-            return torch.optim.AdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay, fused=True)
+            # One pass over weights and moments. On a CPU it is blind to strides, and moves such weights wrongly.
+            fused = all(part(parameter).is_contiguous() for parameter in parameters)
+            return torch.optim.AdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay, fused=fused)
         if self.optimizer == "adafactor":
             return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
         return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)

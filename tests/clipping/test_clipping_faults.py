@@ -238,6 +238,57 @@ def test_a_weight_used_outside_its_layer_is_found_wherever_it_is(where: str, che
         ClippedSum(Block(where, checkpointed), loss, 1.0).add(batch, EACH, ONES)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_bias_used_outside_its_layer_is_found_where_only_biases_train(checkpointed: bool) -> None:
+    """A checkpoint that needs no input again ends before the layer is left."""
+
+    class Net(nn.Module):
+        def __init__(self, outside: bool) -> None:
+            super().__init__()
+            self.first, self.second, self.outside = nn.Linear(4, 4), nn.Linear(4, 4), outside
+            for layer in (self.first, self.second):
+                layer.weight.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.first(x))
+            x = x + self.second.bias if self.outside else x
+            return checkpoint(self.second, x, use_reentrant=False) if checkpointed else self.second(x)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["x"]).square().sum(1)
+
+    batch = {"x": torch.randn(ROWS, 4)}
+    ClippedSum(Net(False), loss, 1.0).add(batch, EACH, ONES)
+    with pytest.raises(InputError, match=r"second\.bias is used outside"):
+        ClippedSum(Net(True), loss, 1.0).add(batch, EACH, ONES)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("biases_only", [False, True])
+def test_a_loss_that_takes_gradients_itself_is_refused(create_graph: bool, biases_only: bool) -> None:
+    """What it takes would arrive beside the gradient that is clipped: a contribution of 112 at C = 1, once."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    for layer in (model[0], model[2]):
+        layer.weight.requires_grad_(not biases_only)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        x = batch["x"].clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(1e-6 * model(x).sum(), x, create_graph=create_graph)
+        moved = slope if create_graph else slope.sign()
+        return 100 * model(batch["x"] + 0.1 * moved).square().sum(1)
+
+    with pytest.raises(InputError, match=r"takes a gradient by itself, through module 2"):
+        ClippedSum(model, loss, 1.0).add({"x": torch.randn(ROWS, 4)}, EACH, ONES)
+
+
+def test_a_use_behind_the_last_one_is_no_part_of_a_sum() -> None:
+    units = Units.of(EACH)
+    taken = slot.Slot(torch.Size([3]), units, 1, slot.Allowance(0))
+    taken.receive(factors.PerRow(torch.ones(ROWS, 3)))
+    with pytest.raises(AssertionError, match="norm would be left out"):
+        taken.receive(factors.PerRow(torch.ones(ROWS, 3)))
+
+
 def test_a_layer_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = engine.layers
     monkeypatch.setattr(engine, "layers", lambda model: layers(model)[1:])

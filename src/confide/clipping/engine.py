@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from confide.clipping.factors import exact, row_squares
 from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot
-from confide.clipping.tap import Taps
+from confide.clipping.tap import Seen, Taps
 from confide.clipping.units import Units
 from confide.errors import Diverged, InputError
 from confide.ranks import Ranks
@@ -285,16 +285,21 @@ class ClippedSum:
         """
 
         def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
+            if not seen.is_over:
+                raise InputError(
+                    f"the loss takes a gradient by itself, through module {layer.name}: what that adds to a unit's own "
+                    "gradient cannot be clipped by unit; compute the loss by a forward pass alone"
+                )
             with exact(grad.device):
                 for own, use in layer.rule.uses(layer.module, layer.trainable, kept, grad):
                     name = layer.parameters[own]
                     if name not in slots:
-                        slots[name] = self._slot(name, units, uses[name], allowance, dense)
+                        slots[name] = self._slot(name, units, seen.uses[name], allowance, dense)
                     slots[name].receive(use)
 
         # Were it `receive` that held the taps, they would hold themselves, and the model.
-        allowance, uses = Allowance(0), dict[str, int]()
-        taps = Taps(self._parameters, self._layers, units.rows, receive, uses)
+        allowance, seen = Allowance(0), Seen()
+        taps = Taps(self._parameters, self._layers, units.rows, receive, seen)
         with taps.attached(), torch.enable_grad():
             losses = self._loss(self._model, batch)
             if losses.shape != (units.rows,):
@@ -304,7 +309,7 @@ class ClippedSum:
                 )
             total = (losses.float() * weight.to(losses.device, torch.float32)).sum()
             taps.seal(total)
-            allowance.left = 2 * taps.largest
+            allowance.left = 2 * seen.largest
             with torch.autocast(total.device.type, enabled=False):  # the caller's is for the forward pass
                 total.backward()
             taps.refuse_unseen()

@@ -76,6 +76,10 @@ class Slot:
 
     def receive(self, use: Use) -> None:
         """Take one use in, from inside the backward pass; with the last one awaited the norms follow."""
+        if self._awaited == 0:
+            raise AssertionError(
+                "a use arrived that the forward pass did not make: its norm would be left out"
+            )
         if self._dense is not None or isinstance(use, PerRow) or self._is_better_dense(use):
             self._fold(use)
         elif isinstance(use, Outer):

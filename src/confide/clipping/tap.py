@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from confide.clipping.rules import Layer
 from confide.errors import InputError
@@ -31,10 +33,26 @@ class _Tap(torch.autograd.Function):
         return output.detach()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (kept,) = ctx.saved_tensors
         ctx.receive(kept, grad)
         return grad, None, None, None
+
+
+@dataclass
+class Seen:
+    """What a forward pass made of the layers.
+
+    Attributes:
+        uses: parameter name -> how many uses it made of it.
+        largest: bytes of the largest output of a layer.
+        is_over: what arrives now is of the backward pass of its loss.
+    """
+
+    uses: dict[str, int] = field(default_factory=dict)
+    largest: int = 0
+    is_over: bool = False
 
 
 class Taps:
@@ -43,9 +61,8 @@ class Taps:
     A trainable parameter requires a gradient only *between* tapped layers, never inside one: autograd forms no
     weight gradient in a layer, and of a use that no tap sees it forms one, which `refuse_unseen` finds.
 
-    Attributes:
-        uses: parameter name -> how many uses the forward pass made of it; counted in the given one.
-        largest: bytes of the largest output of a layer.
+    Args:
+        seen: what the forward pass is written down in.
     """
 
     def __init__(
@@ -54,10 +71,9 @@ class Taps:
         watched: Sequence[Layer],
         rows: int,
         receive: Receive,
-        uses: dict[str, int],
+        seen: Seen,
     ) -> None:
-        self.uses = uses
-        self.largest = 0
+        self._seen = seen
         self._trainable = trainable
         self._live = dict(trainable)
         self._unseen: set[str] = set()
@@ -66,15 +82,15 @@ class Taps:
         self._rows = rows
         self._receive = receive
         self._anchors: dict[torch.device, Tensor] = {}
-        self._forward = True
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Attach the taps; on leaving, whatever happened, the model is as it was."""
         handles = self._handles
         before = {name: parameter.grad for name, parameter in self._trainable.items()}
-        for parameter in self._trainable.values():
+        for name, parameter in self._trainable.items():
             parameter.grad = None
+            handles.append(parameter.register_hook(partial(self._mark, name)))
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
@@ -97,7 +113,7 @@ class Taps:
         Raises:
             InputError: nothing that trains was used.
         """
-        self._forward = False
+        self._seen.is_over = True
         if not loss.requires_grad:
             raise InputError("the loss depends on no trainable parameter: check the adapter and the loss")
 
@@ -107,6 +123,8 @@ class Taps:
         Raises:
             InputError: naming a parameter that was used outside its layer.
         """
+        # A checkpoint may end before a layer's bias requires a gradient again, which then gets none but calls its hook;
+        # a part of a weight split by FSDP gets one, but calls none.
         unseen = self._unseen | {name for name, p in self._trainable.items() if p.grad is not None}
         if unseen:
             raise InputError(
@@ -138,10 +156,11 @@ class Taps:
             raise InputError(_first_axis(layer, given, self._rows))
         for name in layer.parameters.values():
             self._live[name].requires_grad_(True)
-        if self._forward:
-            self.largest = max(self.largest, output.nbytes)
+        seen = self._seen
+        if not seen.is_over:
+            seen.largest = max(seen.largest, output.nbytes)
             for name in layer.parameters.values():
-                self.uses[name] = self.uses.get(name, 0) + 1
+                seen.uses[name] = seen.uses.get(name, 0) + 1
         if given.is_floating_point() and output.dtype.itemsize < given.dtype.itemsize:
             given = given.to(output.dtype)  # what autocast multiplied with, and what it would have kept
         kept = given if layer.rule.keeps_input(layer.trainable) else None
