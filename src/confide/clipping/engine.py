@@ -99,7 +99,8 @@ class ClippedSum:
 
         Raises:
             NonFiniteGradient: some unit's norm is infinite or not a number; nothing was added.
-            InputError: a layer or the loss does not keep the rows apart; the message says where.
+            InputError: a layer or the loss does not keep the rows apart, or the loss takes a gradient by itself; the
+                message says where.
         """
         units = Units.of(unit)
         if units.rows == 0:
