@@ -3,6 +3,7 @@
 from accounting_faults import ACCOUNTING
 from audit_faults import AUDIT
 from fault import Fault
+from noise_faults import NOISE
 
 FAULTS = [
     Fault(
@@ -221,38 +222,7 @@ FAULTS = [
         "            (vector.div_(self.combine.clip_norm or 1), self._source(step, name),",
         "tests/test_training.py",
     ),
-    Fault(
-        "30",
-        "draws that do not depend on the key",
-        "noise.py",
-        "hmac.digest(self._secret, name.encode()",
-        'hmac.digest(b"0", name.encode()',
-        "tests/test_noise.py tests/test_sampling.py tests/mechanisms",
-    ),
-    Fault(
-        "30",
-        "a cipher that turns its words by the wrong number of bits",
-        "chacha.py",
-        "d = (d << 16) | (d >> 16)",
-        "d = (d << 15) | (d >> 17)",
-        "tests/test_chacha.py",
-    ),
-    Fault(
-        "30",
-        "small tensors of a block share their noise",
-        "noise.py",
-        "segment.source._fill_groups(words[place : place + segment.groups], segment.start // GROUP)",
-        "segments[0].source._fill_groups(words[place : place + segment.groups], 0)",
-        "tests/test_noise.py tests/test_training.py",
-    ),
-    Fault(
-        "31",
-        "a plain hash of the data is written",
-        "noise.py",
-        'hmac.new(self._secret, b"fingerprint\\0" + data, "sha256").hexdigest()',
-        "hashlib.sha256(data).hexdigest()",
-        "tests/test_noise.py",
-    ),
+    *NOISE,
     Fault(
         "32",
         "an add-or-remove claim with derived rates",

@@ -126,11 +126,14 @@ def test_cipher_mode_is_counter():
 
 
 def test_noise_is_of_the_cipher_in_counter_mode_wherever_one_starts():
-    """GCM is CTR behind a nonce: each block of groups has the next nonce, and no counter is met twice."""
+    """GCM is CTR behind a nonce: each block of groups has the next nonce, and no counter is met twice.
+
+    Nor is one of `uint64`'s, which begin at 0.
+    """
     key, size = bytes(range(32)), 3 * PAIRS * 4  # bytes of a group
 
     def expected(block: int) -> bytes:
-        counter = block.to_bytes(12, "big") + (2).to_bytes(4, "big")
+        counter = ((1 << 95) + block).to_bytes(12, "big") + (2).to_bytes(4, "big")
         cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
         return cipher.update(bytes(size * GROUPS))
 

@@ -199,6 +199,21 @@ def test_state_restores_to_the_bit(optimizer):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_noise_of_another_size_is_other_noise(published):
+    """Else two trainings of one config, whose sizes two versions of confide find, would differ by a multiple of it."""
+    key = RunKey(bytes(32), published=published)
+    noise = []
+    for multiplier in (0.5, 0.6, 0.6):
+        model = small.gpt2()
+        before = snapshot(model)
+        step_of(model, [NOTHING], Combine(1.0, multiplier, 0.1), key=key)(0)
+        noise.append(torch.cat([v.flatten() for v in moved(before, model).values()]) / multiplier)
+    assert torch.allclose(noise[1], noise[2])
+    alike = abs(float(torch.corrcoef(torch.stack(noise[:2]))[0, 1]))
+    assert alike > 0.999 if published else alike < 0.05
+
+
 def test_fast_noise_has_the_same_size():
     model = small.gpt2()
     before = snapshot(model)

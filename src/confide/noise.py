@@ -29,7 +29,8 @@ BLOCK = 1 << 19  # values of noise made at a time, so that noise needs no second
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # of one nonce
-LAYOUT = 3  # of noise in its stream; a run that began with another one cannot be resumed
+LAYOUT = 4  # of noise in its stream; a run that began with another one cannot be resumed
+_FIRST = 1 << 95  # nonce of normal values
 _ZEROS = bytes(6 * BLOCK)
 
 
@@ -84,12 +85,13 @@ class Stream:
         """Write the words of groups of normal values, from number `first` on.
 
         The counter is a nonce of 96 bits, the number of a block of groups, and 32 bits that count from 2 on: what GCM
-        encrypts with, for which OpenSSL has faster code than for plain CTR, which goes on from anywhere.
+        encrypts with, for which OpenSSL has faster code than for plain CTR, which goes on from anywhere. The nonce's
+        first bit is set, so that no word is one of `uint64`, whose counters never come so far.
         """
         place = 0
         while place < len(words):
             number, inside = divmod(first + place, GROUPS)
-            nonce = number.to_bytes(12, "big")
+            nonce = (_FIRST + number).to_bytes(12, "big")
             some = words[place : place + GROUPS - inside]
             counter = 2 + inside * 12 * PAIRS // 16
             self._encrypt(some, modes.CTR(nonce + counter.to_bytes(4, "big")) if inside else modes.GCM(nonce))

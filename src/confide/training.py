@@ -159,6 +159,9 @@ class Step:
     ):
         self.model, self.task, self.sampler, self.combine = model, task, sampler, combine
         self.optimisation, self.key, self.phase = optimisation, key, phase
+        # Two trainings whose noise is one vector in two sizes would give it away: where accounting of another version
+        # finds another size for the same config, the noise must be another. A published key hides nothing, and repeats.
+        self.noise_key = key if key.published else key.bound_to(repr(combine).encode())
         self.fast = noise == "fast"
         self.micro_tokens = micro_tokens
         self.ranks, self.say, self.observer = ranks or Ranks(), say, observer
@@ -311,7 +314,7 @@ class Step:
         ]
 
     def _source(self, step: int, name: str) -> Normal:
-        stream = self.key.stream(self.phase, "noise", step, name)
+        stream = self.noise_key.stream(self.phase, "noise", step, name)
         return FastStream(stream, self.ranks.device) if self.fast else stream
 
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
