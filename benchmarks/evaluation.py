@@ -44,7 +44,7 @@ def inference(model: torch.nn.Module, rows: list[np.ndarray], device: torch.devi
             stop += 1
         some = [torch.from_numpy(row.astype(np.int64)) for row in rows[start:stop]]
         ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True).to(device)
-        logits = model(input_ids=ids).logits
+        logits = model(input_ids=ids, use_cache=False).logits
         total += float(functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
         start = stop
     return total
@@ -66,7 +66,9 @@ def main() -> None:
     device = torch.device(args.device)
     config = SHAPES["small"]()
     model = AutoModelForCausalLM.from_config(config).to(device).eval()
-    task = Task("causal-lm", 0, None, config.vocab_size, (), frozenset({"position_ids"}), False, device)
+    task = Task(
+        "causal-lm", 0, None, config.vocab_size, (), frozenset({"position_ids"}), False, device, caches=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         graph = rows_on_disk(Path(folder), config.vocab_size)
         rows = sorted(graph.fetch(np.arange(ROWS)), key=len)

@@ -99,7 +99,7 @@ def setting(args: argparse.Namespace) -> Setting:
     vocabulary = config.vocab_size
     extra = frozenset(models.accepted(model))
     bf16 = args.precision == "bf16"
-    task = Task("causal-lm", 0, None, vocabulary, (), extra, bf16, torch.device(args.device))
+    task = Task("causal-lm", 0, None, vocabulary, (), extra, bf16, torch.device(args.device), caches=True)
     share = 1 / np.arange(10, vocabulary + 10)
     tokens = np.random.default_rng(0).choice(vocabulary, (args.batch, args.length), p=share / share.sum())
     return Setting(model.train(), task, list(tokens), args.rows * args.length)

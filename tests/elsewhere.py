@@ -7,6 +7,7 @@ the device computes is the CPU's; its own kernels (noise, attention, autocast) a
 
 import json
 import sys
+from collections import Counter
 from dataclasses import astuple
 from typing import Any
 
@@ -20,6 +21,9 @@ NAME = "elsewhere"
 # These go from one device to the other, or take places from the CPU, as they do for CUDA.
 _CROSSING = (aten.copy_, aten._to_copy)
 _INDEXING = (aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_)
+_ASKING = (aten._local_scalar_dense, aten._unique2, aten.equal, aten.masked_select, aten.nonzero)
+# What was done from which the host does not go on before a GPU has done all that it was given: it then stands idle.
+waits: Counter[str] = Counter()
 _registered: list[torch.library.Library] = []
 
 
@@ -45,6 +49,7 @@ class Elsewhere(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
+        waits["tolist"] += 1
         return self.detach().raw.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -76,6 +81,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         return 0  # plain attention
     if there and here:
         _refuse(func, args, here)
+    if _waits(func.overloadpacket, leaves, bool(there) != goes or bool(here)):
+        waits[str(func.overloadpacket)] += 1
     plain = [x.raw if isinstance(x, Elsewhere) else x for x in leaves]
     own_args, own = pytree.tree_unflatten(plain, shape)
     if asked is not None:
@@ -87,6 +94,16 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if goes:
         found = pytree.tree_map(lambda x: Elsewhere(x) if isinstance(x, torch.Tensor) else x, found)
     return return_and_correct_aliasing(func, args, kwargs, found) if there else found
+
+
+def _waits(packet: Any, leaves: list[Any], crosses: bool) -> bool:
+    if packet in _CROSSING:
+        return crosses
+    if (
+        packet in _INDEXING
+    ):  # places on the CPU are copied, and of a mask the host must know how many it names
+        return crosses or any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in leaves[1:])
+    return packet in _ASKING
 
 
 def _refuse(func: Any, args: Any, here: list[torch.Tensor]) -> None:

@@ -74,6 +74,48 @@ def test_the_device_refuses_what_was_left_here():
     assert done.returncode == 0, done.stderr[-1000:]
 
 
+COUNT = """
+import sys
+from collections import Counter
+from tests import elsewhere
+device = elsewhere.install()
+import torch
+from torch import nn
+from transformers import GPT2LMHeadModel
+from confide.clipping import ClippedSum
+from tests import small
+
+def add(n_layer, adapter):
+    model = GPT2LMHeadModel(small.family("gpt2", n_layer=n_layer))
+    if adapter:
+        import peft
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
+    model.to(device)
+    ids = torch.randint(2, 99, (6, 3)).to(device)
+    batch = {"input_ids": ids, "position_ids": torch.arange(3).expand(6, 3).to(device)}
+    def loss(model, batch):
+        logits, ids = model(**batch, use_cache=False).logits, batch["input_ids"]
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
+        return losses.view(ids.shape).sum(1)
+    clipped = ClippedSum(model, loss, 1.0)
+    unit = torch.tensor([2, 0, 1, 0, 1, 0])
+    clipped.add(batch, unit, torch.ones(6))
+    elsewhere.waits.clear()
+    clipped.add(batch, unit, torch.ones(6))
+    return Counter(elsewhere.waits)
+
+with elsewhere.Device():
+    for adapter in (False, True):
+        few, many = add(1, adapter), add(4, adapter)
+        assert few == many, (few, many)
+"""
+
+
+def test_more_layers_keep_the_host_waiting_no_oftener():
+    done = apart("-c", COUNT)
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
 def test_a_tensor_of_ours_left_on_the_cpu_is_seen(tmp_path, model):
     """The fault that the tests above are for, put in."""
     world = World(tmp_path, model)

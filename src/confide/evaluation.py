@@ -42,7 +42,7 @@ def row_losses(
         if idle:
             continue
         sums = ((loss * counted).sum(1).double(), counted.sum(1), (hit & counted).sum(1))
-        found[:, torch.from_numpy(places)] = torch.stack([values.double().cpu() for values in sums])
+        found[:, torch.from_numpy(places)] = torch.stack([values.double() for values in sums]).cpu()
         if progress is not None:
             progress(len(rows))
     model.train(was_training)

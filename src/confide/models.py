@@ -363,9 +363,18 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     return wrapped
 
 
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def caches(model: Any) -> bool:
+    """Whether a model may keep keys and values for a continuation, and can be told not to by `use_cache`."""
+    return "use_cache" in inspect.signature(_inner(model).forward).parameters
+
+
 def accepted(model: Any) -> set[str]:
     """Which per-token inputs a model takes beside input_ids: position_ids, token_type_ids."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _inner(model)
     names = set(inspect.signature(inner.forward).parameters) & {"position_ids", "token_type_ids"}
     if inner.config.model_type in _OWN_POSITIONS:
         names.discard("position_ids")

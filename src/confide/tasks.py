@@ -37,6 +37,7 @@ class Task:
         autocast: run the model in bf16.
         device: where batches go.
         shares: rows of one unit may share a line of a batch; see `lines.sharing`.
+        caches: the model keeps keys and values for a continuation unless it is told not to.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Task:
     autocast: bool
     device: torch.device
     shares: bool = False
+    caches: bool = False
 
     @classmethod
     def of(
@@ -71,6 +73,7 @@ class Task:
             extra=frozenset(models.accepted(model)),
             autocast=precision == "bf16",
             device=device or next(model.parameters()).device,
+            caches=models.caches(model),
         )
 
     def collate(
@@ -152,7 +155,7 @@ class Task:
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """float[B, T, vocabulary], or float[B, classes]."""
         inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", *self.extra)}
-        if "row" in batch:  # positions tell rows apart only where no mask and no cache is given
+        if self.caches or "row" in batch:  # by positions rows are told apart only where nothing is cached
             inputs["use_cache"] = False
         if self.kind != "causal-lm":
             # Right padding never reaches back in a causal model, which is then free to use its fast path.

@@ -104,17 +104,18 @@ class _Losses:
 
     task: Task
     count: bool = True
-    kept: list[torch.Tensor] = field(default_factory=list)
+    kept: list[tuple[torch.Tensor, Batch]] = field(default_factory=list)
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         losses = self.task.row_loss(model, batch)
         if self.count:
-            self.kept.append(each_row(losses.detach(), batch))
+            self.kept.append((losses.detach(), batch))
         return each_line(losses, batch)
 
     def take(self) -> list[torch.Tensor]:
         kept, self.kept = self.kept, []
-        return kept
+        # Not before the passes are over: how many rows are there the host asks the device, and waits for the answer.
+        return [each_row(losses, batch) for losses, batch in kept]
 
 
 class Step:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from confide.clipping.factors import exact, row_squares
 from confide.clipping.rules import Layer, layers, refuse_mixing
-from confide.clipping.slot import Allowance, Slot
+from confide.clipping.slot import Allowance, Slot, settle
 from confide.clipping.tap import Seen, Taps
 from confide.clipping.units import Units
 from confide.errors import Diverged, InputError
@@ -109,15 +109,16 @@ class ClippedSum:
             self._add_plain(batch, weight)
             return torch.full((units.count,), torch.nan)
         self._check(batch, weight, units.rows)
-        batch = {name: units.sort(values) for name, values in batch.items()}
+        batch = {name: units.on(values.device).sort(values) for name, values in batch.items()}
         slots: dict[str, Slot] = {}
-        self._backward(batch, units.sort(weight), units, slots, dense=None)
+        self._backward(batch, units.on(weight.device).sort(weight), units, slots, dense=None)
         with exact(self._device):
+            settle(list(slots.values()))
             norms = self._together(units.count, [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
             for name in list(self._parameters if self._is_split else slots):
                 self._add_scaled(name, slots.pop(name, None), scale)
-            return norms[units.number.to(norms.device)].float()
+            return norms[units.on(norms.device).number].float()
 
     def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
         """Add the clipped gradient of one unit whose rows come in several micro-batches.
@@ -295,11 +296,15 @@ class ClippedSum:
                 for own, use in layer.rule.uses(layer.module, layer.trainable, kept, grad):
                     name = layer.parameters[own]
                     if name not in slots:
-                        slots[name] = self._slot(name, units, seen.uses[name], allowance, dense)
+                        own_units = units.on(grad.device)
+                        slots[name] = self._slot(name, own_units, seen.uses[name], allowance, dense)
                     slots[name].receive(use)
 
         # Were it `receive` that held the taps, they would hold themselves, and the model.
         allowance, seen = Allowance(0), Seen()
+        # Now, for the host waits for a copy: later, that would be for the whole forward pass.
+        weight = weight.to(self._device, torch.float32)
+        units.on(self._device)
         taps = Taps(self._parameters, self._layers, units.rows, receive, seen)
         with taps.attached(), torch.enable_grad():
             losses = self._loss(self._model, batch)
@@ -308,7 +313,7 @@ class ClippedSum:
                     f"the loss must give one value for each of the {units.rows} rows, "
                     f"got shape {tuple(losses.shape)}"
                 )
-            total = (losses.float() * weight.to(losses.device, torch.float32)).sum()
+            total = (losses.float() * weight.to(losses.device)).sum()
             taps.seal(total)
             allowance.left = 2 * seen.largest
             with torch.autocast(total.device.type, enabled=False):  # the caller's is for the forward pass

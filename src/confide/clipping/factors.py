@@ -272,8 +272,7 @@ class Lookup:
 
     def squares(self, units: Units, table: int) -> Tensor:
         """float64[U]: squared norm of each unit's table, from those of its rows that it looks up."""
-        of_row = units.of_row.to(self.index.device)
-        keys, place = torch.unique(of_row[:, None] * table + self.index, return_inverse=True)
+        keys, place = torch.unique(units.of_row[:, None] * table + self.index, return_inverse=True)
         grad = _wide(self.grad.flatten(0, 1))
         sums = torch.zeros(keys.numel(), grad.shape[-1], dtype=grad.dtype, device=grad.device)
         sums.index_add_(0, place.flatten(), grad)
@@ -303,7 +302,7 @@ class Lookup:
         if fresh:
             dense.zero_()
         table = dense.shape[1]
-        keys = units.of_row.to(self.index.device)[:, None] * table + self.index
+        keys = units.of_row[:, None] * table + self.index
         dense.view(-1, dense.shape[2]).index_add_(0, keys.flatten(), self.grad.flatten(0, 1).float())
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +56,7 @@ class Slot:
 
     Args:
         shape: the parameter's.
-        units: of the batch.
+        units: of the batch, on the parameter's device.
         uses: how many uses the forward pass saw.
         allowance: of the pass.
         dense: float32[U, *shape] to add the units' gradients to, instead of what the cost model says.
@@ -72,6 +73,7 @@ class Slot:
         self._outers: list[Outer] = []
         self._lookups: list[Lookup] = []
         self._norms: Tensor | None = None
+        self._doubt: Tensor | None = None
         self._measures = dense is None
 
     def receive(self, use: Use) -> None:
@@ -88,7 +90,7 @@ class Slot:
             self._lookups.append(use)
         self._awaited -= 1
         if self._awaited == 0 and self._measures:
-            self._norms = self._measure()
+            self._measure()
 
     def _is_better_dense(self, use: Use) -> bool:
         if not isinstance(use, Outer) or self._outers:
@@ -111,27 +113,42 @@ class Slot:
     def norms(self) -> Tensor | None:
         """[U, parts]: norms of parts of each unit's gradient, whose squares, in float64, add up to its squared norm;
         None where the loss used the parameter not at all."""
-        if self._norms is None and (self._dense is not None or self._outers or self._lookups):
-            self._norms = self._measure()  # a use whose output the loss ignored never arrives
+        if self.doubt is not None:
+            settle([self])
         return self._norms
 
-    def _measure(self) -> Tensor:
+    @property
+    def doubt(self) -> Tensor | None:
+        """bool[], on the device: may the norms be rounding for the most part? None where they cannot."""
+        if self._norms is None and (self._dense is not None or self._outers or self._lookups):
+            self._measure()  # a use whose output the loss ignored never arrives
+        return self._doubt
+
+    def resolve(self, is_doubtful: bool) -> None:
+        """Take the norms again in float64 if need be; they are beyond doubt then."""
+        if is_doubtful:
+            outers, lookups = [use.double() for use in self._outers], [use.double() for use in self._lookups]
+            self._norms, _ = self._bounded(outers, lookups)
+        self._doubt = None
+
+    def _measure(self) -> None:
         if self._dense is not None:
-            return run_norms(self._dense)
+            self._norms = run_norms(self._dense)
+            return
         if self._outers:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
-        squares, lengths = self._factored(self._outers, self._lookups)
-        error = rounded = self._rounding(self._outers, self._lookups)
-        if bool((2 * error * lengths.square() > _DOUBTFUL * squares).any()):
-            outers = [use.double() for use in self._outers]
-            lookups = [use.double() for use in self._lookups]
-            squares, lengths = self._factored(outers, lookups)
-            error = self._rounding(outers, lookups)
-        # At least the norm of what is added, which is rounded as well: each way by `error` or `rounded` of `lengths`.
-        norms = (squares.clamp_(min=0) + 2 * error * lengths.square()).sqrt_()
-        return norms.add_(lengths, alpha=rounded)[:, None]
+        self._norms, self._doubt = self._bounded(self._outers, self._lookups)
+
+    def _bounded(self, outers: list[Outer], lookups: list[Lookup]) -> tuple[Tensor, Tensor]:
+        """float64[U, 1], norms from the factors in some precision; bool[], whether one is doubtful."""
+        squares, lengths = self._factored(outers, lookups)
+        slack = 2 * self._rounding(outers, lookups) * lengths.square()
+        doubt = (slack > _DOUBTFUL * squares).any()
+        # At least the norm of what is added, whose own rounding is that of the factors as they are.
+        norms = squares.clamp_(min=0).add_(slack).sqrt_()
+        return norms.add_(lengths, alpha=self._rounding(self._outers, self._lookups))[:, None], doubt
 
     def _rounding(self, outers: list[Outer], lookups: list[Lookup]) -> float:
         """How much of |a| |b| an inner product of two vectors may be off by.
@@ -165,8 +182,19 @@ class Slot:
         if self._dense is not None:
             total.view(-1).addmv_(self._dense.view(len(scale), -1).T, scale, beta=0 if fresh else 1)
             return
-        by_row = scale[self._units.of_row.to(scale.device)]
+        by_row = scale[self._units.of_row]
         uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
         for use in uses:
             use.add_scaled(total, by_row, fresh)
             fresh = False
+
+
+def settle(slots: Sequence[Slot]) -> None:
+    """Put the norms of all slots beyond doubt. The host waits for the device once, and not for each slot."""
+    doubts = [(slot, slot.doubt) for slot in slots if slot.doubt is not None]
+    if not doubts:
+        return
+    device = doubts[0][1].device
+    answers = torch.stack([doubt.to(device) for _, doubt in doubts]).tolist()
+    for (slot, _), is_doubtful in zip(doubts, answers, strict=True):
+        slot.resolve(is_doubtful)

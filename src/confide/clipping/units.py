@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -50,6 +50,7 @@ class Units:
     number: Tensor
     of_row: Tensor
     groups: tuple[Group, ...]
+    _copies: dict[torch.device, Units] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -99,14 +100,23 @@ class Units:
         in_order = bool((order == torch.arange(order.numel())).all())
         return cls(None if in_order else order, number, internal[order], _groups(size[by_size]))
 
+    def on(self, device: torch.device) -> Units:
+        """The same, with its tensors on a device; copied there once, since the host waits for a copy."""
+        if device == self.of_row.device:
+            return self
+        if device not in self._copies:
+            order = None if self.order is None else self.order.to(device)
+            self._copies[device] = Units(order, self.number.to(device), self.of_row.to(device), self.groups)
+        return self._copies[device]
+
     def total(self, values: Tensor) -> Tensor:
         """One value for each sorted row -> its sum over each unit, float64[U]."""
         result = torch.zeros(self.count, dtype=torch.float64, device=values.device)
-        return result.index_add_(0, self.of_row.to(values.device), values.double())
+        return result.index_add_(0, self.of_row, values.double())
 
     def sort(self, values: Tensor) -> Tensor:
         """The caller's rows -> sorted rows."""
-        return values if self.order is None else values.index_select(0, self.order.to(values.device))
+        return values if self.order is None else values.index_select(0, self.order)
 
 
 def _groups(sizes: Tensor) -> tuple[Group, ...]:
