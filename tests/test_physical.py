@@ -111,6 +111,7 @@ import torch
 from confide import memory
 
 device, size = torch.device("cpu"), 64 << 20
+torch.ones(1 << 17)  # threads and what else torch needs once
 quiet = memory.peak(device, lambda: None)
 print(memory.peak(device, lambda: torch.ones(size // 4)) - quiet, memory.free(device))
 """
