@@ -120,6 +120,14 @@ FAULTS = [
     ),
     Fault(
         "13",
+        "a layer that draws lots in training is taken for a linear one",
+        "clipping/probes.py",
+        "for training in (False, True):",
+        "for training in (False,):",
+        "tests/clipping/test_clipping_faults.py",
+    ),
+    Fault(
+        "13",
         "a parameter without a rule is left out silently",
         "clipping/rules.py",
         "        if name not in covered_names:",

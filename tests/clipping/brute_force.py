@@ -12,9 +12,13 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BertConfig,
+    BioGptConfig,
+    CohereConfig,
+    FalconConfig,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
+    NemotronConfig,
     Qwen2Config,
     Qwen3Config,
     RobertaConfig,
@@ -63,12 +67,26 @@ _GPT2 = {
     "bos_token_id": 2,
     "eos_token_id": 3,
 }
+_FALCON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "bias": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "pad_token_id": PAD,
+}
 _CONFIGS: dict[str, Callable[..., object]] = {
     "gpt2": lambda **more: GPT2Config(**_GPT2, **more),
     "llama": lambda **more: LlamaConfig(**_LLAMA, **more),
     "gemma2": lambda **more: Gemma2Config(**_LLAMA, head_dim=8, **more),
     "qwen2": lambda **more: Qwen2Config(**_LLAMA, **more),
     "qwen3": lambda **more: Qwen3Config(**_LLAMA, head_dim=8, **more),
+    "falcon": lambda **more: FalconConfig(**_FALCON, **more),
+    "cohere": lambda **more: CohereConfig(**_LLAMA, use_qk_norm=True, **more),
+    "nemotron": lambda **more: NemotronConfig(**_LLAMA, **more),
+    "biogpt": lambda **more: BioGptConfig(**_BERT, activation_dropout=0.0, layerdrop=0.0, **more),
     "bert": lambda **more: BertConfig(**_BERT, **more),
     "roberta": lambda **more: RobertaConfig(**_BERT, **more),
 }
@@ -107,7 +125,7 @@ def rows(family: str, head: str = "causal", n: int = ROWS, tokens: int = TOKENS,
     mask = (place < lengths).long()
     ids = torch.randint(4, VOCABULARY, (n, tokens), generator=generator) * mask + PAD * (1 - mask)
     batch = {"input_ids": ids, "attention_mask": mask}
-    if family in ("gpt2", "bert"):
+    if family in ("gpt2", "bert", "biogpt"):
         batch["position_ids"] = place.clone()
     if head == "causal":
         batch["labels"] = ids.masked_fill(mask == 0, -100)

@@ -152,10 +152,49 @@ class StrangeRMSNorm(nn.RMSNorm):
         return super().forward(values) * self.weight
 
 
+class Rounding(nn.Linear):
+    """Multiplies by what 8 bits hold of its input."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        step = values.abs().amax() / 127
+        return super().forward((values / step).round() * step)
+
+
+class Dropping(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(values, 0.3, self.training))
+
+
+class Adapted(nn.Linear):
+    """Is linear as long as its second weight is what it was made with."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.more = nn.Parameter(torch.zeros(width, width), requires_grad=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values + values @ self.more)
+
+
+class SquaredNorm(nn.LayerNorm):
+    def forward(self, values: Tensor) -> Tensor:
+        return nn.functional.layer_norm(values, (6,), self.weight * self.weight, self.bias, self.eps)
+
+
+class OtherEpsilonNorm(nn.LayerNorm):
+    def forward(self, values: Tensor) -> Tensor:
+        return nn.functional.layer_norm(values, (6,), self.weight, self.bias, 1e-3)
+
+
 @pytest.mark.parametrize(
     ("layer", "parameter"),
     [
         (Scaled(6, 6), "layer.weight"),
+        (Rounding(6, 6), "layer.weight"),
+        (Dropping(6, 6).eval(), "layer.weight"),
+        (Adapted(6), "layer.weight"),
+        (SquaredNorm(6), "layer.weight"),
+        (OtherEpsilonNorm(6), "layer.weight"),
         (Bare(), "layer.gain"),
         (StrangeRMSNorm(6), "layer.weight"),
         (nn.MultiheadAttention(6, 2), "layer.in_proj_weight"),
@@ -172,6 +211,53 @@ def test_a_parameter_without_a_rule_is_named(layer: nn.Module, parameter: str) -
         ClippedSum(TestNet(layer), ids_loss, 1.0)
     if len(parameter.split(".")) == 2:
         assert type(layer).__name__ in str(caught.value)
+
+
+class Shifted(nn.Embedding):
+    def forward(self, ids: Tensor, by: int = 0) -> Tensor:
+        return super().forward((ids + by) % self.num_embeddings)
+
+
+class Lengthened(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return 3 * super().forward(ids)
+
+
+class Summed(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + super().forward(ids // 2)
+
+
+class Fixed(nn.Embedding):
+    @torch.no_grad()
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids)
+
+
+class Tables(nn.Module):
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table, self.layer = table, nn.Linear(6, 6)
+
+
+def moved_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return model.layer(model.table(batch["ids"], by=1)).square().sum((1, 2))
+
+
+def test_an_embedding_that_computes_what_it_looks_up_is_asked_what_that_is() -> None:
+    model = shaken(Tables(Shifted(20, 6)))
+    check(model, moved_loss, IDS, EACH, clip_norm=1.0)
+
+
+@pytest.mark.parametrize("kind", [Lengthened, Summed, Fixed])
+def test_an_embedding_that_does_more_than_look_up_is_named(kind: type[nn.Embedding]) -> None:
+    model = shaken(Tables(kind(20, 6)))
+    with pytest.raises(
+        UnsupportedModule, match=rf"module table \({kind.__name__}\) does more than look rows"
+    ):
+        ClippedSum(model, lambda model, batch: model.layer(model.table(batch["ids"])).sum((1, 2)), 1.0).add(
+            IDS, EACH, ONES
+        )
 
 
 @pytest.mark.parametrize(

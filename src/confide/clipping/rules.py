@@ -1,19 +1,23 @@
 """One rule for each kind of layer: from a layer's input and output gradient to its parameters' gradients.
 
-A rule is matched by the layer's forward method, not by its class: a subclass that computes something else
-(a scaled embedding, a quantised linear layer) must not fall under its parent's rule in silence.
+A rule is matched by the layer's forward method, or by what the layer answers when asked (`probes`), not by its class: a
+subclass that computes something else (a scaled embedding, a quantised linear layer) must not fall under its parent's
+rule in silence.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from confide.clipping import probes
 from confide.clipping.factors import Lookup, Outer, PerRow, Use
 from confide.errors import InputError
 
@@ -26,6 +30,11 @@ class UnsupportedModule(InputError):
     """A module lets rows influence each other, so that no row has a gradient of its own."""
 
 
+def _first(layer: Layer, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+    given: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return given
+
+
 @dataclass(frozen=True)
 class Rule:
     """How one kind of layer yields per-row gradients.
@@ -35,17 +44,18 @@ class Rule:
         matches: is a layer of this kind?
         keeps_input: the trainable ones among the parameters -> must the input be kept for the backward?
         uses: (layer, trainable names, input [B, ...], output gradient [B, ...]) -> (name, use) pairs.
+        reads: (layer, args, kwargs of a call) -> what counts as its input; its first argument.
     """
 
     parameters: frozenset[str]
     matches: Callable[[nn.Module], bool]
     keeps_input: Callable[[frozenset[str]], bool]
     uses: Callable[[nn.Module, frozenset[str], Tensor | None, Tensor], Iterator[tuple[str, Use]]]
+    reads: Callable[[Layer, Any, Mapping[str, Any]], Tensor] = _first
 
 
 def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
-    replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # accelerate's only moves inputs
-    return type(module).forward is kind.forward and not replaced
+    return type(module).forward is kind.forward and probes.is_its_own(module)
 
 
 def _positions(values: Tensor) -> Tensor:
@@ -94,35 +104,27 @@ def _is_conv1d(module: nn.Module) -> bool:
     return (type(module).__module__, type(module).__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
-def _is_embedding(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Embedding) or not (_runs(module, nn.Embedding) or _is_scaled(module)):
+def _reads_table(module: nn.Module) -> TypeGuard[nn.Embedding]:
+    if not isinstance(module, nn.Embedding):
         return False
     # max_norm rewrites weights as it reads them; scale_grad_by_freq counts indices over the whole batch
     return module.max_norm is None and not module.scale_grad_by_freq
 
 
-def _is_scaled(module: nn.Embedding) -> bool:
-    """An embedding whose output is the table's row times its `embed_scale`, as a probe shows (Gemma, BART)."""
-    if getattr(module, "embed_scale", None) is None:
-        return False
-    weight, rows = module.weight, max(2, 1 + (module.padding_idx or 0))
-    with torch.no_grad():  # on a table of its own: the module's may be split over ranks
-        probe = torch.arange(rows, device=weight.device)[None]
-        table = torch.linspace(-1.0, 2.0, rows * weight.shape[1], device=weight.device, dtype=weight.dtype)
-        table = table.view(rows, -1)
-        try:
-            result = torch.func.functional_call(module, {"weight": table}, (probe,))
-        except TypeError:
-            return False
-        return torch.equal(result, functional.embedding(probe, table) * _scale(module))
-
-
-def _scale(module: nn.Embedding) -> Tensor | float:
-    scale = getattr(module, "embed_scale", 1.0)
-    return scale.to(module.weight.dtype) if isinstance(scale, Tensor) else scale
+def _is_embedding(module: nn.Module) -> bool:
+    return _reads_table(module) and (_runs(module, nn.Embedding) or probes.is_scaled_embedding(module))
 
 
 def _embedding(
+    module: nn.Module, trainable: frozenset[str], kept: Tensor | None, grad: Tensor
+) -> Iterator[tuple[str, Use]]:
+    assert isinstance(module, nn.Embedding)
+    if not _runs(module, nn.Embedding):
+        grad = grad * probes.embed_scale(module)
+    yield from _look_up(module, trainable, kept, grad)
+
+
+def _look_up(
     module: nn.Module, trainable: frozenset[str], kept: Tensor | None, grad: Tensor
 ) -> Iterator[tuple[str, Use]]:
     assert isinstance(module, nn.Embedding)
@@ -130,9 +132,18 @@ def _embedding(
     index, grad = kept.flatten(1) if kept.dim() > 1 else kept[:, None], _positions(grad)
     if module.padding_idx is not None:  # its row of the table takes no gradient
         grad = grad.masked_fill((index == module.padding_idx)[..., None], 0)
-    if not _runs(module, nn.Embedding):
-        grad = grad * _scale(module)
     yield "weight", Lookup(index, grad)
+
+
+def _looked_up(layer: Layer, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+    assert isinstance(layer.module, nn.Embedding)
+    index = probes.looked_up(layer.module, args, kwargs)
+    if index is None:
+        raise UnsupportedModule(
+            f"module {layer.name} ({type(layer.module).__name__}) does more than look rows of its table up, or does it "
+            "without a gradient, so that its gradient cannot be clipped by unit: freeze it, or choose another adapter"
+        )
+    return index
 
 
 def _layer_norm(
@@ -147,55 +158,26 @@ def _layer_norm(
         yield "bias", _by_row(grad, shape)
 
 
-def _rms_epsilon(module: nn.Module, dtype: torch.dtype) -> float | None:
-    for name in ("variance_epsilon", "eps"):
-        if hasattr(module, name):
-            value = getattr(module, name)
-            return torch.finfo(dtype).eps if value is None else value
-    return None
-
-
-def _rms_normal(values: Tensor, epsilon: float) -> Tensor:
-    values = values.float()
-    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
-
-
-def _is_rms_norm(module: nn.Module) -> bool:
-    """A scale over the last axis whose output on a probe is n(x) w or n(x) (1 + w), n(x) = x / rms(x).
-
-    The models that have one each define a class of their own: what it computes is what counts.
-    """
-    parameters = dict(module.named_parameters())
-    if not type(module).__name__.endswith("RMSNorm") or list(parameters) != ["weight"]:
-        return False
-    weight = parameters["weight"]
-    epsilon = _rms_epsilon(module, weight.dtype)
-    if weight.dim() != 1 or epsilon is None:
-        return False
-    with torch.no_grad():
-        probe = torch.linspace(-1.0, 2.0, 2 * weight.numel(), device=weight.device).view(2, 1, -1)
-        probe[1] *= 1e-3  # small enough that a wrong epsilon shows
-        probe = probe.to(weight.dtype)
-        scale = torch.linspace(0.5, -1.5, weight.numel(), device=weight.device).to(weight.dtype)
-        try:  # not with the weight it has: at 1 and 0, its usual initial values, formulas coincide
-            result = torch.func.functional_call(module, {"weight": scale}, (probe,))
-        except TypeError:  # a gated norm takes a second input
-            return False
-        normal = _rms_normal(probe, epsilon)
-        tolerance = 16 * torch.finfo(weight.dtype).eps
-        return any(
-            torch.allclose(result.float(), normal * factor, rtol=tolerance, atol=tolerance)
-            for factor in (scale.float(), 1 + scale.float())
-        )
-
-
-def _rms_norm(
-    module: nn.Module, trainable: frozenset[str], kept: Tensor | None, grad: Tensor
+def _norm(
+    normal: probes.Normal, module: nn.Module, trainable: frozenset[str], kept: Tensor | None, grad: Tensor
 ) -> Iterator[tuple[str, Use]]:
-    assert kept is not None
-    epsilon = _rms_epsilon(module, kept.dtype)
-    assert epsilon is not None
-    yield "weight", _by_row(_rms_normal(kept, epsilon).mul_(grad), kept.shape[-1:])
+    weight = module._parameters["weight"]
+    assert weight is not None
+    if kept is not None:
+        epsilon = probes.norm_epsilon(module, kept.dtype)
+        assert epsilon is not None
+        yield "weight", _by_row(normal(kept, epsilon).mul_(grad), weight.shape)
+    if "bias" in trainable:
+        yield "bias", _by_row(grad, weight.shape)
+
+
+def _norm_rule(normal: probes.Normal) -> Rule:
+    return Rule(
+        frozenset({"weight", "bias"}),
+        partial(probes.is_norm, normal=normal),
+        _weight_only,
+        partial(_norm, normal),
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -203,7 +185,16 @@ RULES: tuple[Rule, ...] = (
     Rule(frozenset({"weight", "bias"}), _is_conv1d, _weight_only, _conv1d),
     Rule(frozenset({"weight"}), _is_embedding, _weight_only, _embedding),
     Rule(frozenset({"weight", "bias"}), lambda m: _runs(m, nn.LayerNorm), _weight_only, _layer_norm),
-    Rule(frozenset({"weight"}), _is_rms_norm, _weight_only, _rms_norm),
+    _norm_rule(probes.over_rms),
+    _norm_rule(probes.centred),
+    Rule(frozenset({"weight", "bias"}), probes.is_linear, _weight_only, _linear),
+    Rule(
+        frozenset({"weight"}),
+        lambda m: _reads_table(m) and probes.is_its_own(m),
+        _weight_only,
+        _look_up,
+        _looked_up,
+    ),
 )
 
 

@@ -145,13 +145,13 @@ class Taps:
         self._unseen.add(name)
 
     def _leave(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-        given = args[0] if args else next(iter(kwargs.values()))
         if not torch.is_grad_enabled():
             raise InputError(
                 f"module {layer.name} ran with gradients switched off: turn gradient checkpointing on with "
                 'gradient_checkpointing_kwargs={"use_reentrant": False}, and take no torch.no_grad() in the '
                 "loss"
             )
+        given = layer.rule.reads(layer, args, kwargs)
         if given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,):
             raise InputError(_first_axis(layer, given, self._rows))
         for name in layer.parameters.values():

@@ -1,0 +1,175 @@
+"""What a layer computes, found by asking it: it runs with weights and inputs for which the answer is known.
+
+Every family of models has classes of its own for the same few layers; what such a class computes is what counts, and
+neither its name nor its parent. A layer is asked in train mode and in eval mode: one that draws lots answers neither
+twice alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Relative rounding that a float32 answer may differ by from ours.
+_TOLERANCE = 16 * torch.finfo(torch.float32).eps
+
+_ROWS = 8  # of what a layer is asked about: lots that it draws, drop-out's say, show among so many values
+
+
+def is_its_own(module: nn.Module) -> bool:
+    """Whether its class says what it computes; accelerate replaces `forward`, too, but only moves inputs."""
+    return "forward" not in vars(module) or hasattr(module, "_hf_hook")
+
+
+def _answer(
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    training: bool = False,
+) -> Tensor | None:
+    """What a module would give with other weights; its own, which may be split over ranks, and its hooks do not count.
+
+    None where it cannot take such weights or inputs.
+    """
+    twin = copy.copy(module)
+    twin.training = training
+    twin._parameters = module._parameters | {
+        name: nn.Parameter(weight, requires_grad=weight.requires_grad) for name, weight in weights.items()
+    }
+    try:
+        result = type(module).forward(twin, *args, **(kwargs or {}))
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return None
+    return result if isinstance(result, Tensor) else None
+
+
+def _gives(
+    module: nn.Module, weights: Mapping[str, Tensor], probe: Tensor, expected: Tensor, atol: Tensor | float
+) -> bool:
+    for training in (False, True):
+        with torch.no_grad():
+            found = _answer(module, weights, (probe,), training=training)
+        if found is None or found.shape != expected.shape:
+            return False
+        if not bool(((found.float() - expected).abs() <= atol + _TOLERANCE * expected.abs()).all()):
+            return False
+    return True
+
+
+def _line(start: float, end: float, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.linspace(start, end, count, device=device).view(shape)
+
+
+def _has_only(module: nn.Module, *parameters: str) -> bool:
+    """Is what its class computes up to these parameters and its input alone?"""
+    own = {name for name, p in module._parameters.items() if p is not None}
+    return is_its_own(module) and own <= set(parameters) and not any(module.children())
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Is it x W^T + b, in a class of its own (Falcon)?"""
+    if not isinstance(module, nn.Linear) or not _has_only(module, "weight", "bias"):
+        return False
+    out, width = module.weight.shape if module.weight.dim() == 2 else (0, 0)
+    if (out, width) != (
+        module.out_features,
+        module.in_features,
+    ):  # packed, or split: not a matrix to ask with
+        return False
+    device = module.weight.device
+    weights = {"weight": _line(-1.0, 0.7, (out, width), device)}
+    if module.bias is not None:
+        weights["bias"] = _line(3.0, -2.0, (out,), device)
+    probe = _line(-1.0, 2.0, (_ROWS, 1, width), device)
+    expected = functional.linear(probe, weights["weight"], weights.get("bias"))
+    largest = functional.linear(probe.abs(), weights["weight"].abs())
+    return _gives(module, weights, probe, expected, _TOLERANCE * largest)
+
+
+def is_scaled_embedding(module: nn.Embedding) -> bool:
+    """Is its output the table's row times its `embed_scale` (Gemma, BART)?"""
+    if getattr(module, "embed_scale", None) is None or not is_its_own(module):
+        return False
+    weight, rows = module.weight, max(2, 1 + (module.padding_idx or 0))
+    probe = torch.arange(rows, device=weight.device)[None]
+    table = _line(-1.0, 2.0, (rows, weight.shape[1]), weight.device).to(weight.dtype)
+    with torch.no_grad():
+        result = _answer(module, {"weight": table}, (probe,))
+        return result is not None and torch.equal(
+            result, functional.embedding(probe, table) * embed_scale(module)
+        )
+
+
+def embed_scale(module: nn.Embedding) -> Tensor | float:
+    scale = getattr(module, "embed_scale", 1.0)
+    return scale.to(module.weight.dtype) if isinstance(scale, Tensor) else scale
+
+
+def looked_up(module: nn.Embedding, args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+    """int64[B, ...]: which rows of its table an embedding gives for what it is called with; None if it gives others.
+
+    It is asked with two tables of one column, of the rows' numbers and of those from the other end: none but a mere
+    look-up answers both alike (OPT and BART compute positions by themselves).
+    """
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    last = module.num_embeddings - 1
+    up = torch.arange(last + 1, dtype=torch.float32, device=given[0].device if given else None)[:, None]
+    with torch.enable_grad():  # what it looks up without a gradient, it would not learn
+        found = _answer(module, {"weight": up.requires_grad_()}, args, kwargs, module.training)
+    with torch.no_grad():
+        other = _answer(module, {"weight": last - up.detach()}, args, kwargs, module.training)
+    if found is None or other is None or not found.requires_grad or found.shape[-1:] != (1,):
+        return None
+    index = found.detach()[..., 0].long()
+    alike = torch.equal(index[..., None].float(), found) and torch.equal(last - found, other)
+    return index if alike else None
+
+
+Normal = Callable[[Tensor, float], Tensor]
+
+
+def over_rms(values: Tensor, epsilon: float) -> Tensor:
+    """n(x) = x / rms(x) over the last axis, in float32."""
+    values = values.float()
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
+
+
+def centred(values: Tensor, epsilon: float) -> Tensor:
+    """n(x) = (x - mean(x)) / std(x) over the last axis, in float32."""
+    return functional.layer_norm(values.float(), values.shape[-1:], eps=epsilon)
+
+
+def norm_epsilon(module: nn.Module, dtype: torch.dtype) -> float | None:
+    for name in ("variance_epsilon", "eps"):
+        if hasattr(module, name):
+            value = getattr(module, name)
+            return torch.finfo(dtype).eps if value is None else value
+    return None
+
+
+def is_norm(module: nn.Module, normal: Normal) -> bool:
+    """Is it n(x) w + b or n(x) (1 + w) + b, with or without b?"""
+    own = {name: p for name, p in module._parameters.items() if p is not None}
+    if "Norm" not in type(module).__name__ or "weight" not in own or not _has_only(module, "weight", "bias"):
+        return False
+    shape, device = own["weight"].shape, own["weight"].device
+    epsilon = norm_epsilon(module, torch.float32)
+    if epsilon is None or not shape or any(p.shape != shape for p in own.values()):
+        return False
+    probe = _line(-1.0, 2.0, (_ROWS, 1, *shape), device)
+    probe[1::2] *= 1e-3  # small enough that a wrong epsilon shows
+    # Not with the weights it has: at 1 and 0, their usual initial values, formulas coincide.
+    weights = {"weight": _line(0.5, -1.5, shape, device), "bias": _line(3.0, -2.0, shape, device)}
+    shift = weights["bias"] if "bias" in own else 0.0
+    asked = {name: weights[name] for name in own}
+    return any(
+        _gives(module, asked, probe, normal(probe, epsilon) * factor + shift, 4 * _TOLERANCE)
+        for factor in (weights["weight"], 1 + weights["weight"])
+    )
