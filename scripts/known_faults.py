@@ -435,7 +435,7 @@ FAULTS = [
     Fault(
         "lines",
         "whether a model keeps rows of a line apart is not looked at",
-        "lines.py",
+        "isolation.py",
         "shares=not ranks.any(not apart)",
         "shares=True",
         "tests/test_lines.py",
@@ -463,6 +463,14 @@ FAULTS = [
         "for first, last in pairwise(starts)",
         "for first, last in pairwise(starts[[0, *range(2, len(starts))]] if len(starts) > 2 else starts)",
         "tests/test_packing.py",
+    ),
+    Fault(
+        "company",
+        "a model whose rows depend on each other trains",
+        "job.py",
+        "            refuse_company(task, model, prepared.train.fetch(some), ranks)",
+        "            pass",
+        "tests/test_isolation.py",
     ),
     *ACCOUNTING,
     *AUDIT,

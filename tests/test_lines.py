@@ -10,11 +10,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide import lines, models, physical, training
+from confide import isolation, models, physical, training
 from confide.clipping import ClippedSum
 from confide.console import Console
+from confide.isolation import sharing
 from confide.job import Job
-from confide.lines import WORTH, shared, sharing
+from confide.lines import WORTH, shared
 from confide.mechanisms.base import Combine
 from confide.microbatch import micro_batch
 from confide.packing import pack
@@ -185,7 +186,7 @@ def test_memory_is_measured_on_lines_as_wide_as_any(shares):
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_run_looks_and_says_where_lines_are_not_shared(tmp_path, capsys, monkeypatch, apart):
     if not apart:
-        monkeypatch.setattr(lines, "_keeps_apart", lambda *asked: False)
+        monkeypatch.setattr(isolation, "_keeps_apart", lambda *asked: False)
     job = Job.of(Run(config(tmp_path)), Console())
     assert job.task.shares == apart
     assert ("rows of a unit get a line each" in capsys.readouterr().err) != apart

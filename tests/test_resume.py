@@ -57,7 +57,7 @@ def config(folder: Path, **changes):
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
-        raw[section][name] = value
+        (raw[section] if name else raw)[name or section] = value
     return check(raw)
 
 

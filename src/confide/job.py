@@ -24,8 +24,8 @@ from confide.console import Console
 from confide.course import Course
 from confide.errors import InputError
 from confide.filtered import FilteredStep, refuse_ranks
+from confide.isolation import refuse_company, sharing
 from confide.ledger import first_entry
-from confide.lines import sharing
 from confide.mechanisms.base import Mechanism, Sampler, Stage, Terms
 from confide.mechanisms.none import NonPrivate
 from confide.mechanisms.statement import Setting, settle, state_guarantee
@@ -39,6 +39,8 @@ from confide.sharding import part, shard
 from confide.tasks import Task
 from confide.training import Observer, Optimisation, Step
 from confide.units import UnitGraph
+
+_SEEN = 64  # rows from which two are taken to see whether the model keeps them apart
 
 LITTLE_LEFT = 0.6
 """The share of masked tokens above which somebody is told: paper 004's strictest level masks 45%."""
@@ -98,6 +100,9 @@ class Job:
         is_split = ranks.several and config.train.distributed == "fsdp"
         if not is_split:
             model.to(ranks.device)
+        if mechanism.notion != "none":
+            some = np.arange(min(prepared.train.n_rows, _SEEN))
+            refuse_company(task, model, prepared.train.fetch(some), ranks)
         if mechanism.draws == "units":  # else a unit's rows are one
             task = sharing(task, model, config.data.max_length, ranks)
             if task.kind == "causal-lm" and not task.shares:

@@ -36,7 +36,7 @@ class Task:
         extra: per-token inputs that the model takes beside input_ids.
         autocast: run the model in bf16.
         device: where batches go.
-        shares: rows of one unit may share a line of a batch; see `lines.sharing`.
+        shares: rows of one unit may share a line of a batch; see `isolation.sharing`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
     """
 
