@@ -466,6 +466,14 @@ FAULTS = [
     ),
     Fault(
         "company",
+        "rows that lie token by token are taken for rows one after another",
+        "clipping/engine.py",
+        "            if bool(touched.any()):",
+        "            if False:",
+        "tests/clipping/test_clipping_faults.py",
+    ),
+    Fault(
+        "company",
         "a model whose rows depend on each other trains",
         "job.py",
         "            refuse_company(task, model, prepared.train.fetch(some), ranks)",

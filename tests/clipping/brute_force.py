@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    BartConfig,
     BertConfig,
     BioGptConfig,
     CohereConfig,
@@ -19,6 +20,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     NemotronConfig,
+    OPTConfig,
     Qwen2Config,
     Qwen3Config,
     RobertaConfig,
@@ -77,6 +79,17 @@ _FALCON = {
     "attention_dropout": 0.0,
     "pad_token_id": PAD,
 }
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 16,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+    "dropout": 0.0,
+    "scale_embedding": True,
+    "pad_token_id": PAD,
+}
 _CONFIGS: dict[str, Callable[..., object]] = {
     "gpt2": lambda **more: GPT2Config(**_GPT2, **more),
     "llama": lambda **more: LlamaConfig(**_LLAMA, **more),
@@ -87,6 +100,8 @@ _CONFIGS: dict[str, Callable[..., object]] = {
     "cohere": lambda **more: CohereConfig(**_LLAMA, use_qk_norm=True, **more),
     "nemotron": lambda **more: NemotronConfig(**_LLAMA, **more),
     "biogpt": lambda **more: BioGptConfig(**_BERT, activation_dropout=0.0, layerdrop=0.0, **more),
+    "opt": lambda **more: OPTConfig(**_BERT, ffn_dim=24, word_embed_proj_dim=16, **more),
+    "bart": lambda **more: BartConfig(**_BART, **more),
     "bert": lambda **more: BertConfig(**_BERT, **more),
     "roberta": lambda **more: RobertaConfig(**_BERT, **more),
 }

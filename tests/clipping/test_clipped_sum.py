@@ -29,7 +29,7 @@ from tests.clipping.brute_force import (
 torch.set_num_threads(1)
 
 CAUSAL = ("gpt2", "llama", "gemma2", "qwen2", "qwen3")
-OWN_CLASSES = ("falcon", "cohere", "nemotron", "biogpt")
+OWN_CLASSES = ("falcon", "cohere", "nemotron", "biogpt", "opt", "bart")
 
 
 def lora(model: nn.Module, targets: str | list[str] = "all-linear", **more: object) -> nn.Module:
@@ -54,6 +54,14 @@ def test_full_fine_tuning(family: str, units: str) -> None:
 def test_families_with_linear_layers_norms_and_positions_of_their_own_class(family: str, units: str) -> None:
     # Norms are rounded up by what cancels: BioGPT's by 1.1e-5.
     check(tiny(family), causal_loss, rows(family), torch.tensor(UNITS[units]), clip_norm=1.0, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("family", OWN_CLASSES)
+def test_adapters_of_families_with_classes_of_their_own(family: str) -> None:
+    model = get_peft_model(tiny(family), LoraConfig(r=3, target_modules="all-linear")).eval()
+    for units in ("1", "ragged"):  # as it begins, with half of it zero, and later on
+        check(model, causal_loss, rows(family), torch.tensor(UNITS[units]), clip_norm=0.1, tolerance=2e-5)
+        shaken(model)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])

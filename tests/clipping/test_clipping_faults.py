@@ -25,6 +25,7 @@ from confide.clipping import (
 from confide.clipping.units import Units
 from confide.errors import InputError
 from tests.clipping.brute_force import (
+    LOSSES,
     ROWS,
     UNITS,
     Batch,
@@ -41,6 +42,7 @@ from tests.clipping.brute_force import (
 torch.set_num_threads(1)
 ONES = torch.ones(ROWS)
 EACH = torch.arange(ROWS)
+RAGGED = torch.tensor(UNITS["ragged"])
 
 
 def ids_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -493,14 +495,105 @@ def test_a_units_gradient_does_not_depend_on_other_rows() -> None:
         assert torch.allclose(first, second, rtol=1e-5) is equal
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bert", "biogpt"])
+def test_positions_shared_by_all_rows_have_a_gradient_for_each(family: str) -> None:
+    head = "masked" if family == "bert" else "causal"
+    batch = {name: v for name, v in rows(family, head).items() if name != "position_ids"}
+    check(tiny(family, head), LOSSES[head], batch, RAGGED, clip_norm=1.0, tolerance=2e-5)
+
+
+class Laid(nn.Module):
+    """Rows of tokens through a linear layer that sees them laid out in some way."""
+
+    def __init__(self, how: str, tokens: int) -> None:
+        super().__init__()
+        self.how, self.table, self.place = how, nn.Embedding(20, 6), nn.Embedding(tokens, 6)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        values = self.table(ids)
+        count, tokens, _ = values.shape
+        if self.how == "row by row":
+            return self.layer(values.flatten(0, 1)).view(count, tokens, 6)
+        if self.how == "tokens first, in one":
+            return self.layer(values.transpose(0, 1).flatten(0, 1)).view(tokens, count, 6).transpose(0, 1)
+        if self.how == "tokens first":
+            return self.layer(values.transpose(0, 1)).transpose(0, 1)
+        assert self.how == "positions of all rows"
+        return self.layer(values + self.place(torch.arange(tokens)))
+
+
+def laid_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch["ids"]).square().sum((1, 2)) / 10
+
+
+def laid(how: str, tokens: int) -> tuple[nn.Module, Batch]:
+    model = shaken(Laid(how, tokens))
+    if how != "positions of all rows":
+        model.place.requires_grad_(False)
+    return model, {"ids": torch.randint(20, (ROWS, tokens), generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.mark.parametrize("tokens", [5, ROWS, 2 * ROWS])
+def test_rows_that_lie_one_after_another_are_told_apart(tokens: int) -> None:
+    model, batch = laid("row by row", tokens)
+    for units in (EACH, RAGGED):
+        check(model, laid_loss, batch, units, clip_norm=1.0)
+
+
 @pytest.mark.parametrize(
-    ("family", "module", "argument"),
-    [("gpt2", "transformer.wpe", "position_ids"), ("bert", "position_embeddings", "position_ids")],
+    ("how", "tokens"),
+    [
+        ("tokens first, in one", 5),
+        ("tokens first, in one", ROWS),
+        ("tokens first", ROWS),
+        ("positions of all rows", ROWS),  # as many as rows: one for each, it seems
+        ("positions of all rows", 2 * ROWS),
+    ],
 )
-def test_positions_shared_by_all_rows_are_refused(family: str, module: str, argument: str) -> None:
-    batch = {name: v for name, v in rows(family).items() if name != "position_ids"}
-    with pytest.raises(InputError, match=f"{module}.*{argument}"):
-        ClippedSum(tiny(family), causal_loss, 1.0).add(batch, EACH, ONES)
+def test_rows_that_lie_otherwise_are_not_taken_for_it(how: str, tokens: int) -> None:
+    model, batch = laid(how, tokens)
+    summed = ClippedSum(model, laid_loss, 1.0)
+    with pytest.raises(InputError, match="do not lie one after another"):
+        summed.add(batch, EACH, ONES)
+    one = torch.zeros(ROWS, dtype=torch.int64)  # clipped together, it does not matter
+    assert summed.add(batch, one, ONES).shape == (1,)
+
+
+def test_lots_are_drawn_as_if_nobody_had_looked() -> None:
+    model, batch = laid("row by row", 5)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        values = nn.functional.dropout(model.table(batch["ids"]), 0.5)
+        return model.layer(values.flatten(0, 1)).view(ROWS, 30).square().sum(1)
+
+    def norms(summed: ClippedSum) -> Tensor:
+        torch.manual_seed(3)
+        return summed.add(batch, EACH, ONES)
+
+    summed = ClippedSum(model, loss, 1.0)
+    first, second = norms(summed), norms(summed)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, summed.add(batch, EACH, ONES))
+
+
+def test_one_pass_more_looks_how_rows_lie_and_leaves_nothing_behind() -> None:
+    passes = []
+    model, batch = laid("row by row", 5)
+    with torch.no_grad():
+        model.layer.weight.zero_()
+        model.layer.bias.fill_(1.0)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        passes.append(1)
+        return laid_loss(model, batch)
+
+    summed = ClippedSum(model, loss, 1.0)
+    for expected in (3, 4, 5):  # one that met the doubt, one to look, one each time
+        summed.add(batch, EACH, ONES)
+        assert len(passes) == expected
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_a_loss_by_token_or_by_batch_is_refused() -> None:

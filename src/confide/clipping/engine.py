@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from confide.clipping.factors import exact, row_squares
 from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
-from confide.clipping.tap import Seen, Taps
+from confide.clipping.tap import InDoubt, Receive, Seen, Taps
 from confide.clipping.units import Units
 from confide.errors import Diverged, InputError
 from confide.ranks import Ranks
@@ -79,6 +79,8 @@ class ClippedSum:
         self._built = self._contents()
         self._is_split = is_sharded(model)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+        self._in_order: set[str] = set()
+        self._has_looked = False
         self._sums: dict[str, Tensor] = {}
 
     @property
@@ -287,11 +289,6 @@ class ClippedSum:
         """
 
         def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
-            if not seen.is_over:
-                raise InputError(
-                    f"the loss takes a gradient by itself, through module {layer.name}: what that adds to a unit's own "
-                    "gradient cannot be clipped by unit; compute the loss by a forward pass alone"
-                )
             with exact(grad.device):
                 for own, use in layer.rule.uses(layer.module, layer.trainable, kept, grad):
                     name = layer.parameters[own]
@@ -300,25 +297,96 @@ class ClippedSum:
                         slots[name] = self._slot(name, own_units, seen.uses[name], allowance, dense)
                     slots[name].receive(use)
 
-        # Were it `receive` that held the taps, they would hold themselves, and the model.
         allowance, seen = Allowance(0), Seen()
         # Now, for the host waits for a copy: later, that would be for the whole forward pass.
         weight = weight.to(self._device, torch.float32)
         units.on(self._device)
-        taps = Taps(self._parameters, self._layers, units.rows, receive, seen)
+
+        def weigh(losses: Tensor) -> Tensor:
+            allowance.left = 2 * seen.largest
+            return (losses.float() * weight.to(losses.device)).sum()
+
+        # Of one unit all rows are clipped together, however they lie.
+        trusted = None if units.count == 1 else self._in_order
+        # A pass more is one that the ranks of a split model would have to take together.
+        can_look = trusted is not None and not (self._is_split or self._has_looked)
+        lots = _lots(self._device) if can_look else None
+        try:
+            self._pass(batch, units.rows, receive, seen, weigh, trusted, doubts=can_look)
+            return
+        except InDoubt:
+            if lots is None:
+                raise
+        # Not in the handler: the error holds what the pass had come to.
+        self._look_for_order(batch, units.rows)
+        _draw_again(lots, self._device)
+        seen.uses.clear()
+        self._pass(batch, units.rows, receive, seen, weigh, trusted)
+
+    def _pass(
+        self,
+        batch: Batch,
+        rows: int,
+        receive: Receive,
+        seen: Seen,
+        weigh: Callable[[Tensor], Tensor],
+        trusted: set[str] | None = None,
+        doubts: bool = False,
+    ) -> None:
+        """One forward and one backward pass, of what `weigh` makes of the rows' losses."""
+
+        # Were it this that held the taps, they would hold themselves, and the model.
+        def arrive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
+            if not seen.is_over:
+                raise InputError(
+                    f"the loss takes a gradient by itself, through module {layer.name}: what that adds to a unit's own "
+                    "gradient cannot be clipped by unit; compute the loss by a forward pass alone"
+                )
+            receive(layer, kept, grad)
+
+        taps = Taps(self._parameters, self._layers, rows, arrive, seen, trusted, doubts)
         with taps.attached(), torch.enable_grad():
             losses = self._loss(self._model, batch)
-            if losses.shape != (units.rows,):
+            if losses.shape != (rows,):
                 raise InputError(
-                    f"the loss must give one value for each of the {units.rows} rows, "
-                    f"got shape {tuple(losses.shape)}"
+                    f"the loss must give one value for each of the {rows} rows, got shape {tuple(losses.shape)}"
                 )
-            total = (losses.float() * weight.to(losses.device)).sum()
+            total = weigh(losses)
             taps.seal(total)
-            allowance.left = 2 * seen.largest
             with torch.autocast(total.device.type, enabled=False):  # the caller's is for the forward pass
                 total.backward()
             taps.refuse_unseen()
+
+    def _look_for_order(self, batch: Batch, rows: int) -> None:
+        """Find the layers whose input and output hold the rows one after another, or once for all of them.
+
+        One row's loss has no gradient at what belongs to another row. So a pass back from one loss shows, layer by
+        layer, whether what is taken for that row's part is all that it has.
+
+        Raises:
+            InputError: a layer has gradients elsewhere.
+        """
+        own = 0
+
+        def weigh(losses: Tensor) -> Tensor:
+            nonlocal own
+            own = int(losses.detach().argmax())  # one that has something to learn
+            return losses[own].float()
+
+        def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
+            touched = grad.flatten(1).any(1)
+            if bool(touched[own]):
+                self._in_order.add(layer.name)
+            touched[own] = False
+            if bool(touched.any()):
+                raise InputError(
+                    f"module {layer.name} ({type(layer.module).__name__}) runs on rows that do not lie one after "
+                    "another, or that influence each other, so that no row has a gradient of its own there: freeze it"
+                )
+
+        with torch.no_grad(), _no_zeros(list(self._parameters.values())):
+            self._pass(batch, rows, receive, Seen(), weigh)
+        self._has_looked = True
 
     def _slot(
         self, name: str, units: Units, uses: int, allowance: Allowance, dense: dict[str, Tensor] | None
@@ -341,6 +409,31 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemory)) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
+
+
+def _lots(device: torch.device) -> list[Tensor]:
+    """What drop-out will draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _draw_again(lots: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(lots[0])
+    for state in lots[1:]:
+        torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def _no_zeros(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Parameters that are zero, as half of an adapter's are at first, are not: through zeros goes no gradient."""
+    zeros = [p for p in parameters if not bool(p.any())]
+    try:
+        for p in zeros:
+            ramp = torch.linspace(-0.02, 0.03, p.numel(), device=p.device)
+            p.copy_(ramp.view_as(p))
+        yield
+    finally:
+        for p in zeros:
+            p.zero_()
 
 
 def _refuse_unreadable_precision() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,6 +55,10 @@ class Seen:
     is_over: bool = False
 
 
+class InDoubt(InputError):
+    """A layer ran on a tensor whose first axis is not the batch's rows; whose part is whose is not known yet."""
+
+
 class Taps:
     """Taps on the layers of a model for one forward and backward pass over a batch of `rows` rows.
 
@@ -63,6 +67,9 @@ class Taps:
 
     Args:
         seen: what the forward pass is written down in.
+        trusted: layers whose first axis may be rows and positions in one, row by row, or a single entry for all rows;
+            None trusts all.
+        doubts: whether a first axis as long as the batch must be seen to be its rows where it may be positions, too.
     """
 
     def __init__(
@@ -72,8 +79,12 @@ class Taps:
         rows: int,
         receive: Receive,
         seen: Seen,
+        trusted: Container[str] | None = None,
+        doubts: bool = False,
     ) -> None:
         self._seen = seen
+        self._trusted = trusted
+        self._doubts = doubts
         self._trainable = trainable
         self._live = dict(trainable)
         self._unseen: set[str] = set()
@@ -151,9 +162,12 @@ class Taps:
                 'gradient_checkpointing_kwargs={"use_reentrant": False}, and take no torch.no_grad() in the '
                 "loss"
             )
-        given = layer.rule.reads(layer, args, kwargs)
-        if given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,):
-            raise InputError(_first_axis(layer, given, self._rows))
+        given, count = layer.rule.reads(layer, args, kwargs), output.shape[:1].numel()
+        joined = given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,)
+        if joined:
+            given, output = self._by_row(layer, given, output)
+        elif self._doubts and (output.dim() < 3 or output.shape[1] == self._rows):
+            raise InDoubt(_first_axis(layer, given, self._rows))
         for name in layer.parameters.values():
             self._live[name].requires_grad_(True)
         seen = self._seen
@@ -167,7 +181,18 @@ class Taps:
         if output.device not in self._anchors:
             self._anchors[output.device] = torch.zeros((), device=output.device, requires_grad=True)
         tapped: Tensor = _Tap.apply(output, self._anchors[output.device], kept, partial(self._receive, layer))
-        return tapped
+        return tapped.flatten(0, 1) if joined and count != 1 else tapped
+
+    def _by_row(self, layer: Layer, given: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and output with a first axis of the batch's rows, where the model has joined it with the next."""
+        rows, count = self._rows, len(output) if output.dim() else 0
+        if given.shape[:1] != (count,) or not (count == 1 or (count and count % rows == 0)):
+            raise InputError(_first_axis(layer, given, rows))
+        if self._trusted is not None and layer.name not in self._trusted:
+            raise InDoubt(_first_axis(layer, given, rows))
+        if count == 1:  # what is one for all rows gets a gradient for each
+            return given.expand(rows, *given.shape[1:]), output.expand(rows, *output.shape[1:])
+        return given.unflatten(0, (rows, -1)), output.unflatten(0, (rows, -1))
 
 
 def _first_axis(layer: Layer, given: Tensor, rows: int) -> str:
