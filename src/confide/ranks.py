@@ -1,6 +1,7 @@
 """The processes that train one model together, as torchrun starts them; or one process alone."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from confide.errors import InputError, RankLost
 
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchrun sets
 _PATIENCE = timedelta(hours=2)  # one rank may read the text while the others wait
+# A thread of gloo's may still have to let go of a tensor, for which it needs the interpreter. Where a split model keeps
+# the group alive nobody waits for that thread, and one that comes while the interpreter ends aborts the process.
+_LAST_WORDS = 0.3  # seconds
 
 
 def launched() -> bool:
@@ -81,6 +85,8 @@ class Ranks:
             raise
         ranks.wait()  # a rank that leaves while another still listens can bring it down
         dist.destroy_process_group()  # not after an error: it would wait for those that are gone
+        if device.type == "cpu":
+            time.sleep(_LAST_WORDS)
 
     @property
     def first(self) -> bool:
