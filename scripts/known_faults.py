@@ -4,6 +4,7 @@ from accounting_faults import ACCOUNTING
 from audit_faults import AUDIT
 from fault import Fault
 from noise_faults import NOISE
+from rows_faults import ROWS
 
 FAULTS = [
     Fault(
@@ -124,7 +125,7 @@ FAULTS = [
         "clipping/probes.py",
         "for training in (False, True):",
         "for training in (False,):",
-        "tests/clipping/test_clipping_faults.py",
+        "tests/clipping/test_layers.py",
     ),
     Fault(
         "13",
@@ -132,7 +133,7 @@ FAULTS = [
         "clipping/rules.py",
         "        if name not in covered_names:",
         "        if False:",
-        "tests/clipping/test_clipping_faults.py",
+        "tests/clipping/test_layers.py",
     ),
     Fault(
         "14",
@@ -432,54 +433,7 @@ FAULTS = [
         "sampling.rate, turns",
         "tests/test_correlation.py",
     ),
-    Fault(
-        "lines",
-        "whether a model keeps rows of a line apart is not looked at",
-        "isolation.py",
-        "shares=not ranks.any(not apart)",
-        "shares=True",
-        "tests/test_lines.py",
-    ),
-    Fault(
-        "lines",
-        "a row's last token predicts the next row of its line",
-        "tasks.py",
-        'nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])',
-        "pass",
-        "tests/test_lines.py",
-    ),
-    Fault(
-        "lines",
-        "rows of a line are not weighed",
-        "tasks.py",
-        '(losses * batch["weight"]).sum(1)',
-        "losses.sum(1)",
-        "tests/test_lines.py",
-    ),
-    Fault(
-        "lines",
-        "rows of different units share a line",
-        "packing.py",
-        "for first, last in pairwise(starts)",
-        "for first, last in pairwise(starts[[0, *range(2, len(starts))]] if len(starts) > 2 else starts)",
-        "tests/test_packing.py",
-    ),
-    Fault(
-        "company",
-        "rows that lie token by token are taken for rows one after another",
-        "clipping/engine.py",
-        "            if bool(touched.any()):",
-        "            if False:",
-        "tests/clipping/test_clipping_faults.py",
-    ),
-    Fault(
-        "company",
-        "a model whose rows depend on each other trains",
-        "job.py",
-        "            refuse_company(task, model, prepared.train.fetch(some), ranks)",
-        "            pass",
-        "tests/test_isolation.py",
-    ),
+    *ROWS,
     *ACCOUNTING,
     *AUDIT,
 ]

@@ -34,6 +34,13 @@ MORE = {
     "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 16, "do_layer_norm_before": True},
     "Bloom": {"n_layer": 2, "n_head": 2},
     "Mamba": {"state_size": 4},
+    "Mixtral": {"num_key_value_heads": 1, "num_local_experts": 4},
+    "Qwen3Moe": {
+        "num_key_value_heads": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+    },
     "Mistral": {"num_key_value_heads": 1},
     "GPT2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 66},
 }
@@ -62,6 +69,7 @@ def built(kind: str, task: str = "causal-lm", **changes: object) -> tuple[torch.
     ("kind", "task"),
     [
         *((kind, "causal-lm") for kind in ("GPT2", "Llama", "Mistral", "OPT", "Bloom", "Falcon", "Mamba")),
+        *((kind, "causal-lm") for kind in ("Mixtral", "Qwen3Moe")),
         *((kind, "masked-lm") for kind in ("Bert", "Roberta", "Electra")),
         *((kind, "classification") for kind in ("Bert", "Roberta", "GPT2", "Llama")),
     ],
@@ -96,6 +104,10 @@ class Leaking(torch.nn.Module):
             result.logits = logits + 1e-4 * torch.roll(logits, -1, 0).mean(1, keepdim=True)
         elif self.how == "padding, faintly":
             result.logits = logits + 1e-4 * logits.mean(1, keepdim=True)
+        elif self.how == "room for half of the tokens":
+            alike = input_ids.flatten()[:, None] == input_ids.flatten()
+            taken = alike.tril().sum(1).view(input_ids.shape)  # of each token, how many there are up to it
+            result.logits = logits * (taken <= max(1, input_ids.numel() // 2))[..., None]
         elif self.how == "the width":
             result.logits = logits / logits.shape[1]
         return result
@@ -108,6 +120,7 @@ class Leaking(torch.nn.Module):
         ("the row before, faintly", "the rows beside it"),
         ("the row behind, faintly", "the rows beside it"),
         ("padding, faintly", "the padding behind it"),
+        ("room for half of the tokens", "how many tokens beside it are like its own"),
         ("the width", "how many rows and how much padding"),
     ],
 )

@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +17,13 @@ from torch import nn
 
 from confide.errors import InputError
 from confide.lines import WIDEST
+from confide.models import routes
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.tasks import Batch, Task
 
 _PROBED = 128  # tokens of the longest row whose logits are compared
+_FLOOD = 7  # rows of one token, beside which a row is looked at
 _NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
 _STILL = 1e-6  # the same, of logits that come from the same numbers
 
@@ -31,7 +32,10 @@ def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ran
     """Refuse a model whose output for a row depends on the rows or the padding beside it; one rank looks for all.
 
     Passes without a gradient over a short row between longer ones. Those change, and so does the padding: the short
-    one's logits must not. And each row's must be what they are without company.
+    one's logits must not. And each row's must be what they are without company; also behind rows that all ask for what
+    its first token asks for, lest an expert of a mixture had room for so many tokens only.
+
+    Experts multiply as many tokens at a time as come to them, so a mixture's logits may change by rounding.
 
     Args:
         model: whole, not yet split over the ranks.
@@ -66,21 +70,30 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
             return own if task.kind == "classification" else own[: len(row)]
 
         together = _batch(task, [long, short, long])
+        flood = np.full(len(long), short[0])
         before = logits(together, 1, short)
-        size = float(before.abs().max())
-        if not math.isfinite(size):  # training will say so
+        if not before.isfinite().all():  # training will say so
             return ""
-        if not _gap(before, logits(_batch(task, [turned, short, turned]), 1, short)) <= _STILL * size:
+        near, still = _allowed(model, before)
+        if not _gap(before, logits(_batch(task, [turned, short, turned]), 1, short)) <= still:
             return "the rows beside it"
         if task.kind != "classification":  # there the padding's own token may say where a row ends
             other = together["input_ids"].masked_fill(~together["real"], int(long[0]))
-            if not _gap(before, logits({**together, "input_ids": other}, 1, short)) <= _STILL * size:
+            if not _gap(before, logits({**together, "input_ids": other}, 1, short)) <= still:
                 return "the padding behind it"
-        near = _NEAR[before.dtype == torch.float32] * size
         for place, row in enumerate([long, short]):
             if not _gap(logits(_batch(task, [row]), 0, row), logits(together, place, row)) <= near:
                 return "how many rows and how much padding it is with"
+        if not _gap(before, logits(_batch(task, [*[flood] * _FLOOD, short]), _FLOOD, short)) <= near:
+            return "how many tokens beside it are like its own"
     return ""
+
+
+def _allowed(model: nn.Module, logits: torch.Tensor) -> tuple[float, float]:
+    """By how much logits may differ that are taken in batches of two shapes, and in batches of one."""
+    size = float(logits.abs().max())
+    near = _NEAR[logits.dtype == torch.float32] * size
+    return near, near if routes(model) else _STILL * size
 
 
 def _batch(task: Task, rows: list[np.ndarray]) -> Batch:
@@ -141,9 +154,8 @@ def _keeps_apart(task: Task, model: nn.Module, longest: int) -> bool:
         ends = np.cumsum([len(row) for row in rows])
         for first, last, row in zip(ends, ends[1:], rows[1:], strict=False):
             alone, here = _line_logits(task, model, [[row]])[0], before[line, first:last]
-            size = float(alone.abs().max())
-            apart.append(_gap(here, alone) <= _NEAR[alone.dtype == torch.float32] * size)
-            apart.append(_gap(here, after[line, first:last]) <= _STILL * size)
+            near, still = _allowed(model, alone)
+            apart += [_gap(here, alone) <= near, _gap(here, after[line, first:last]) <= still]
     return all(apart)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -34,6 +35,8 @@ AUTO = {
     "masked-lm": "AutoModelForMaskedLM",
     "classification": "AutoModelForSequenceClassification",
 }
+_MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
+_OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
 # These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
 _OWN_POSITIONS = {
     "roberta",
@@ -347,7 +350,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=adapter.targets,
+        target_modules=_beside_experts(model) if adapter.targets == "all-linear" else adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=kinds[task],
@@ -361,6 +364,27 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
             reason = str(error).strip().splitlines()[0][:200]
             raise InputError(f"adapter.targets: {adapter.targets!r} cannot be adapted: {reason}") from error
     return wrapped
+
+
+def _beside_experts(model: Any) -> str | list[str]:
+    """All linear layers, or of a mixture of experts those that every token goes through, by name.
+
+    peft takes names of an expert's layers, and "all-linear", for its experts' stacked weights as well.
+    """
+    if not routes(model):
+        return "all-linear"
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    return sorted(linear - _OF_EXPERTS)
+
+
+def routes(model: nn.Module) -> bool:
+    """Whether a model is a mixture of experts, as far as its classes' names tell."""
+    return any(_MIXTURE.search(type(module).__name__) for module in model.modules())
 
 
 def _inner(model: Any) -> Any:

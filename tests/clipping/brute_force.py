@@ -18,11 +18,14 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
+    MixtralConfig,
     NemotronConfig,
     OPTConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     RobertaConfig,
 )
 
@@ -102,6 +105,13 @@ _CONFIGS: dict[str, Callable[..., object]] = {
     "biogpt": lambda **more: BioGptConfig(**_BERT, activation_dropout=0.0, layerdrop=0.0, **more),
     "opt": lambda **more: OPTConfig(**_BERT, ffn_dim=24, word_embed_proj_dim=16, **more),
     "bart": lambda **more: BartConfig(**_BART, **more),
+    "mixtral": lambda **more: MixtralConfig(**_LLAMA, num_local_experts=4, **more),
+    "qwen3-moe": lambda **more: Qwen3MoeConfig(
+        **_LLAMA, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, **more
+    ),
+    "gpt-oss": lambda **more: GptOssConfig(
+        **_LLAMA, head_dim=8, num_local_experts=4, num_experts_per_tok=2, **more
+    ),
     "bert": lambda **more: BertConfig(**_BERT, **more),
     "roberta": lambda **more: RobertaConfig(**_BERT, **more),
 }
@@ -115,7 +125,7 @@ _HEADS = {
 def tiny(family: str, head: str = "causal", attention: str = "sdpa", **more: object) -> nn.Module:
     """A tiny model with every parameter, norms and biases included, away from its special initial value."""
     torch.manual_seed(5)
-    if family == "gemma2":  # has no other
+    if family in ("gemma2", "gpt-oss"):  # have no other
         attention = "eager"
     if head == "classify":
         more["num_labels"] = 3

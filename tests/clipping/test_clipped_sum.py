@@ -9,10 +9,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from confide import models
 from confide.clipping import ClippedSum, factors, slot
 from confide.clipping.factors import Outer, exact
 from confide.clipping.slot import Allowance, dense_is_faster
 from confide.clipping.units import Units
+from confide.settings import Adapter
 from tests.clipping.brute_force import (
     LOSSES,
     ROWS,
@@ -29,6 +31,7 @@ from tests.clipping.brute_force import (
 torch.set_num_threads(1)
 
 CAUSAL = ("gpt2", "llama", "gemma2", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen3-moe", "gpt-oss")
 OWN_CLASSES = ("falcon", "cohere", "nemotron", "biogpt", "opt", "bart")
 
 
@@ -62,6 +65,15 @@ def test_adapters_of_families_with_classes_of_their_own(family: str) -> None:
     for units in ("1", "ragged"):  # as it begins, with half of it zero, and later on
         check(model, causal_loss, rows(family), torch.tensor(UNITS[units]), clip_norm=0.1, tolerance=2e-5)
         shaken(model)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_adapters_of_mixtures_of_experts(family: str) -> None:
+    model = shaken(models._adapt(tiny(family), Adapter(kind="lora", rank=3), "causal-lm"))
+    trained = {name.split(".lora_")[0].rpartition(".")[2] for name in models.trainable(model)}
+    assert trained == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    for units in ("1", "3", "ragged"):
+        check(model, causal_loss, rows(family), torch.tensor(UNITS[units]), clip_norm=0.1)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])

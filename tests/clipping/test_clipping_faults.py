@@ -10,14 +10,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import MixtralConfig, MixtralForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from confide.clipping import (
     ClippedSum,
     NonFiniteGradient,
     UnsupportedModule,
-    UnsupportedParameter,
     engine,
     factors,
     slot,
@@ -25,7 +22,6 @@ from confide.clipping import (
 from confide.clipping.units import Units
 from confide.errors import InputError
 from tests.clipping.brute_force import (
-    LOSSES,
     ROWS,
     UNITS,
     Batch,
@@ -35,34 +31,11 @@ from tests.clipping.brute_force import (
     compare,
     norm,
     rows,
-    shaken,
     tiny,
 )
+from tests.clipping.nets import EACH, IDS, ONES, TestNet, ids_loss
 
 torch.set_num_threads(1)
-ONES = torch.ones(ROWS)
-EACH = torch.arange(ROWS)
-RAGGED = torch.tensor(UNITS["ragged"])
-
-
-def ids_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return model(batch["ids"]).flatten(1).logsumexp(1)
-
-
-class TestNet(nn.Module):
-    """An embedding, a layer to try, a head."""
-
-    __test__ = False
-
-    def __init__(self, layer: nn.Module, width: int = 6) -> None:
-        super().__init__()
-        self.table, self.layer, self.head = nn.Embedding(20, width), layer, nn.Linear(width, 4)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.layer(self.table(ids)))
-
-
-IDS = {"ids": torch.randint(20, (ROWS, 5), generator=torch.Generator().manual_seed(1))}
 
 
 # --- pitfall 4: tied weights
@@ -132,144 +105,7 @@ def test_lora_moves_and_learns() -> None:
     assert float(causal_loss(model, batch).mean()) < first - 0.1
 
 
-# --- pitfall 13: a layer without a rule
-
-
-class Scaled(nn.Linear):
-    def forward(self, values: Tensor) -> Tensor:
-        return 2 * super().forward(values)
-
-
-class Bare(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(6))
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values * self.gain
-
-
-class StrangeRMSNorm(nn.RMSNorm):
-    def forward(self, values: Tensor) -> Tensor:
-        return super().forward(values) * self.weight
-
-
-class Rounding(nn.Linear):
-    """Multiplies by what 8 bits hold of its input."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        step = values.abs().amax() / 127
-        return super().forward((values / step).round() * step)
-
-
-class Dropping(nn.Linear):
-    def forward(self, values: Tensor) -> Tensor:
-        return super().forward(nn.functional.dropout(values, 0.3, self.training))
-
-
-class Adapted(nn.Linear):
-    """Is linear as long as its second weight is what it was made with."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, width)
-        self.more = nn.Parameter(torch.zeros(width, width), requires_grad=False)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return super().forward(values + values @ self.more)
-
-
-class SquaredNorm(nn.LayerNorm):
-    def forward(self, values: Tensor) -> Tensor:
-        return nn.functional.layer_norm(values, (6,), self.weight * self.weight, self.bias, self.eps)
-
-
-class OtherEpsilonNorm(nn.LayerNorm):
-    def forward(self, values: Tensor) -> Tensor:
-        return nn.functional.layer_norm(values, (6,), self.weight, self.bias, 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("layer", "parameter"),
-    [
-        (Scaled(6, 6), "layer.weight"),
-        (Rounding(6, 6), "layer.weight"),
-        (Dropping(6, 6).eval(), "layer.weight"),
-        (Adapted(6), "layer.weight"),
-        (SquaredNorm(6), "layer.weight"),
-        (OtherEpsilonNorm(6), "layer.weight"),
-        (Bare(), "layer.gain"),
-        (StrangeRMSNorm(6), "layer.weight"),
-        (nn.MultiheadAttention(6, 2), "layer.in_proj_weight"),
-        (nn.Bilinear(6, 6, 6), "layer.weight"),
-        (nn.GroupNorm(2, 6), "layer.weight"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), "layer.parametrizations.weight.original0"),
-        (nn.Embedding(3, 6, scale_grad_by_freq=True), "layer.weight"),
-        (nn.Embedding(3, 6, max_norm=1.0), "layer.weight"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_parameter_without_a_rule_is_named(layer: nn.Module, parameter: str) -> None:
-    with pytest.raises(UnsupportedParameter, match=parameter.replace(".", r"\.")) as caught:
-        ClippedSum(TestNet(layer), ids_loss, 1.0)
-    if len(parameter.split(".")) == 2:
-        assert type(layer).__name__ in str(caught.value)
-
-
-class Shifted(nn.Embedding):
-    def forward(self, ids: Tensor, by: int = 0) -> Tensor:
-        return super().forward((ids + by) % self.num_embeddings)
-
-
-class Lengthened(nn.Embedding):
-    def forward(self, ids: Tensor) -> Tensor:
-        return 3 * super().forward(ids)
-
-
-class Summed(nn.Embedding):
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) + super().forward(ids // 2)
-
-
-class Fixed(nn.Embedding):
-    @torch.no_grad()
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids)
-
-
-class Tables(nn.Module):
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.table, self.layer = table, nn.Linear(6, 6)
-
-
-def moved_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return model.layer(model.table(batch["ids"], by=1)).square().sum((1, 2))
-
-
-def test_an_embedding_that_computes_what_it_looks_up_is_asked_what_that_is() -> None:
-    model = shaken(Tables(Shifted(20, 6)))
-    check(model, moved_loss, IDS, EACH, clip_norm=1.0)
-
-
-@pytest.mark.parametrize("kind", [Lengthened, Summed, Fixed])
-def test_an_embedding_that_does_more_than_look_up_is_named(kind: type[nn.Embedding]) -> None:
-    model = shaken(Tables(kind(20, 6)))
-    with pytest.raises(
-        UnsupportedModule, match=rf"module table \({kind.__name__}\) does more than look rows"
-    ):
-        ClippedSum(model, lambda model, batch: model.layer(model.table(batch["ids"])).sum((1, 2)), 1.0).add(
-            IDS, EACH, ONES
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [({"use_dora": True}, "lora_magnitude_vector"), ({"target_modules": ["wte"]}, "lora_embedding")],
-)
-def test_lora_variants_without_a_rule_are_named(settings: dict[str, object], name: str) -> None:
-    config = LoraConfig(r=3, **{"target_modules": ["c_attn"], "fan_in_fan_out": True, **settings})
-    with pytest.raises(UnsupportedParameter, match=name):
-        ClippedSum(get_peft_model(tiny("gpt2"), config), causal_loss, 1.0)
+# --- uses that no tap sees
 
 
 def test_a_weight_used_outside_its_layer_is_named() -> None:
@@ -449,159 +285,6 @@ def test_a_huge_unit_takes_the_memory_of_one_micro_batch() -> None:
     assert norm(summed.take()) == pytest.approx(0.01, rel=1e-5)
 
 
-# --- pitfall 27: rows that influence each other
-
-
-def test_batch_norm_in_train_mode_is_refused() -> None:
-    class Norm(nn.BatchNorm1d):
-        def forward(self, values: Tensor) -> Tensor:
-            return super().forward(values.mT).mT
-
-    net = TestNet(Norm(6, affine=False))
-    with pytest.raises(UnsupportedModule, match="layer"):
-        ClippedSum(net, ids_loss, 1.0)
-    summed = ClippedSum(net.eval(), ids_loss, 1.0)
-    summed.add(IDS, EACH, ONES)
-    net.train()
-    with pytest.raises(UnsupportedModule, match="layer"):
-        summed.add(IDS, EACH, ONES)
-
-
-def test_a_mixture_of_experts_is_refused() -> None:
-    config = MixtralConfig(
-        vocab_size=20,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=2,
-    )
-    with pytest.raises(UnsupportedModule, match=r"model\.layers\.0\.mlp .*mixture of experts"):
-        ClippedSum(MixtralForCausalLM(config), causal_loss, 1.0)
-
-
-def test_a_units_gradient_does_not_depend_on_other_rows() -> None:
-    """With a loss that divides by the tokens of the whole batch (num_items_in_batch) it does."""
-
-    def mixing(model: nn.Module, batch: Batch) -> Tensor:
-        own = (batch["labels"][:, 1:] != -100).sum(1)
-        return causal_loss(model, batch) * own / own.sum()
-
-    model, batch, other = tiny("llama"), rows("llama"), rows("llama", seed=12)
-    mixed = {name: torch.cat([v[:4], other[name][4:]]) for name, v in batch.items()}
-    for loss, equal in ((causal_loss, True), (mixing, False)):
-        first, second = (ClippedSum(model, loss, 1.0).add(b, EACH, ONES)[:4] for b in (batch, mixed))
-        assert torch.allclose(first, second, rtol=1e-5) is equal
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bert", "biogpt"])
-def test_positions_shared_by_all_rows_have_a_gradient_for_each(family: str) -> None:
-    head = "masked" if family == "bert" else "causal"
-    batch = {name: v for name, v in rows(family, head).items() if name != "position_ids"}
-    check(tiny(family, head), LOSSES[head], batch, RAGGED, clip_norm=1.0, tolerance=2e-5)
-
-
-class Laid(nn.Module):
-    """Rows of tokens through a linear layer that sees them laid out in some way."""
-
-    def __init__(self, how: str, tokens: int) -> None:
-        super().__init__()
-        self.how, self.table, self.place = how, nn.Embedding(20, 6), nn.Embedding(tokens, 6)
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        values = self.table(ids)
-        count, tokens, _ = values.shape
-        if self.how == "row by row":
-            return self.layer(values.flatten(0, 1)).view(count, tokens, 6)
-        if self.how == "tokens first, in one":
-            return self.layer(values.transpose(0, 1).flatten(0, 1)).view(tokens, count, 6).transpose(0, 1)
-        if self.how == "tokens first":
-            return self.layer(values.transpose(0, 1)).transpose(0, 1)
-        assert self.how == "positions of all rows"
-        return self.layer(values + self.place(torch.arange(tokens)))
-
-
-def laid_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return model(batch["ids"]).square().sum((1, 2)) / 10
-
-
-def laid(how: str, tokens: int) -> tuple[nn.Module, Batch]:
-    model = shaken(Laid(how, tokens))
-    if how != "positions of all rows":
-        model.place.requires_grad_(False)
-    return model, {"ids": torch.randint(20, (ROWS, tokens), generator=torch.Generator().manual_seed(1))}
-
-
-@pytest.mark.parametrize("tokens", [5, ROWS, 2 * ROWS])
-def test_rows_that_lie_one_after_another_are_told_apart(tokens: int) -> None:
-    model, batch = laid("row by row", tokens)
-    for units in (EACH, RAGGED):
-        check(model, laid_loss, batch, units, clip_norm=1.0)
-
-
-@pytest.mark.parametrize(
-    ("how", "tokens"),
-    [
-        ("tokens first, in one", 5),
-        ("tokens first, in one", ROWS),
-        ("tokens first", ROWS),
-        ("positions of all rows", ROWS),  # as many as rows: one for each, it seems
-        ("positions of all rows", 2 * ROWS),
-    ],
-)
-def test_rows_that_lie_otherwise_are_not_taken_for_it(how: str, tokens: int) -> None:
-    model, batch = laid(how, tokens)
-    summed = ClippedSum(model, laid_loss, 1.0)
-    with pytest.raises(InputError, match="do not lie one after another"):
-        summed.add(batch, EACH, ONES)
-    one = torch.zeros(ROWS, dtype=torch.int64)  # clipped together, it does not matter
-    assert summed.add(batch, one, ONES).shape == (1,)
-
-
-def test_lots_are_drawn_as_if_nobody_had_looked() -> None:
-    model, batch = laid("row by row", 5)
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        values = nn.functional.dropout(model.table(batch["ids"]), 0.5)
-        return model.layer(values.flatten(0, 1)).view(ROWS, 30).square().sum(1)
-
-    def norms(summed: ClippedSum) -> Tensor:
-        torch.manual_seed(3)
-        return summed.add(batch, EACH, ONES)
-
-    summed = ClippedSum(model, loss, 1.0)
-    first, second = norms(summed), norms(summed)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, summed.add(batch, EACH, ONES))
-
-
-def test_one_pass_more_looks_how_rows_lie_and_leaves_nothing_behind() -> None:
-    passes = []
-    model, batch = laid("row by row", 5)
-    with torch.no_grad():
-        model.layer.weight.zero_()
-        model.layer.bias.fill_(1.0)
-    before = {name: p.clone() for name, p in model.named_parameters()}
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        passes.append(1)
-        return laid_loss(model, batch)
-
-    summed = ClippedSum(model, loss, 1.0)
-    for expected in (3, 4, 5):  # one that met the doubt, one to look, one each time
-        summed.add(batch, EACH, ONES)
-        assert len(passes) == expected
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-def test_a_loss_by_token_or_by_batch_is_refused() -> None:
-    for loss in (lambda m, b: ids_loss(m, b).sum(), lambda m, b: m(b["ids"]).sum(-1)):
-        with pytest.raises(InputError, match="one value for each of the 9 rows"):
-            ClippedSum(TestNet(nn.Linear(6, 6)), loss, 1.0).add(IDS, EACH, ONES)
-
-
 # --- what the model looks like meanwhile and afterwards
 
 
@@ -694,8 +377,3 @@ def test_a_loss_without_the_adapter_is_noticed() -> None:
     net = TestNet(nn.Linear(6, 6))
     with pytest.raises(InputError, match="depends on no trainable"):
         ClippedSum(net, lambda m, b: b["ids"].float().sum(1), 1.0).add(IDS, EACH, ONES)
-
-
-def test_conv1d_is_recognised_by_what_it_is() -> None:
-    net = shaken(TestNet(Conv1D(6, 6)))
-    check(net, ids_loss, IDS, torch.tensor(UNITS["ragged"]), clip_norm=0.05)

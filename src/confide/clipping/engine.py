@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from confide.clipping.buffers import Buffers
 from confide.clipping.factors import exact, row_squares
 from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
@@ -77,6 +78,7 @@ class ClippedSum:
         # model.parameters() would take as long as a small layer does
         self._places = [place for m in model.modules() for place in (m._modules, m._parameters)]
         self._built = self._contents()
+        self._buffers = Buffers(model)
         self._is_split = is_sharded(model)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._in_order: set[str] = set()
@@ -344,8 +346,11 @@ class ClippedSum:
                 )
             receive(layer, kept, grad)
 
-        taps = Taps(self._parameters, self._layers, rows, arrive, seen, trusted, doubts)
-        with taps.attached(), torch.enable_grad():
+        widths = {values.shape[1] for values in batch.values() if values.dim() > 1}
+        taps = Taps(self._parameters, self._layers, rows, widths, arrive, seen, trusted, doubts)
+        # Without a clip norm no unit is bounded, whatever is kept of it.
+        unmoved = nullcontext() if self._clip_norm is None else self._buffers.unmoved()
+        with taps.attached(), torch.enable_grad(), unmoved:
             losses = self._loss(self._model, batch)
             if losses.shape != (rows,):
                 raise InputError(

@@ -7,7 +7,6 @@ rule in silence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -217,7 +216,7 @@ class Layer:
         return frozenset(self.parameters)
 
 
-_MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
+_LIMITED = {"capacity", "expert_capacity", "capacity_factor"}  # of tokens that an expert takes, over all rows
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -235,10 +234,10 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"module {name} ({kind}) normalises over the rows of a batch, so that no row has a gradient "
                 "of its own: put it in eval mode or use a layer norm instead"
             )
-        if _MIXTURE.search(kind):
+        if limits := _LIMITED & vars(module).keys():
             raise UnsupportedModule(
-                f"module {name or '(the model)'} ({kind}) is part of a mixture of experts, which routes rows "
-                "together; choose a dense model"
+                f"module {name or '(the model)'} ({kind}) gives an expert only so many tokens ({min(limits)}), so "
+                "that one row can take another's place: choose a mixture without that limit, or a dense model"
             )
 
 

@@ -66,6 +66,8 @@ class Taps:
     weight gradient in a layer, and of a use that no tap sees it forms one, which `refuse_unseen` finds.
 
     Args:
+        widths: how many tokens a row has in the batch: only so many can stand for a row where rows and positions are in
+            one axis. Others are what is left of them, such as those that are no padding.
         seen: what the forward pass is written down in.
         trusted: layers whose first axis may be rows and positions in one, row by row, or a single entry for all rows;
             None trusts all.
@@ -77,6 +79,7 @@ class Taps:
         trainable: Mapping[str, Tensor],
         watched: Sequence[Layer],
         rows: int,
+        widths: Container[int],
         receive: Receive,
         seen: Seen,
         trusted: Container[str] | None = None,
@@ -91,6 +94,7 @@ class Taps:
         self._handles: list[Any] = []
         self._watched = watched
         self._rows = rows
+        self._widths = widths
         self._receive = receive
         self._anchors: dict[torch.device, Tensor] = {}
 
@@ -186,7 +190,9 @@ class Taps:
     def _by_row(self, layer: Layer, given: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         """Input and output with a first axis of the batch's rows, where the model has joined it with the next."""
         rows, count = self._rows, len(output) if output.dim() else 0
-        if given.shape[:1] != (count,) or not (count == 1 or (count and count % rows == 0)):
+        width, rest = divmod(count, rows)
+        fits = width and not rest and (self._trusted is None or width in self._widths)
+        if given.shape[:1] != (count,) or not (count == 1 or fits):
             raise InputError(_first_axis(layer, given, rows))
         if self._trusted is not None and layer.name not in self._trusted:
             raise InDoubt(_first_axis(layer, given, rows))

@@ -1,0 +1,86 @@
+"""Faults by which rows of a batch, or of a line, would depend on each other."""
+
+from fault import Fault
+
+ROWS = [
+    Fault(
+        "lines",
+        "whether a model keeps rows of a line apart is not looked at",
+        "isolation.py",
+        "shares=not ranks.any(not apart)",
+        "shares=True",
+        "tests/test_lines.py",
+    ),
+    Fault(
+        "lines",
+        "a row's last token predicts the next row of its line",
+        "tasks.py",
+        'nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])',
+        "pass",
+        "tests/test_lines.py",
+    ),
+    Fault(
+        "lines",
+        "rows of a line are not weighed",
+        "tasks.py",
+        '(losses * batch["weight"]).sum(1)',
+        "losses.sum(1)",
+        "tests/test_lines.py",
+    ),
+    Fault(
+        "lines",
+        "rows of different units share a line",
+        "packing.py",
+        "for first, last in pairwise(starts)",
+        "for first, last in pairwise(starts[[0, *range(2, len(starts))]] if len(starts) > 2 else starts)",
+        "tests/test_packing.py",
+    ),
+    Fault(
+        "company",
+        "rows that lie token by token are taken for rows one after another",
+        "clipping/engine.py",
+        "            if bool(touched.any()):",
+        "            if False:",
+        "tests/clipping/test_rows_apart.py",
+    ),
+    Fault(
+        "company",
+        "a model whose rows depend on each other trains",
+        "job.py",
+        "            refuse_company(task, model, prepared.train.fetch(some), ranks)",
+        "            pass",
+        "tests/test_isolation.py",
+    ),
+    Fault(
+        "company",
+        "whatever divides by the rows is taken for rows and positions in one axis",
+        "clipping/tap.py",
+        "(self._trusted is None or width in self._widths)",
+        "True",
+        "tests/clipping/test_rows_apart.py",
+    ),
+    Fault(
+        "company",
+        "a buffer that takes something of the rows with it is not seen",
+        "clipping/engine.py",
+        "nullcontext() if self._clip_norm is None else self._buffers.unmoved()",
+        "nullcontext()",
+        "tests/clipping/test_buffers.py",
+    ),
+    Fault(
+        "company",
+        "an expert with room for so many tokens trains",
+        "clipping/rules.py",
+        "if limits := _LIMITED & vars(module).keys():",
+        "if limits := set():",
+        "tests/clipping/test_rows_apart.py",
+    ),
+    Fault(
+        "company",
+        "no expert is filled by the rows beside a row",
+        "isolation.py",
+        "_FLOOD, short)) <= near:",
+        "_FLOOD, short)) < 1e9:",
+        "tests/test_isolation.py",
+    ),
+]

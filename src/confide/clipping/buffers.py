@@ -1,0 +1,71 @@
+"""What a model keeps beside its parameters must not change as it runs: what it keeps of rows, no noise covers.
+
+A running mean goes into the release as it is, and into the next rows' gradients; frequencies that follow the longest
+row of a batch make one unit's gradient depend on another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from confide.errors import InputError
+
+
+class Buffers:
+    """The buffers of a model, watched while it runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # Not `named_buffers`: where one is made later, it is in a module that may have none yet.
+        self._modules = list(model.named_modules())
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """A block in which no buffer may change its values.
+
+        One may go to another device, be made for the first time if it is never saved, or grow behind what it holds,
+        as tables of positions do.
+
+        Raises:
+            InputError: naming one that changed.
+        """
+        before = {name: (values, _version(values)) for name, values, _ in self._found()}
+        yield
+        for name, values, is_saved in self._found():
+            known, version = before.pop(name, (None, 0))
+            if values is known and _version(values) == version:
+                continue
+            if known is None and not is_saved:
+                continue
+            if (
+                known is None
+                or values is known
+                or _version(known) != version
+                or not _begins_with(values, known)
+            ):
+                raise InputError(
+                    f"buffer {name} changes as the model runs, by what rows it is given, and no noise covers what it "
+                    "keeps of them: choose a model without it, or switch that off in its config (rows no longer than "
+                    "the positions it was trained on, where it is a table of positions)"
+                )
+
+    def _found(self) -> Iterator[tuple[str, Tensor, bool]]:
+        for module_name, module in self._modules:
+            for name, values in module._buffers.items():
+                if values is not None:
+                    is_saved = name not in module._non_persistent_buffers_set
+                    yield f"{module_name}.{name}".lstrip("."), values, is_saved
+
+
+def _version(values: Tensor) -> int:
+    """How often a tensor was written to; one made for inference cannot be while gradients are taken."""
+    return 0 if values.is_inference() else values._version
+
+
+def _begins_with(values: Tensor, known: Tensor) -> bool:
+    if values.dim() != known.dim() or any(n < m for n, m in zip(values.shape, known.shape, strict=True)):
+        return False
+    return torch.equal(values[tuple(slice(n) for n in known.shape)].to(known), known)
