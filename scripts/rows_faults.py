@@ -83,4 +83,20 @@ ROWS = [
         "_FLOOD, short)) < 1e9:",
         "tests/test_isolation.py",
     ),
+    Fault(
+        "company",
+        "a model that draws lots while it trains, trains",
+        "isolation.py",
+        "        if _jitters(model) or not",
+        "        if _jitters(model) and not",
+        "tests/test_isolation.py",
+    ),
+    Fault(
+        "company",
+        "a model is looked at in eval mode alone",
+        "isolation.py",
+        "    model.train()\n    try:",
+        "    model.eval()\n    try:",
+        "tests/test_isolation.py",
+    ),
 ]

@@ -41,6 +41,7 @@ MORE = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 8,
     },
+    "Phimoe": {"num_key_value_heads": 1, "num_local_experts": 4},
     "Mistral": {"num_key_value_heads": 1},
     "GPT2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 66},
 }
@@ -55,6 +56,8 @@ def built(kind: str, task: str = "causal-lm", **changes: object) -> tuple[torch.
     torch.manual_seed(0)
     settings = getattr(transformers, kind + "Config")(**(SIZES | MORE.get(kind, {}) | changes))
     model = HEADS[task].from_config(settings)
+    for module in model.modules():
+        models._no_dropout(module)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -108,6 +111,10 @@ class Leaking(torch.nn.Module):
             alike = input_ids.flatten()[:, None] == input_ids.flatten()
             taken = alike.tril().sum(1).view(input_ids.shape)  # of each token, how many there are up to it
             result.logits = logits * (taken <= max(1, input_ids.numel() // 2))[..., None]
+        elif self.how == "lots, in training" and self.training:
+            result.logits = torch.nn.functional.dropout(logits, 0.01)
+        elif self.how == "the row before, in training" and self.training:
+            result.logits = logits + torch.roll(logits, 1, 0).mean(1, keepdim=True)
         elif self.how == "the width":
             result.logits = logits / logits.shape[1]
         return result
@@ -121,6 +128,8 @@ class Leaking(torch.nn.Module):
         ("the row behind, faintly", "the rows beside it"),
         ("padding, faintly", "the padding behind it"),
         ("room for half of the tokens", "how many tokens beside it are like its own"),
+        ("lots, in training", "chance, which no seed"),
+        ("the row before, in training", "the rows beside it"),
         ("the width", "how many rows and how much padding"),
     ],
 )
@@ -138,6 +147,14 @@ def test_a_bert_is_no_causal_lm() -> None:
         refuse_company(asked, model, ROWS, Ranks())
     model, asked = built("Bert", is_decoder=True)
     refuse_company(asked, model, ROWS, Ranks())
+
+
+@pytest.mark.parametrize("jitter", [0.5, 1e-9])
+@pytest.mark.parametrize("kind", ["Phimoe", "Mixtral"])
+def test_a_router_that_draws_lots_is_refused(kind: str, jitter: float) -> None:
+    model, asked = built(kind, router_jitter_noise=jitter)
+    with pytest.raises(InputError, match=r"depends on chance.*router of its own"):
+        refuse_company(asked, model, ROWS, Ranks())
 
 
 def test_a_run_looks_before_its_first_step(tmp_path: Path) -> None:

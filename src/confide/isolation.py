@@ -27,13 +27,24 @@ _FLOOD = 7  # rows of one token, beside which a row is looked at
 _NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
 _STILL = 1e-6  # the same, of logits that come from the same numbers
 
+_CHANCE = "chance"
+_BY_CHANCE = (
+    ", which no seed of a run decides: a layer draws while it trains (dropout, jitter or a router of its own). Switch "
+    "that off in the model's config, or choose a model without it"
+)
+_NO_BOUND = (
+    ", so that no bound on one unit's part of a step would hold. This is no model for task {}: a causal LM looks back "
+    "only, and a BERT goes with masked-lm"
+)
+
 
 def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
     """Refuse a model whose output for a row depends on the rows or the padding beside it; one rank looks for all.
 
-    Passes without a gradient over a short row between longer ones. Those change, and so does the padding: the short
-    one's logits must not. And each row's must be what they are without company; also behind rows that all ask for what
-    its first token asks for, lest an expert of a mixture had room for so many tokens only.
+    Passes without a gradient, in train mode, over a short row between longer ones. Those change, and so does the
+    padding: the short one's logits must not. And each row's must be what they are without company; also behind rows
+    that all ask for what its first token asks for, lest an expert of a mixture had room for so many tokens only. Nor
+    may they change from pass to pass: a run could then be neither checked nor gone on with.
 
     Experts multiply as many tokens at a time as come to them, so a mixture's logits may change by rounding.
 
@@ -42,14 +53,13 @@ def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ran
         rows: some to take two from; with none there is nothing to see.
 
     Raises:
-        InputError: it depends on them, and by how much.
+        InputError: it depends on them, or on chance.
     """
     found = _company(task, model, rows) if ranks.first and len(rows) else ""
     if ranks.any(bool(found)):
         raise InputError(
-            f"model.name: what {type(model).__name__} says of a row depends on {found or 'its company'}, so that no "
-            f"bound on one unit's part of a step would hold. This is no model for task {task.kind}: a causal LM looks "
-            "back only, and a BERT goes with masked-lm"
+            f"model.name: what {type(model).__name__} says of a row depends on {found or 'its company'}"
+            + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.kind))
         )
 
 
@@ -63,7 +73,7 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
     )  # ends may have a meaning: a class, an end
     if np.array_equal(turned, long):
         turned = (long + 1) % task.vocabulary
-    with _at_rest(task, model) as task:
+    with _as_trained(task, model) as task:
 
         def logits(batch: Batch, place: int, row: np.ndarray) -> torch.Tensor:
             own = task.logits(model, batch)[place]
@@ -75,6 +85,8 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
         if not before.isfinite().all():  # training will say so
             return ""
         near, still = _allowed(model, before)
+        if _jitters(model) or not _gap(before, logits(together, 1, short)) <= still:
+            return _CHANCE
         if not _gap(before, logits(_batch(task, [turned, short, turned]), 1, short)) <= still:
             return "the rows beside it"
         if task.kind != "classification":  # there the padding's own token may say where a row ends
@@ -94,6 +106,15 @@ def _allowed(model: nn.Module, logits: torch.Tensor) -> tuple[float, float]:
     size = float(logits.abs().max())
     near = _NEAR[logits.dtype == torch.float32] * size
     return near, near if routes(model) else _STILL * size
+
+
+def _jitters(model: nn.Module) -> bool:
+    """Whether a router is told to draw, which it may do for near-ties alone, and so not in a short look."""
+    return any(
+        "jitter" in name and isinstance(value, float) and value > 0
+        for module in model.modules()
+        for name, value in vars(module).items()
+    )
 
 
 def _batch(task: Task, rows: list[np.ndarray]) -> Batch:
@@ -121,10 +142,10 @@ def sharing(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
 
 
 @contextmanager
-def _at_rest(task: Task, model: nn.Module) -> Iterator[Task]:
-    """The model in eval mode and without a gradient, and the task with neither autocast nor another device."""
+def _as_trained(task: Task, model: nn.Module) -> Iterator[Task]:
+    """The model in train mode but without a gradient, and the task with neither autocast nor another device."""
     was_training = model.training
-    model.eval()
+    model.train()
     try:
         with torch.no_grad():
             yield replace(task, autocast=False, device=next(model.parameters()).device)
@@ -134,7 +155,7 @@ def _at_rest(task: Task, model: nn.Module) -> Iterator[Task]:
 
 def _tried(task: Task, model: nn.Module, longest: int) -> bool:
     try:
-        with _at_rest(task, model) as task:
+        with _as_trained(task, model) as task:
             _line_logits(task, model, [[_made_up(task, 0, row, longest) for row in range(WIDEST)]])
             return _keeps_apart(task, model, min(longest, _PROBED))
     except Exception:  # no room for so wide a line, or no such input: each model says so in its own way

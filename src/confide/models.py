@@ -37,6 +37,13 @@ AUTO = {
 }
 _MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
 _OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
+_FUSED = {
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "falcon_h1",
+    "nemotron_h",
+}  # kernels take out_proj's weight past its layer
 # These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
 _OWN_POSITIONS = {
     "roberta",
@@ -350,7 +357,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=_beside_experts(model) if adapter.targets == "all-linear" else adapter.targets,
+        target_modules=_linear(model) if adapter.targets == "all-linear" else adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=kinds[task],
@@ -366,20 +373,24 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     return wrapped
 
 
-def _beside_experts(model: Any) -> str | list[str]:
-    """All linear layers, or of a mixture of experts those that every token goes through, by name.
+def _linear(model: Any) -> str | list[str]:
+    """All linear layers that an adapter can stand beside, by name where those are not all.
 
-    peft takes names of an expert's layers, and "all-linear", for its experts' stacked weights as well.
+    In a mixture of experts they are those that every token goes through: peft takes "all-linear", and names of an
+    expert's layers, for its experts' stacked weights as well.
     """
-    if not routes(model):
+    left = _OF_EXPERTS if routes(model) else set()
+    if model.config.model_type in _FUSED:
+        left = left | {"out_proj"}
+    if not left:
         return "all-linear"
     head = model.get_output_embeddings()
     linear = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module is not head and not _MIXTURE.search(type(module).__name__)
     }
-    return sorted(linear - _OF_EXPERTS)
+    return sorted(linear - left)
 
 
 def routes(model: nn.Module) -> bool:

@@ -164,7 +164,7 @@ class Taps:
             raise InputError(
                 f"module {layer.name} ran with gradients switched off: turn gradient checkpointing on with "
                 'gradient_checkpointing_kwargs={"use_reentrant": False}, and take no torch.no_grad() in the '
-                "loss"
+                "loss; where the model itself lets it learn nothing, freeze it, or leave it out of adapter.targets"
             )
         given, count = layer.rule.reads(layer, args, kwargs), output.shape[:1].numel()
         joined = given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,)
