@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import statistics
 import time
 from collections import defaultdict
@@ -132,17 +133,19 @@ def parts(methods: Sequence[Method], steps: int, clock: Clock) -> list[dict[str,
     gradients: biases and norm layers.
     """
     watch = Stopwatch(clock)
-    taps = engine.Taps
+    taps, signature = engine.Taps, inspect.signature(engine.Taps)
+
+    def timed_rules(*args: Any) -> tap.Taps:
+        given = signature.bind(*args).arguments
+        return taps(**given | {"receive": watch.timed("rules", given["receive"])})
+
     found: list[list[dict[str, float]]] = [[] for _ in methods]
     with ExitStack() as patches:
         for part, places in PARTS.items():
             for owner, name in places:
                 timed = watch.timed(part, getattr(owner, name))
                 patches.enter_context(mock.patch.object(owner, name, timed))
-        watched = mock.patch.object(
-            engine, "Taps", lambda *args: taps(*args[:3], watch.timed("rules", args[3]), *args[4:])
-        )
-        patches.enter_context(watched)
+        patches.enter_context(mock.patch.object(engine, "Taps", timed_rules))
         for _ in range(steps):
             for method, own in zip(methods, found, strict=True):
                 watch.seconds.clear()

@@ -12,7 +12,7 @@ import pytest
 STEP = Path(__file__).resolve().parents[1] / "benchmarks" / "step.py"
 KEYS = {"case", "k", "method", "time_ratio", "memory_ratio", "seconds"}
 PARTS = {"collate", "forward", "backward", "optimiser"}
-PRIVATE_PARTS = PARTS | {"norms", "clipped sum", "noise"}
+PRIVATE_PARTS = PARTS | {"rules", "norms", "clipped sum", "noise"}
 TINY_WEIGHTS = 128 * 32 + 64 * 32 + (12 * 32 * 32 + 13 * 32) + 2 * 32  # one layer of GPT-2, 32 wide
 HAS_OPACUS = importlib.util.find_spec("opacus") is not None
 
