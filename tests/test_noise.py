@@ -60,6 +60,19 @@ def test_normal_values_are_normal():
     assert 5 < (abs(values) > 4).sum() < 55
 
 
+def test_normal_values_are_box_muller_of_the_words_to_the_precision_of_float32():
+    """Whatever code NumPy has for this processor: a logarithm or a sine of few bits would make other noise."""
+    stream = KEY.stream("main", "noise")
+    words = np.empty((GROUPS, 3 * PAIRS), "<i4")
+    stream._fill_groups(words, 0)
+    drawn, angles = words[:, : 2 * PAIRS].view("<i8").astype(float), words[:, 2 * PAIRS :].astype(float)
+    radius, angle = np.sqrt(-2 * np.log(abs(drawn) * 2.0**-63)), angles * (np.pi * 2.0**-31)
+    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
+    off = abs(stream.normal(BLOCK).double().numpy().reshape(expected.shape) - expected).max(1)
+    # Rounding of the angle, of sine and product; and of the word, which moves the squared radius by 2^-24 at most.
+    assert (off < 8 * 2.0**-24 * radius + np.minimum(2.0**-22 / radius, 2.0**-11)).all()
+
+
 def test_the_tail_is_as_long_as_64_bits_make_it():
     class Smallest(Stream):
         def _encrypt(self, words, mode):

@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import math
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,11 +27,13 @@ from confide.disk import sync
 from confide.errors import InputError
 
 KEY_BYTES = 32
-BLOCK = 1 << 19  # values of noise made at a time, so that noise needs no second copy of the model
+BLOCK = (
+    1 << 18
+)  # values of noise that a thread makes at a time, so that noise needs no second copy of the model
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # of one nonce
-LAYOUT = 4  # of noise in its stream; a run that began with another one cannot be resumed
+LAYOUT = 5  # of noise in its stream; a run that began with another one cannot be resumed
 _FIRST = 1 << 95  # nonce of normal values
 _ZEROS = bytes(6 * BLOCK)
 
@@ -77,9 +81,9 @@ class Stream:
         the noise is added to, and coarser near zero: squares of radii below 1/100 are multiples of 2^-23.
         """
         first, skip = divmod(start, GROUP)
-        words = _words(_groups(skip + n))
-        self._fill_groups(words, first)
-        return _box_muller(words)[skip : skip + n]
+        room = _Room(_groups(skip + n))
+        self._fill_groups(room.words, first)
+        return torch.from_numpy(room.normal(len(room.words)))[skip : skip + n]
 
     def _fill_groups(self, words: np.ndarray, first: int) -> None:
         """Write the words of groups of normal values, from number `first` on.
@@ -112,22 +116,39 @@ def _groups(n: int) -> int:
     return -(-n // GROUP)
 
 
-def _words(groups: int) -> np.ndarray:
-    """Room for the random words of so many groups: int32[groups, 3 * PAIRS]."""
-    return np.empty((groups, 3 * PAIRS), "<i4")
+class _Room:
+    """What one thread makes normal values in: block after block in the same memory, which its cache then holds.
 
+    By NumPy, whose logarithms, sines and cosines take less than half of the time of torch's on a CPU. Floats of one
+    processor may differ from another's in the last bit.
 
-def _box_muller(words: np.ndarray) -> torch.Tensor:
-    """Random words of groups, int32[g, 3 * PAIRS] -> standard normal values, float32[g * GROUP]."""
-    drawn, angles = torch.from_numpy(words[:, :GROUP].view("<i8")), torch.from_numpy(words[:, GROUP:])
-    # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is.
-    radius = drawn.float().mul_(2.0**-63).abs_().clamp_(min=2.0**-65).log_().mul_(-2).sqrt_()
-    angle = angles.float().mul_(math.pi * 2.0**-31)  # in [-pi, pi]
-    values = torch.empty(len(words), 2, PAIRS)
-    # Cosines straight into `values` would take six times as long: the fast kernels write without strides only.
-    torch.mul(torch.cos(angle), radius, out=values[:, 0])
-    torch.mul(angle.sin_(), radius, out=values[:, 1])
-    return values.view(-1)
+    Attributes:
+        words: random words of groups, int32[groups, 3 * PAIRS].
+    """
+
+    def __init__(self, groups: int):
+        self.words = np.empty((groups, 3 * PAIRS), "<i4")
+        self._radius, self._angle, self._trig = (np.empty((groups, PAIRS), np.float32) for _ in range(3))
+        self._values = np.empty((groups, 2, PAIRS), np.float32)
+
+    def normal(self, groups: int) -> np.ndarray:
+        """The words of so many groups as standard normal values, float32[groups * GROUP]; good until the next call."""
+        words, values = self.words[:groups], self._values[:groups]
+        radius, angle, trig = self._radius[:groups], self._angle[:groups], self._trig[:groups]
+        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is.
+        np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
+        np.multiply(radius, np.float32(2.0**-63), out=radius)
+        np.abs(radius, out=radius)
+        # No radius is infinite; all but the smallest stay as they are. np.maximum would take five times as long.
+        np.add(radius, np.float32(2.0**-65), out=radius)
+        np.log(radius, out=radius)
+        np.multiply(radius, np.float32(-2), out=radius)
+        np.sqrt(radius, out=radius)
+        np.copyto(angle, words[:, GROUP:], casting="unsafe")
+        np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)  # in [-pi, pi]
+        np.multiply(np.cos(angle, out=trig), radius, out=values[:, 0])
+        np.multiply(np.sin(angle, out=trig), radius, out=values[:, 1])
+        return values.reshape(-1)
 
 
 class FastStream:
@@ -181,8 +202,7 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
             not 0 for a tensor that is part of a larger one.
     """
-    held: list[_Segment] = []
-    groups = 0
+    segments: list[_Segment] = []
     for tensor, source, start in vectors:
         if not isinstance(source, Stream):
             _add_in_order(tensor.view(-1), source, scale, start, times)
@@ -190,47 +210,78 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
             source.on_gpu().add_normal(tensor, scale, start)
             tensor.mul_(times)
         else:
-            flat = tensor.view(-1)
-            for place in range(0, flat.numel(), BLOCK):
-                segment = _Segment(flat[place : place + BLOCK], source, start + place)
-                if held and groups + segment.groups > _groups(BLOCK):
-                    _add_block(held, scale, times)
-                    held, groups = [], 0
-                held.append(segment)
-                groups += segment.groups
-    if held:
-        _add_block(held, scale, times)
+            flat = tensor.view(-1).numpy()
+            parts = range(0, len(flat), BLOCK)
+            segments += [_Segment(flat[place : place + BLOCK], source, start + place) for place in parts]
+    if segments:
+        _add_segments(segments, np.float32(scale), np.float32(times))
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """Part of a tensor, and where its noise begins in a stream."""
+    """Part of a tensor on the CPU, and where its noise begins in a stream."""
 
-    values: torch.Tensor
+    values: np.ndarray
     source: Stream
     start: int
 
     @property
     def groups(self) -> int:
-        return _groups(self.start % GROUP + self.values.numel())
+        return _groups(self.start % GROUP + len(self.values))
 
 
-def _add_block(segments: list[_Segment], scale: float, times: float) -> None:
-    """Noise for some segments in one go: of many small tensors each by itself would cost its calls alone."""
-    words = _words(sum(segment.groups for segment in segments))
+def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32) -> None:
+    """Noise for all of them, block by block, in as many threads as torch uses."""
+    left = deque(_blocks(segments))
+    largest = max(sum(segment.groups for segment in block) for block in left)
+
+    def work() -> None:
+        room = _Room(largest)
+        while True:
+            try:
+                block = left.popleft()
+            except IndexError:
+                return
+            _add_block(block, room, scale, times)
+
+    # Another thread takes half a block's time to start.
+    others = min(torch.get_num_threads(), len(left) // 2) - 1
+    if others < 1:
+        work()
+        return
+    with ThreadPoolExecutor(others) as pool:
+        running = [pool.submit(work) for _ in range(others)]
+        work()
+        for one in running:
+            one.result()
+
+
+def _blocks(segments: list[_Segment]) -> Iterator[list[_Segment]]:
+    """Some segments in one go: of many small tensors each by itself would cost its calls alone."""
+    block: list[_Segment] = []
+    groups = 0
+    for segment in segments:
+        if block and groups + segment.groups > GROUPS:
+            yield block
+            block, groups = [], 0
+        block.append(segment)
+        groups += segment.groups
+    yield block
+
+
+def _add_block(segments: list[_Segment], room: _Room, scale: np.float32, times: np.float32) -> None:
     place = 0
     for segment in segments:
-        segment.source._fill_groups(words[place : place + segment.groups], segment.start // GROUP)
+        segment.source._fill_groups(room.words[place : place + segment.groups], segment.start // GROUP)
         place += segment.groups
-    normal, place = _box_muller(words), 0
-    own = []
+    normal, place = room.normal(place), 0
+    normal *= scale
     for segment in segments:
         first = GROUP * place + segment.start % GROUP
-        own.append(normal[first : first + segment.values.numel()])
+        values = segment.values
+        values += normal[first : first + len(values)]
+        values *= times
         place += segment.groups
-    values = [segment.values for segment in segments]
-    torch._foreach_add_(values, own, alpha=scale)
-    torch._foreach_mul_(values, times)
 
 
 def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
