@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from confide import models
 from confide.clipping import ClippedSum
+from confide.cross_entropy import IGNORE
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.packing import pack
@@ -26,12 +28,23 @@ OPTIMISATION = Optimisation(steps=1000, learning_rate=1e-4)
 NOISE_MULTIPLIER = 1.0
 
 
+class Ordinary(Task):
+    """With the cross-entropy that transformers' own models and trainer take."""
+
+    @staticmethod
+    def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+        flat = logits.reshape(-1, logits.shape[-1]).float()
+        losses = functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORE, reduction="none")
+        return losses.view(targets.shape)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What every method trains, and on what.
 
     Attributes:
         model: in its first state; methods train copies.
+        task: confide's; what is not confide has the `ordinary` one.
         rows: token arrays of one logical batch.
         micro_tokens: tokens of a physical micro-batch.
         clip_norm: the bound C.
@@ -42,6 +55,10 @@ class Setting:
     rows: list[np.ndarray]
     micro_tokens: int
     clip_norm: float = 1.0
+
+    @property
+    def ordinary(self) -> Task:
+        return Ordinary(**vars(self.task))
 
     def draw(self, k: int) -> Draw:
         """The rows as units of k rows each; the last may have fewer."""
@@ -85,17 +102,21 @@ class Method(ABC):
 
 
 class Plain(Method):
-    """Ordinary training: the mean loss of the rows, accumulated over the same micro-batches."""
+    """Ordinary training: the mean loss of the rows, accumulated over the same micro-batches.
 
-    name = "plain"
+    Args:
+        own_loss: take confide's cross-entropy, so that what remains is the price of privacy alone.
+    """
 
-    def __init__(self, setting: Setting, k: int):
+    def __init__(self, setting: Setting, k: int, own_loss: bool = False):
         super().__init__(setting, k)
+        self.task = setting.task if own_loss else setting.ordinary
+        self.name = "plain, own loss" if own_loss else "plain"
         self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
 
     def step(self) -> None:
         for batch, _, _ in self.setting.batches(self.k):
-            losses = self.setting.task.row_loss(self.model, batch)
+            losses = self.task.row_loss(self.model, batch)
             (losses.sum() / len(self.setting.rows)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -214,7 +235,7 @@ class Hooks(Peer):
         self.private = DPOptimizer(self.optimizer, **self._options())
 
     def _backward(self, batch: Batch) -> None:
-        self.setting.task.row_loss(self.wrapped, batch).mean().backward()
+        self.setting.ordinary.row_loss(self.wrapped, batch).mean().backward()
 
 
 class Ghost(Peer):
@@ -235,7 +256,7 @@ class Ghost(Peer):
         self._criterion = DPLossFastGradientClipping(self.wrapped, self.private, _RowLoss())
 
     def _backward(self, batch: Batch) -> None:
-        self._criterion(self.setting.task.row_loss(self.wrapped, batch)).backward()
+        self._criterion(self.setting.ordinary.row_loss(self.wrapped, batch)).backward()
 
 
 class _RowLoss:

