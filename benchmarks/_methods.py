@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confide import models
+from confide import models, tasks
 from confide.clipping import ClippedSum
 from confide.cross_entropy import IGNORE
 from confide.mechanisms.base import Combine
@@ -29,7 +31,11 @@ NOISE_MULTIPLIER = 1.0
 
 
 class Ordinary(Task):
-    """With the cross-entropy that transformers' own models and trainer take."""
+    """As transformers' own models and trainer compute: torch's cross-entropy, and the output layer as it is."""
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        with mock.patch.object(tasks, "aligned", return_value=nullcontext()):
+            return super().logits(model, batch)
 
     @staticmethod
     def _losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -105,13 +111,13 @@ class Plain(Method):
     """Ordinary training: the mean loss of the rows, accumulated over the same micro-batches.
 
     Args:
-        own_loss: take confide's cross-entropy, so that what remains is the price of privacy alone.
+        own_task: compute logits and losses as confide does, so that what remains is the price of privacy alone.
     """
 
-    def __init__(self, setting: Setting, k: int, own_loss: bool = False):
+    def __init__(self, setting: Setting, k: int, own_task: bool = False):
         super().__init__(setting, k)
-        self.task = setting.task if own_loss else setting.ordinary
-        self.name = "plain, own loss" if own_loss else "plain"
+        self.task = setting.task if own_task else setting.ordinary
+        self.name = "plain, by confide" if own_task else "plain"
         self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
 
     def step(self) -> None:

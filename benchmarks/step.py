@@ -153,7 +153,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     # With several micro-batches their borders depend on k, and ordinary training is to have the same ones.
     together = [args.k] if args.batch <= args.rows else [[k] for k in args.k]
     for ks in together:
-        methods = [Plain(own, ks[0]), Plain(own, ks[0], own_loss=True), *(Confide(own, k) for k in ks)]
+        methods = [Plain(own, ks[0]), Plain(own, ks[0], own_task=True), *(Confide(own, k) for k in ks)]
         found += compare(f"{args.shape} {args.train}, {size}", methods, args)
         del methods
     if args.peers:

@@ -28,6 +28,20 @@ def test_losses_and_gradients_are_torchs(spread):
     assert not own_grad[::5].any()
 
 
+def test_logits_whose_rows_lie_apart(monkeypatch):
+    monkeypatch.setattr("confide.cross_entropy._PIECE", 100)  # three rows at a time
+    wide = torch.randn(16, 48)
+    targets = torch.arange(16)
+    found = []
+    for logits in (wide[:, :33], wide[:, :33].contiguous()):
+        own = logits.detach().requires_grad_()
+        losses = cross_entropy(own, targets)
+        losses.sum().backward()
+        found.append((losses.detach(), own.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_a_target_that_no_float_gives_a_probability_has_its_loss():
     logits = torch.tensor([[0.0, 500.0, 0.0], [0.0, 80.0, 1.0], [0.0, 0.0, 60.0]])
     (own, own_grad), (right, right_grad) = both(logits, torch.tensor([0, 2, 1]), torch.ones(3))

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 IGNORE = -100
 _SMALL = 1e-30  # float32 holds a probability above it in full
+_PIECE = 1 << 20  # logits that are copied at a time
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ class _OfSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         ignored, place = targets == IGNORE, targets.clamp(min=0)[:, None]
-        softmax = logits.softmax(-1)
+        softmax = _softmax(logits)
         own = softmax.gather(1, place)[:, 0]
         losses = own.log().neg_()
         rare = (own < _SMALL).nonzero()[:, 0]
@@ -52,3 +53,14 @@ class _OfSoftmax(torch.autograd.Function):
         softmax, place, ignored = ctx.saved_tensors
         grad = grad.masked_fill(ignored, 0)[:, None]
         return softmax.mul_(grad).scatter_add_(1, place, -grad), None
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Of each row. Of logits whose rows lie apart (`head.py`) torch would make a whole copy first."""
+    if logits.is_contiguous():
+        return logits.softmax(-1)
+    found = torch.empty(logits.shape, dtype=logits.dtype)
+    rows = max(1, _PIECE // logits.shape[-1])
+    for piece, own in zip(logits.split(rows), found.split(rows), strict=True):
+        torch.softmax(piece, -1, out=own)
+    return found

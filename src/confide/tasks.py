@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from confide import models
 from confide.cross_entropy import IGNORE, cross_entropy
+from confide.head import aligned
 from confide.noise import Stream
 
 _PIECE = 1 << 22  # logits of which statistics are taken at a time
@@ -160,7 +161,7 @@ class Task:
         if self.kind != "causal-lm":
             # Right padding never reaches back in a causal model, which is then free to use its fast path.
             inputs["attention_mask"] = batch["real"].long()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), aligned(model):
             output = model(**inputs)
         logits: torch.Tensor = output.logits
         return logits
