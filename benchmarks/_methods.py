@@ -5,20 +5,16 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from confide import models, tasks
+from confide import models
 from confide.clipping import ClippedSum
-from confide.cross_entropy import IGNORE
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.packing import pack
@@ -28,20 +24,6 @@ from confide.training import Optimisation, Step
 
 OPTIMISATION = Optimisation(steps=1000, learning_rate=1e-4)
 NOISE_MULTIPLIER = 1.0
-
-
-class Ordinary(Task):
-    """As transformers' own models and trainer compute: torch's cross-entropy, and the output layer as it is."""
-
-    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        with mock.patch.object(tasks, "aligned", return_value=nullcontext()):
-            return super().logits(model, batch)
-
-    @staticmethod
-    def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-        flat = logits.reshape(-1, logits.shape[-1]).float()
-        losses = functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORE, reduction="none")
-        return losses.view(targets.shape)
 
 
 @dataclass(frozen=True)
@@ -64,7 +46,8 @@ class Setting:
 
     @property
     def ordinary(self) -> Task:
-        return Ordinary(**vars(self.task))
+        """As transformers' own trainer computes."""
+        return replace(self.task, fast=False)
 
     def draw(self, k: int) -> Draw:
         """The rows as units of k rows each; the last may have fewer."""

@@ -75,4 +75,20 @@ NOISE = [
         "np.add(radius, np.float32(2.0**-26), out=radius)",
         "tests/test_noise.py",
     ),
+    Fault(
+        "30",
+        "threads make their noise in one place",
+        "noise.py",
+        "        room = _Room(largest)\n        while True:",
+        '        room = work.__dict__.setdefault("room", _Room(largest))\n        while True:',
+        "tests/test_noise.py",
+    ),
+    Fault(
+        "30",
+        "a thread that fails leaves its blocks without noise",
+        "noise.py",
+        "            one.result()",
+        "            one.exception()",
+        "tests/test_noise.py",
+    ),
 ]

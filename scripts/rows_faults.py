@@ -99,4 +99,28 @@ ROWS = [
         "    model.eval()\n    try:",
         "tests/test_isolation.py",
     ),
+    Fault(
+        "11",
+        "places without a target have a gradient",
+        "cross_entropy.py",
+        "grad.masked_fill(ignored, 0)[:, None]",
+        "grad[:, None]",
+        "tests/test_cross_entropy.py",
+    ),
+    Fault(
+        "11",
+        "verify takes the loss that it checks",
+        "cross_entropy.py",
+        "return softmax.mul_(grad).scatter_add_(1, place, -grad), None",
+        "return softmax.mul_(grad), None",
+        "tests/test_verify.py",
+    ),
+    Fault(
+        "company",
+        "gradients of the output layer's input are those of another row",
+        "head.py",
+        "(flat @ weight).unflatten(0, grad.shape[:-1])",
+        "(flat @ weight).unflatten(0, grad.shape[:-1]).roll(1, 0)",
+        "tests/test_head.py tests/test_verify.py",
+    ),
 ]

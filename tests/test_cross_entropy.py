@@ -49,6 +49,13 @@ def test_a_target_that_no_float_gives_a_probability_has_its_loss():
     assert torch.allclose(own_grad, right_grad)
 
 
+@pytest.mark.parametrize("target", [-1, 7])
+def test_a_target_that_is_no_class_is_an_error(target):
+    logits = torch.randn(2, 7, requires_grad=True)
+    with pytest.raises((IndexError, RuntimeError)):
+        cross_entropy(logits, torch.tensor([0, target]))
+
+
 def test_what_is_not_a_number_stays_none():
     logits = torch.tensor([[0.0, float("nan"), 0.0]], requires_grad=True)
     losses = cross_entropy(logits, torch.tensor([0]))

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from confide.clipping import ClippedSum
 from confide.head import aligned
 from tests import small
 from tests.clipping import brute_force
@@ -93,4 +96,31 @@ def test_clipped_sums_through_the_tied_head_are_those_of_brute_force():
     rows = [torch.randint(2, small.VOCABULARY, (n,)).numpy() for n in (7, 4, 9, 5, 8)]
     with aligned(model):
         assert "forward" in vars(model.lm_head), "the test tries nothing"
-    brute_force.check(model, task.row_loss, task.collate(rows), torch.tensor([0, 1, 0, 2, 1]), 0.5)
+    batch, unit, weight = task.collate(rows), torch.tensor([0, 1, 0, 2, 1]), torch.linspace(0.5, 1.5, 5)
+    expected, norms = brute_force.clipped_sum(
+        model, replace(task, fast=False).row_loss, batch, unit, weight, 0.5
+    )
+    total = ClippedSum(model, task.row_loss, 0.5)
+    assert torch.allclose(total.add(batch, unit, weight).double(), norms, rtol=1e-5)
+    brute_force.compare(total.take(), expected)
+    assert (norms > 0.5).any(), "the test clips nothing"
+
+
+def test_a_model_may_write_into_its_logits():
+    class Silent(Model):
+        def forward(self, given):
+            logits = self.head(given)
+            logits[..., 3] = -100.0
+            return logits
+
+    model, given = Silent(linear(17).requires_grad_(False)), torch.randn(2, 4, 8, requires_grad=True)
+    right = torch.autograd.grad(model(given).exp().sum(), given)[0]
+    with aligned(model):
+        found = torch.autograd.grad(model(given).exp().sum(), given)[0]
+    assert torch.allclose(found, right, atol=1e-6)
+
+
+def test_logits_without_gradients_are_as_they_were():
+    model, given = Model(linear(17)), torch.randn(3, 5, 8)
+    with torch.no_grad(), aligned(model):
+        assert model(given).is_contiguous()

@@ -1,3 +1,4 @@
+from threading import Barrier, Event, get_ident
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,19 +217,50 @@ def test_parts_add_up_to_the_whole():
         assert torch.equal(part, whole[start:stop])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_noise_is_the_same_however_many_threads_there_are(threads):
-    sources = [KEY.stream("main", "noise"), KEY.stream("main", "noise", 1)]
-    expected = sources[0].normal(5 * BLOCK // 2)
+@pytest.fixture
+def threads():
+    """Sets how many threads torch, and so noise, may use."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found, small = torch.ones(5 * BLOCK // 2), torch.ones(3)
-        add_noise([(found, sources[0], 0), (small, sources[1], 0)], 2.0, 0.25)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.allclose(found, (1 + 2 * expected) / 4, atol=1e-6)
-    assert torch.allclose(small, (1 + 2 * sources[1].normal(3)) / 4, atol=1e-6)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_noise_is_the_same_however_many_threads_there_are(threads, number, monkeypatch):
+    sources = [KEY.stream("main", "noise", step) for step in range(3)]
+    sizes, starts = (8 * BLOCK + 5, 3, 3 * BLOCK), (7, 0, 1000)
+    add_block, workers, together = noise._add_block, set(), Barrier(number, timeout=60)
+
+    def noted(*args):
+        if get_ident() not in workers:
+            workers.add(get_ident())
+            together.wait()  # every thread has begun, and has a block of its own
+        add_block(*args)
+
+    monkeypatch.setattr(noise, "_add_block", noted)
+    threads(number)
+    found = [torch.ones(size) for size in sizes]
+    add_noise(list(zip(found, sources, starts, strict=True)), 2.0, 0.25)
+    assert len(workers) == number
+    for own, source, start in zip(found, sources, starts, strict=True):
+        assert torch.allclose(own, (1 + 2 * source.normal(len(own), start)) / 4, atol=1e-6)
+
+
+def test_a_thread_that_fails_ends_the_step(threads, monkeypatch):
+    """Else a sum of which a part has no noise would be used."""
+    add_block, main, others = noise._add_block, get_ident(), Event()
+
+    def failing(*args):
+        if get_ident() != main:
+            others.set()
+            raise MemoryError("no room")
+        assert others.wait(60)
+        add_block(*args)
+
+    monkeypatch.setattr(noise, "_add_block", failing)
+    threads(2)
+    with pytest.raises(MemoryError, match="no room"):
+        add_noise([(torch.zeros(6 * BLOCK), KEY.stream("main", "noise"), 0)], 1.0)
 
 
 def test_fast_noise_of_many_parts_repeats_nothing():

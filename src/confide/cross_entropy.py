@@ -37,11 +37,12 @@ class _OfSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        ignored, place = targets == IGNORE, targets.clamp(min=0)[:, None]
+        ignored = targets == IGNORE
+        place = targets.masked_fill(ignored, 0)[:, None]
         softmax = _softmax(logits)
         own = softmax.gather(1, place)[:, 0]
         losses = own.log().neg_()
-        rare = (own < _SMALL).nonzero()[:, 0]
+        rare = ((own < _SMALL) & ~ignored).nonzero()[:, 0]
         if len(rare):
             losses[rare] = -logits[rare].log_softmax(-1).gather(1, place[rare])[:, 0]
         ctx.save_for_backward(softmax, place, ignored)

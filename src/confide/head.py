@@ -1,9 +1,10 @@
 """A model's output layer, on a CPU into rows of logits that begin where cache lines do.
 
 Where the vocabulary is no multiple of 16 tokens, such as GPT-2's 50,257, rows of logits begin anywhere, and the largest
-product of the forward pass takes longer than one that writes whole cache lines. The values are the same.
+product of the forward pass takes longer than one that writes whole cache lines. Values are the same up to rounding.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +20,12 @@ _LINE = 16  # float32 values of a cache line
 
 @contextmanager
 def aligned(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the model's output layer computes so, if it is an ordinary one in float32 on a CPU."""
+    """While it lasts, the model's output layer computes so, if it is an ordinary one in float32 on a CPU.
+
+    Not where no gradient is asked for: torch's loss would then make a whole copy of such logits.
+    """
     find = getattr(model, "get_output_embeddings", None)
-    head = find() if find is not None else None
+    head = find() if find is not None and torch.is_grad_enabled() else None
     if not isinstance(head, nn.Linear) or not _gains(head):
         yield
         return
@@ -49,12 +53,14 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor) -> Tensor:
         rows, width = given.flatten(0, -2), len(weight)
-        room = given.new_empty(len(rows), -(-width // _LINE) * _LINE)
-        logits = room[:, :width]
-        torch.mm(rows, weight.T, out=logits)
+        shape, apart = (*given.shape[:-1], width), -(-width // _LINE) * _LINE
+        strides = [apart * math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
+        # No view of something larger: models may write into their logits.
+        logits = given.new_empty_strided(shape, (*strides, 1))
+        torch.mm(rows, weight.T, out=logits.flatten(0, -2))
         needs_given, needs_weight = ctx.needs_input_grad
         ctx.save_for_backward(rows if needs_weight else None, weight if needs_given else None)
-        return logits.unflatten(0, given.shape[:-1])
+        return logits
 
     @staticmethod
     @once_differentiable

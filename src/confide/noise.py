@@ -27,9 +27,7 @@ from confide.disk import sync
 from confide.errors import InputError
 
 KEY_BYTES = 32
-BLOCK = (
-    1 << 18
-)  # values of noise that a thread makes at a time, so that noise needs no second copy of the model
+BLOCK = 1 << 18  # values that a thread makes at a time, so that noise needs no second copy of the model
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # of one nonce

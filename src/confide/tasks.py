@@ -6,6 +6,7 @@ over its own predicted tokens.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ class Task:
         device: where batches go.
         shares: rows of one unit may share a line of a batch; see `isolation.sharing`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
+        fast: on a CPU, output layer and loss by code of our own (`head`, `cross_entropy`); else as torch has them.
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Task:
     device: torch.device
     shares: bool = False
     caches: bool = False
+    fast: bool = True
 
     @classmethod
     def of(
@@ -161,7 +164,8 @@ class Task:
         if self.kind != "causal-lm":
             # Right padding never reaches back in a causal model, which is then free to use its fast path.
             inputs["attention_mask"] = batch["real"].long()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), aligned(model):
+        head = aligned(model) if self.fast else nullcontext()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), head:
             output = model(**inputs)
         logits: torch.Tensor = output.logits
         return logits
@@ -182,9 +186,12 @@ class Task:
         following[:, :-1] = ahead.masked_fill(nothing, IGNORE)
         return following
 
-    @staticmethod
-    def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)).view(targets.shape)
+    def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        flat, places = logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1)
+        if self.fast:
+            return cross_entropy(flat, places).view(targets.shape)
+        losses = functional.cross_entropy(flat, places, ignore_index=IGNORE, reduction="none")
+        return losses.view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""

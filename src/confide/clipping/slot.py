@@ -36,9 +36,9 @@ def dense_is_faster(units: Units, positions: int, p: int, q: int) -> bool:
 class Allowance:
     """Bytes that slots may hold beyond the inputs and output gradients of their layers.
 
-    The pass is at its peak where the loss meets the largest output, of which there are then several copies; those
-    are gone when the first layer's gradient arrives. So dense gradients may take that much, and whatever the factors
-    that they replace would have taken, without a higher peak.
+    Ordinary training is at its peak where torch's loss meets the largest output, of which there are then several
+    copies; those are gone when the first layer's gradient arrives. So dense gradients may take that much, and whatever
+    the factors that they replace would have taken, without a higher peak than that.
     """
 
     left: int
