@@ -117,8 +117,8 @@ def _groups(n: int) -> int:
 class _Room:
     """What one thread makes normal values in: block after block in the same memory, which its cache then holds.
 
-    By NumPy, whose logarithms, sines and cosines take less than half of the time of torch's on a CPU. Floats of one
-    processor may differ from another's in the last bit.
+    By NumPy, whose logarithms, sines and cosines are faster on a CPU than torch's. Floats of one processor may differ
+    from another's in the last bit.
 
     Attributes:
         words: random words of groups, int32[groups, 3 * PAIRS].
@@ -137,7 +137,7 @@ class _Room:
         np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
         np.multiply(radius, np.float32(2.0**-63), out=radius)
         np.abs(radius, out=radius)
-        # No radius is infinite; all but the smallest stay as they are. np.maximum would take five times as long.
+        # No radius is infinite; all but the smallest stay as they are. np.maximum takes longer.
         np.add(radius, np.float32(2.0**-65), out=radius)
         np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
