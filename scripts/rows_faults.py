@@ -109,7 +109,7 @@ ROWS = [
     ),
     Fault(
         "11",
-        "verify takes the loss that it checks",
+        "a gradient without its target, which verify compares with torch's",
         "cross_entropy.py",
         "return softmax.mul_(grad).scatter_add_(1, place, -grad), None",
         "return softmax.mul_(grad), None",

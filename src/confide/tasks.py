@@ -187,11 +187,8 @@ class Task:
         return following
 
     def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        flat, places = logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1)
-        if self.fast:
-            return cross_entropy(flat, places).view(targets.shape)
-        losses = functional.cross_entropy(flat, places, ignore_index=IGNORE, reduction="none")
-        return losses.view(targets.shape)
+        flat = logits.reshape(-1, logits.shape[-1])
+        return cross_entropy(flat, targets.reshape(-1), self.fast).view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
