@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from confide import models
+from confide.activations import fuse
 from confide.clipping import ClippedSum
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
@@ -100,6 +101,8 @@ class Plain(Method):
     def __init__(self, setting: Setting, k: int, own_task: bool = False):
         super().__init__(setting, k)
         self.task = setting.task if own_task else setting.ordinary
+        if own_task:
+            fuse(self.model)
         self.name = "plain, by confide" if own_task else "plain"
         self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
 
@@ -128,6 +131,7 @@ class Confide(Method):
 
     def __init__(self, setting: Setting, k: int):
         super().__init__(setting, k)
+        fuse(self.model)
         draw = setting.draw(k)
         self.trainer = Step(
             self.model,

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 
+from confide.activations import fuse
 from confide.errors import Diverged, InputError
 from confide.settings import Policy
 from confide.sharding import is_sharded, whole
@@ -210,6 +211,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         _no_dropout(module)
+    fuse(model)
     model = _adapt(model, config.adapter, config.task)
     if config.train.gradient_checkpointing:
         with warnings.catch_warnings():
