@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from _methods import Method
 from confide import training
+from confide.allocator import keep_freed_memory, set_thresholds
 from confide.clipping import engine, slot, tap
 from confide.tasks import Task
 
@@ -35,14 +36,28 @@ class Clock:
         return time.process_time() if self.of_processor else time.perf_counter()
 
 
-def interleaved(methods: Sequence[Method], rounds: int, clock: Clock) -> list[list[float]]:
-    """Seconds of each method's step in each round, after one that warms up. The order rotates."""
+def glibc_as_it_is() -> None:
+    """Memory of the CPU as a process has it that sets nothing: the thresholds that glibc itself comes to with large
+    blocks (mallopt(3), M_MMAP_THRESHOLD), 32 MiB at most and twice that."""
+    set_thresholds(mmap=32 << 20, trim=64 << 20, pad=128 << 10)
+
+
+def interleaved(methods: Sequence[Method], rounds: int, clock: Clock, by_itself: bool) -> list[list[float]]:
+    """Seconds of each method's step in each round, after one that warms up. The order rotates.
+
+    Args:
+        by_itself: each method has memory as if it ran alone: that of others is given back, it takes a step to have its
+            own, and only then one that counts.
+    """
     for method in methods:
         method.step()
     times: list[list[float]] = [[] for _ in methods]
     for number in range(rounds):
         for place in range(len(methods)):
             turn = (place + number) % len(methods)
+            if by_itself:
+                keep_freed_memory() if methods[turn].keeps_memory else glibc_as_it_is()
+                methods[turn].step()
             began = clock.now()
             methods[turn].step()
             times[turn].append(clock.now() - began)

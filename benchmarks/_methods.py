@@ -70,9 +70,11 @@ class Method(ABC):
 
     Attributes:
         k: rows that are clipped together.
+        keeps_memory: by itself, it would keep freed memory in the process, as confide's runs do.
     """
 
     name: str
+    keeps_memory = False
 
     def __init__(self, setting: Setting, k: int):
         self.setting, self.k = setting, k
@@ -104,6 +106,7 @@ class Plain(Method):
         if own_task:
             fuse(self.model)
         self.name = "plain, by confide" if own_task else "plain"
+        self.keeps_memory = own_task
         self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
 
     def step(self) -> None:
@@ -128,6 +131,7 @@ class Confide(Method):
     """The step of a run: clipped by units of k rows, secure noise."""
 
     name = "confide"
+    keeps_memory = True
 
     def __init__(self, setting: Setting, k: int):
         super().__init__(setting, k)

@@ -15,8 +15,9 @@ INK, FAINT, TIME, MEMORY = "#1f2933", "#9aa5b1", "#3b6ea8", "#c9a227"
 def table(rows: Sequence[Row]) -> str:
     """Markdown: one line for each method."""
     lines = [
-        "| case | method | k | time / plain | quartiles | least | seconds | memory / plain | MB | clipped sum off by |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| case | method | k | time / plain | quartiles | least | time / confide | seconds | memory / plain | MB "
+        "| clipped sum off by |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, high = row["time_quartiles"]
@@ -30,6 +31,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{row['time_ratio']:.3f}",
             f"{low:.3f} to {high:.3f}",
             f"{row['least_ratio']:.3f}",
+            "" if row["confide_ratio"] is None else f"{row['confide_ratio']:.2f}",
             f"{row['seconds']:.3f}",
             f"{row['memory_ratio']:.3f}",
             f"{row['memory_bytes'] / 1e6:.0f}",

@@ -8,11 +8,15 @@ of a method's time by that of ordinary training in the same round. `least_ratio`
 least time: what others on the machine disturb is left out of it. Memory is what lies there between steps
 (weights, optimiser state) and the peak of one step on top of it.
 
-Ordinary training, "plain", computes logits and losses as transformers' own trainer does; "plain, by confide" does so by
-confide's faster code for a CPU, so that what is left beside it is the price of privacy alone.
+Ordinary training, "plain", computes activations, logits and losses as transformers' own trainer does; "plain, by
+confide" does so by confide's faster ways, so that what is left beside it is the price of privacy alone.
 
 `--peers` adds Opacus, by row. For full fine-tuning it runs, as does confide beside it, on a copy of the
-model whose output layer is not tied and whose Conv1D layers are linear ones ("untied").
+model whose output layer is not tied and whose Conv1D layers are linear ones ("untied"). `confide_ratio` is
+the median over rounds of a peer's time by confide's.
+
+On a CPU confide's runs ask glibc to keep freed memory in the process. Here every method has that, which is hard on
+confide; with `--memory own` each has what it would have by itself.
 """
 
 from __future__ import annotations
@@ -112,7 +116,8 @@ def compare(case: str, methods: Sequence[Method], args: argparse.Namespace) -> l
     """Rows of figures, one for each method; the first is ordinary training."""
     device = torch.device(args.device)
     clock = _measure.Clock(device, args.clock == "cpu")
-    times = _measure.interleaved(methods, args.rounds, clock)
+    times = _measure.interleaved(methods, args.rounds, clock, args.memory == "own")
+    private = next(own for method, own in zip(methods, times, strict=True) if isinstance(method, Confide))
     memory = []
     for method in methods:
         gc.collect()
@@ -128,6 +133,7 @@ def compare(case: str, methods: Sequence[Method], args: argparse.Namespace) -> l
                 "time_ratio": middle,
                 "time_quartiles": [low, high],
                 "least_ratio": min(own) / min(times[0]),
+                "confide_ratio": _measure.ratio(own, private)[0] if isinstance(method, Peer) else None,
                 "memory_ratio": used / memory[0],
                 "memory_bytes": used,
                 "seconds": statistics.median(own),
@@ -188,6 +194,13 @@ def arguments() -> argparse.Namespace:
         default="wall",
         help="cpu: processor time, for a busy machine; with OMP_NUM_THREADS=1, as waiting threads count",
     )
+    parser.add_argument(
+        "--memory",
+        choices=("kept", "own"),
+        default="kept",
+        help="of a CPU. kept: freed memory stays in the process, for every method; own: for confide alone, which asks "
+        "for it,\nwhile the others have what glibc does by itself. Each then takes a step before the one that counts",
+    )
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--rows", type=int, default=16, help="rows of a physical micro-batch")
@@ -209,17 +222,19 @@ def main() -> None:
     on_gpu = args.device.startswith("cuda")
     device = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
     about = {"device": device, "torch": torch.__version__, "date": datetime.date.today().isoformat()}
-    about["clock"] = args.clock
+    about |= {"clock": args.clock, "memory": args.memory}
     rows = [row | about for row in rows]
     title = f"{args.shape}, {args.train} fine-tuning, {args.batch} rows of {args.length}, {args.precision}"
     how = f"{device}, torch {torch.__version__}, {about['date']}, {args.rounds} rounds, {args.clock} clock"
+    if args.memory == "own":
+        how += ", memory as each method has it by itself"
     text = f"{title}\n\n{how}\n\n"
     text += _report.table(rows) + "\n"
     if args.profile:
         text += "\n" + _report.parts_table(rows) + "\n"
     args.out.mkdir(parents=True, exist_ok=True)
     parts = [args.shape, args.train, f"{args.batch}x{args.length}", args.precision, args.device.split(":")[0]]
-    name = "-".join([*parts, "peers"] if args.peers else parts)
+    name = "-".join(parts + ["peers"] * args.peers + ["own-memory"] * (args.memory == "own"))
     (args.out / f"{name}.md").write_text(text)
     (args.out / f"{name}.svg").write_text(_report.chart(title, rows))
     sys.stdout.write(json.dumps(rows, indent=1) + "\n" if args.json else text)

@@ -66,6 +66,16 @@ def test_step_compares_with_peers_that_clip_to_the_same_sum(figures: list[dict])
         assert not peers[name]["sum_wrong"]
 
 
+def test_step_measures_each_method_with_its_own_memory(tmp_path: Path) -> None:
+    options = "--shape tiny --train full --k 1 --rounds 2 --batch 4 --length 8 --memory own --json".split()
+    command = [sys.executable, str(STEP), *options, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {row["memory"] for row in rows} == {"own"}
+    assert all(path.stem.endswith("-own-memory") for path in tmp_path.iterdir())
+
+
 def test_exposure_tells_what_a_rank_costs():
     command = [sys.executable, STEP.with_name("exposure.py"), "--digits", "2", "--threads", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -15,6 +15,18 @@ def keep_freed_memory() -> bool:
     this process, is given back here, since blocks of other sizes would be laid beside it. Over many runs gaps grow all
     the same: these are better given a process each, as `studies/side_by_side.py` does.
     """
+    # -1 is never: 2 GB, the largest number, is less than a step may free.
+    return set_thresholds(mmap=1 << 30, trim=-1, pad=1 << 26)
+
+
+def set_thresholds(mmap: int, trim: int, pad: int) -> bool:
+    """Give back what is free by now, and set glibc's thresholds, in bytes; whether it agreed.
+
+    Args:
+        mmap: larger blocks are mapped, each by itself.
+        trim: more than this free at the end of the heap is given back.
+        pad: what the heap grows by beyond what it must.
+    """
     if sys.platform != "linux":
         return False
     try:
@@ -23,7 +35,8 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False  # another C library, which has its own ways
     malloc_trim(0)
-    # All of them, whether or not one was refused. -1 is never: 2 GB, the largest number, is less than a step may free.
-    settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: -1, _TOP_PAD: 1 << 26}
-    agreed = [mallopt(option, value) == 1 for option, value in settings.items()]
+    options = {_MMAP_THRESHOLD: mmap, _TRIM_THRESHOLD: trim, _TOP_PAD: pad}
+    agreed = [
+        mallopt(option, value) == 1 for option, value in options.items()
+    ]  # all, whether one was refused
     return all(agreed)

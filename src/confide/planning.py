@@ -287,18 +287,18 @@ def _row(
 def memory(config: "Config", size: Size) -> int:
     """Bytes at the peak of a step, an estimate: weights, clipped sum, optimiser state, activations.
 
-    Fitted to peaks measured on GPT-2 and Llama; other families may need up to twice as much.
+    Fitted to peaks of processes on a CPU with GPT-2 and Llama; other families may need up to twice as much.
     """
     train = config.train
     weights = 4 * size.parameters + 4 * size.trainable * (2 + held(config))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
-    # 34 bytes at half precision) and what the clipping keeps beside it; LoRA runs a second path past each layer.
-    kept = 38 if config.adapter.kind == "lora" else 24
+    # 34 bytes at half precision) and what the clipping keeps beside it; LoRA's many small ones leave gaps between them.
+    kept = 34 if config.adapter.kind == "lora" else 20
     if train.gradient_checkpointing:
         kept = kept * 2 // 3  # what the clipping keeps stays
     token = 4 * kept * size.width * size.layers
     if config.task != "classification":
-        token += 4 * 4 * size.vocabulary  # logits, their gradients, and what the loss makes of them
+        token += 2 * 4 * size.vocabulary  # logits, and the softmax that becomes their gradient
     tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
     return int(weights + token * tokens)
 
