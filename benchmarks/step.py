@@ -16,7 +16,7 @@ model whose output layer is not tied and whose Conv1D layers are linear ones ("u
 the median over rounds of a peer's time by confide's.
 
 On a CPU confide's runs ask glibc to keep freed memory in the process. Here every method has that, which is hard on
-confide; with `--memory own` each has what it would have by itself.
+confide; with `--memory own` each has about what it would have alone.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ def arguments() -> argparse.Namespace:
         "--memory",
         choices=("kept", "own"),
         default="kept",
-        help="of a CPU. kept: freed memory stays in the process, for every method; own: for confide alone, which asks "
-        "for it,\nwhile the others have what glibc does by itself. Each then takes a step before the one that counts",
+        help="of a CPU. kept: freed memory stays in the process, for every method; own: for confide alone,\n"
+        "which asks for it. Each method then takes two steps before the one that counts",
     )
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--rounds", type=int, default=12)
@@ -210,6 +210,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     args.batch = args.batch or args.rows
+    if args.memory == "own" and not (args.device == "cpu" and _measure.glibc_as_it_is()):
+        parser.error("--memory own is about glibc's memory on a CPU, which is not what is used here")
     if args.peers and importlib.util.find_spec("opacus") is None:
         parser.error("--peers compares with Opacus, which is not installed: pip install opacus==1.6.0")
     return args
@@ -227,7 +229,7 @@ def main() -> None:
     title = f"{args.shape}, {args.train} fine-tuning, {args.batch} rows of {args.length}, {args.precision}"
     how = f"{device}, torch {torch.__version__}, {about['date']}, {args.rounds} rounds, {args.clock} clock"
     if args.memory == "own":
-        how += ", memory as each method has it by itself"
+        how += ", memory about as each method has it alone"
     text = f"{title}\n\n{how}\n\n"
     text += _report.table(rows) + "\n"
     if args.profile:

@@ -1,10 +1,12 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 from transformers.activations import ACT2CLS, ACT2FN, NewGELUActivation
 
 from confide import models
-from confide.activations import fuse
+from confide.activations import as_written, fuse
 from confide.config import check
 from tests import small
 
@@ -34,13 +36,50 @@ def test_the_kernel_is_the_same_function_with_the_same_slope(name, precision, to
     assert not torch.allclose(exact, right, atol=1e-4)  # so the test tells the two forms of GELU apart
 
 
-def test_one_that_is_held_twice_is_replaced_in_both_places_and_weights_stay():
+def test_one_that_is_held_twice_is_replaced_everywhere_and_weights_stay():
     shared = ACT2FN["gelu_new"]
-    model = nn.Sequential(Layer(shared), nn.Sequential(Layer(shared)))
+    model = nn.Sequential(Layer(shared), nn.Sequential(shared, Layer(shared), shared)).eval()
     before = dict(model.named_parameters())
     fuse(model)
     assert not any(isinstance(module, NewGELUActivation) for module in model.modules())
+    assert not any(module.training for module in model.modules())
     assert all(value is before[name] for name, value in model.named_parameters())
+
+
+def test_as_written_the_model_has_its_own_for_a_while_whatever_happens():
+    own = ACT2FN["gelu_new"]
+    model = nn.Sequential(Layer(own), nn.ReLU())
+    fuse(model)
+    kernel = model[0].act
+    assert list(dict(model.named_modules())) == ["", "0", "0.linear", "0.act", "1"]
+
+    def fail():
+        with as_written(model):
+            assert model[0].act is own
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert model[0].act is kernel
+    again = copy.deepcopy(model)
+    with as_written(again):
+        assert type(again[0].act) is NewGELUActivation
+
+
+def test_bf16_is_no_farther_from_the_truth_than_what_it_replaces():
+    own = Layer(ACT2FN["gelu_new"])
+    fuse(own)
+    found = {}
+    for name, activation in (("kernel", own.act), ("written out", ACT2FN["gelu_new"])):
+        given = torch.linspace(-30, 30, 60_001).bfloat16().requires_grad_()
+        values = activation(given)
+        (slope,) = torch.autograd.grad(values.sum(), given)
+        true = given.detach().double().requires_grad_()
+        right = ACT2FN["gelu_new"](true)
+        (right_slope,) = torch.autograd.grad(right.sum(), true)
+        found[name] = float((values - right).detach().abs().max()), float((slope - right_slope).abs().max())
+    assert found["kernel"][0] <= found["written out"][0]
+    assert found["kernel"][1] <= found["written out"][1]
 
 
 class Scaled(NewGELUActivation):

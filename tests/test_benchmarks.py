@@ -61,7 +61,10 @@ def test_step_has_every_figure_of_every_method(figures: list[dict], folder: Path
 def test_step_compares_with_peers_that_clip_to_the_same_sum(figures: list[dict]) -> None:
     peers = {row["method"]: row for row in figures if "untied" in row["case"]}
     assert peers.keys() == {"plain", "confide", "opacus-hooks", "opacus-ghost"}
+    assert peers["plain"]["confide_ratio"] is peers["confide"]["confide_ratio"] is None
     for name in ("opacus-hooks", "opacus-ghost"):
+        by_seconds = peers[name]["seconds"] / peers["confide"]["seconds"]
+        assert peers[name]["confide_ratio"] == pytest.approx(by_seconds)  # of one round
         assert peers[name]["sum_error"] < 1e-5
         assert not peers[name]["sum_wrong"]
 
@@ -74,6 +77,39 @@ def test_step_measures_each_method_with_its_own_memory(tmp_path: Path) -> None:
     rows = json.loads(done.stdout)
     assert {row["memory"] for row in rows} == {"own"}
     assert all(path.stem.endswith("-own-memory") for path in tmp_path.iterdir())
+
+
+def test_of_three_steps_with_its_own_memory_the_last_counts(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(STEP.parent))
+    measure = importlib.import_module("_measure")
+    told: list[str] = []
+
+    class Counted:
+        def __init__(self, name: str, keeps_memory: bool):
+            self.name, self.keeps_memory = name, keeps_memory
+
+        def step(self) -> None:
+            told.append(self.name)
+
+    class Clock:
+        def now(self) -> float:
+            return len(told)
+
+    monkeypatch.setattr(measure, "keep_freed_memory", lambda: told.append("kept"))
+    monkeypatch.setattr(measure, "glibc_as_it_is", lambda: told.append("given back"))
+    methods = [Counted("confide", True), Counted("peer", False)]
+    assert measure.interleaved(methods, 1, Clock(), by_itself=True) == [[1], [1]]
+    assert told == ["confide", "peer", "kept", *["confide"] * 3, "given back", *["peer"] * 3]
+    told.clear()
+    assert measure.interleaved(methods, 1, Clock()) == [[1], [1]]
+    assert told == ["confide", "peer"] * 2
+
+
+def test_own_memory_is_refused_where_it_means_nothing() -> None:
+    command = [sys.executable, str(STEP), "--memory", "own", "--device", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--memory own is about glibc" in done.stderr
 
 
 def test_exposure_tells_what_a_rank_costs():

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
+from transformers.activations import ACT2CLS
 
 from confide import clipping, models, tasks, training, verify
 from confide.clipping import engine
@@ -315,6 +317,10 @@ def leave_a_parameter_to_the_optimiser_alone(patch):
     patch.setattr(training.Optimisation, "build", lambda self, parameters: build(self, parameters[:-1]))
 
 
+def another_function_for_an_activation(patch):
+    patch.setattr(ACT2CLS["gelu_pytorch_tanh"], "forward", lambda self, given: functional.silu(given))
+
+
 FAULTS = [
     (skip_a_parameter, {"clipping", "coverage", "step"}),
     (leave_a_parameter_out_of_the_norm, {"clipping", "step"}),
@@ -337,6 +343,7 @@ FAULTS = [
     (forget_the_weights_of_a_line, {"clipping"}),
     (skip_an_empty_draw, {"empty"}),
     (leave_a_parameter_to_the_optimiser_alone, {"coverage"}),
+    (another_function_for_an_activation, {"clipping", "step"}),
 ]
 
 

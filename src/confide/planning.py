@@ -292,10 +292,9 @@ def memory(config: "Config", size: Size) -> int:
     train = config.train
     weights = 4 * size.parameters + 4 * size.trainable * (2 + held(config))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
-    # 34 bytes at half precision) and what the clipping keeps beside it; LoRA's many small ones leave gaps between them.
-    kept = 34 if config.adapter.kind == "lora" else 20
-    if train.gradient_checkpointing:
-        kept = kept * 2 // 3  # what the clipping keeps stays
+    # 34 bytes at half precision) and what the clipping keeps beside it, which checkpoints do not drop; the many small
+    # tensors of LoRA leave gaps between them.
+    kept = 34 if config.adapter.kind == "lora" else 14 if train.gradient_checkpointing else 20
     token = 4 * kept * size.width * size.layers
     if config.task != "classification":
         token += 2 * 4 * size.vocabulary  # logits, and the softmax that becomes their gradient

@@ -14,6 +14,7 @@ import torch
 from scipy.stats import chi2
 
 from confide import models
+from confide.activations import as_written
 from confide.clipping import ClippedSum
 from confide.correlation import coefficients, sensitivity
 from confide.errors import InputError
@@ -145,22 +146,23 @@ def _batch(job: Job, draw: Draw, part: Pack) -> tuple[Batch, torch.Tensor]:
 
 
 def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
-    """The loss of each row, line by line, with nothing in it that the fast way has of its own."""
+    """The loss of each row, line by line, by torch's own output layer and loss."""
     batch, _ = _batch(job, draw, part)
     return each_row(replace(job.task, fast=False).row_loss(job.model, batch), batch)
 
 
 def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
-    """Each unit's gradient by plain autograd, one row at a time, by parameter name."""
+    """Each unit's gradient by plain autograd, one row at a time, by parameter name, of the model as it is written."""
     parameters = models.trainable(job.model)
     gradients: list[dict[str, torch.Tensor]] = []
     job.model.train()
     for unit in range(draw.groups):
         job.model.zero_grad(set_to_none=True)
         for i in np.flatnonzero(draw.group == unit).tolist():
-            loss = _losses(job, draw, Pack.of([[i]]))[0]
-            if loss.requires_grad:
-                (loss * float(draw.weight[i])).backward()
+            with as_written(job.model):
+                loss = _losses(job, draw, Pack.of([[i]]))[0]
+                if loss.requires_grad:
+                    (loss * float(draw.weight[i])).backward()
         gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
     job.model.zero_grad(set_to_none=True)
     return gradients
