@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from confide import models
+from confide.activations import fuse
 from confide.clipping import ClippedSum
 from confide.config import check
 from confide.errors import InputError
@@ -249,6 +250,8 @@ def test_saved_whole_and_loaded_it_is_the_same_model(root, tmp_path, kind, task)
     again = auto.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([[5, 6, 7, 8]])
     assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
+    fuse(again)  # all that they differ by
+    assert torch.equal(model(ids).logits, again(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("a b c")["input_ids"]
 
 
@@ -262,7 +265,7 @@ def test_a_saved_adapter_on_its_base_is_the_same_model(root, tmp_path, kind):
     models.save(model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root))
     again = PeftModel.from_pretrained(loaded(root, kind, task, changes=changes), tmp_path / "out").eval()
     ids = torch.tensor([[5, 6, 7, 8]])
-    assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
+    assert torch.equal(model(ids).logits, again(ids).logits)
 
 
 @pytest.mark.parametrize("adapter", [{}, {"kind": "lora", "rank": 2}])
@@ -519,6 +522,8 @@ def test_a_release_with_new_tokens_loads_by_itself(tmp_path, kind, task, tied, r
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("USR: hello SYS: yes")["input_ids"]])
     assert {small.TOKENS, small.TOKENS + 1} <= set(ids[0].tolist())
     assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
+    fuse(again)  # all that they differ by
+    assert torch.equal(model(ids).logits, again(ids).logits)
 
 
 def test_an_adapter_without_new_tokens_holds_no_embeddings(root, tmp_path):

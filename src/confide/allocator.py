@@ -36,7 +36,6 @@ def set_thresholds(mmap: int, trim: int, pad: int) -> bool:
         return False  # another C library, which has its own ways
     malloc_trim(0)
     options = {_MMAP_THRESHOLD: mmap, _TRIM_THRESHOLD: trim, _TOP_PAD: pad}
-    agreed = [
-        mallopt(option, value) == 1 for option, value in options.items()
-    ]  # all, whether one was refused
+    # All of them, whether or not one was refused.
+    agreed = [mallopt(option, value) == 1 for option, value in options.items()]
     return all(agreed)

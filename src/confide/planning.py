@@ -287,13 +287,13 @@ def _row(
 def memory(config: "Config", size: Size) -> int:
     """Bytes at the peak of a step, an estimate: weights, clipped sum, optimiser state, activations.
 
-    Fitted to peaks of processes on a CPU with GPT-2 and Llama; other families may need up to twice as much.
+    Fitted to peaks of processes that train GPT-2 on a CPU; other families may need up to twice as much.
     """
     train = config.train
     weights = 4 * size.parameters + 4 * size.trainable * (2 + held(config))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
-    # 34 bytes at half precision) and what the clipping keeps beside it, which checkpoints do not drop; the many small
-    # tensors of LoRA leave gaps between them.
+    # 34 bytes at half precision) and what the clipping keeps beside it, which checkpoints do not drop. With
+    # LoRA a process is larger by what its allocations leave unused.
     kept = 34 if config.adapter.kind == "lora" else 14 if train.gradient_checkpointing else 20
     token = 4 * kept * size.width * size.layers
     if config.task != "classification":

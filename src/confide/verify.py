@@ -156,14 +156,16 @@ def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
     parameters = models.trainable(job.model)
     gradients: list[dict[str, torch.Tensor]] = []
     job.model.train()
-    for unit in range(draw.groups):
-        job.model.zero_grad(set_to_none=True)
-        for i in np.flatnonzero(draw.group == unit).tolist():
-            with as_written(job.model):
+    with as_written(job.model):
+        for unit in range(draw.groups):
+            job.model.zero_grad(set_to_none=True)
+            for i in np.flatnonzero(draw.group == unit).tolist():
                 loss = _losses(job, draw, Pack.of([[i]]))[0]
                 if loss.requires_grad:
                     (loss * float(draw.weight[i])).backward()
-        gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
+            gradients.append(
+                {n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None}
+            )
     job.model.zero_grad(set_to_none=True)
     return gradients
 
