@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from confide import models
-from confide.activations import fuse
 from confide.clipping import ClippedSum
+from confide.kernels import fuse
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.packing import pack

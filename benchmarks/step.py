@@ -8,8 +8,8 @@ of a method's time by that of ordinary training in the same round. `least_ratio`
 least time: what others on the machine disturb is left out of it. Memory is what lies there between steps
 (weights, optimiser state) and the peak of one step on top of it.
 
-Ordinary training, "plain", computes activations, logits and losses as transformers' own trainer does; "plain, by
-confide" does so by confide's faster ways, so that what is left beside it is the price of privacy alone.
+Ordinary training, "plain", computes activations, linear layers and losses as transformers' own trainer does; "plain,
+by confide" does so by confide's faster ways, so that what is left beside it is the price of privacy alone.
 
 `--peers` adds Opacus, by row. For full fine-tuning it runs, as does confide beside it, on a copy of the
 model whose output layer is not tied and whose Conv1D layers are linear ones ("untied"). `confide_ratio` is

@@ -126,9 +126,25 @@ ROWS = [
     Fault(
         "company",
         "the kernel of another function stands for an activation",
-        "activations.py",
+        "kernels.py",
         'ACT2FN["gelu_pytorch_tanh"]',
         'ACT2FN["gelu"]',
-        "tests/test_activations.py",
+        "tests/test_kernels.py",
+    ),
+    Fault(
+        "company",
+        "a gradient goes back through the weight the wrong way round",
+        "products.py",
+        "_back(grad, weight if ctx.across else weight.T)",
+        "_back(grad, weight.T if ctx.across else weight)",
+        "tests/test_products.py",
+    ),
+    Fault(
+        "company",
+        "products that oneDNN takes are somewhat off, which verify compares with torch's",
+        "products.py",
+        "    return found\n\n\ndef _back",
+        "    return found * 1.01\n\n\ndef _back",
+        "tests/test_verify.py",
     ),
 ]

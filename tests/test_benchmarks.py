@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick import needs_onednn
+
 STEP = Path(__file__).resolve().parents[1] / "benchmarks" / "step.py"
 KEYS = {"case", "k", "method", "time_ratio", "memory_ratio", "seconds"}
 PARTS = {"collate", "forward", "backward", "optimiser"}
@@ -132,3 +134,18 @@ def test_padding_is_little_in_lines_and_grows_with_the_rows_of_a_user_without():
         assert 1 <= found[1]["lines"] == found[1]["rows"] == found[1]["by_length"] < 1.1
         assert all(found[2 * k]["rows"] > found[k]["rows"] for k in (1, 2, 4, 8))
         assert all(1 <= each["lines"] < 1.1 for each in found.values())
+
+
+@needs_onednn
+def test_products_are_timed_both_ways():
+    command = [sys.executable, STEP.with_name("products.py"), "--json", "--rounds", "2"]
+    command += ["--layers", "32x16", "8x24", "--positions", "4", "9"]
+    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [(row["layer"], row["positions"]) for row in rows] == [
+        ("32x16", 4),
+        ("32x16", 9),
+        ("8x24", 4),
+        ("8x24", 9),
+    ]
+    ways = ("forward", "forward, oneDNN", "backward", "backward, oneDNN")
+    assert all(0 < row[way] < 1 for row in rows for way in ways)

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from confide import models
-from confide.activations import fuse
 from confide.clipping import ClippedSum
 from confide.config import check
 from confide.errors import InputError
+from confide.kernels import fuse
 from confide.noise import RunKey
 from confide.settings import Policy
 from confide.tasks import Task

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from transformers.activations import ACT2CLS
 
-from confide import clipping, models, tasks, training, verify
+from confide import clipping, models, products, tasks, training, verify
 from confide.clipping import engine
 from confide.config import check
 from confide.console import Console
@@ -20,6 +20,9 @@ from confide.mechanisms.uls import UserLevelSampling
 from confide.runs import Run
 from confide.tasks import Task
 from tests import small
+from tests.quick import everywhere, needs_onednn
+
+__all__ = ["everywhere"]
 
 NAMES = {
     "clipping": "fast clipping equals a loop over units",
@@ -356,6 +359,17 @@ def test_a_fault_is_seen(job, monkeypatch, fault, seen_by):
     failed = {c["name"] for c in found["checks"] if not c["ok"]}
     assert not found["ok"]
     assert {NAMES[name] for name in seen_by} <= failed, found["checks"]
+
+
+@needs_onednn
+@pytest.mark.parametrize("off", [1.0, 1.01])
+def test_products_that_are_off_are_seen(job, everywhere, monkeypatch, off):
+    taken = products.product
+    monkeypatch.setattr(products, "product", lambda *factors: taken(*factors) * off)
+    checks = verify.verify(job())["checks"]
+    assert everywhere, "the test tries nothing"
+    failed = {c["name"] for c in checks if not c["ok"]}
+    assert failed == ({NAMES["clipping"], NAMES["step"]} if off != 1.0 else set()), checks
 
 
 @pytest.mark.parametrize("fault", [divide_a_loss_by_the_tokens_of_the_batch, count_padding])

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 
-from confide.activations import fuse
 from confide.errors import Diverged, InputError
+from confide.kernels import fuse
 from confide.settings import Policy
 from confide.sharding import is_sharded, whole
 

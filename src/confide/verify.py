@@ -14,12 +14,12 @@ import torch
 from scipy.stats import chi2
 
 from confide import models
-from confide.activations import as_written
 from confide.clipping import ClippedSum
 from confide.correlation import coefficients, sensitivity
 from confide.errors import InputError
 from confide.filtered import FilteredStep
 from confide.job import Job
+from confide.kernels import as_written
 from confide.mechanisms.base import Combine
 from confide.mechanisms.concentration import ConcentrationFilter
 from confide.microbatch import micro_batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -140,6 +141,10 @@ def shaken(model: nn.Module) -> nn.Module:
         for p in model.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
     return model
+
+
+def lora(model: nn.Module, targets: str | list[str] = "all-linear", **more: object) -> nn.Module:
+    return shaken(get_peft_model(model, LoraConfig(r=3, target_modules=targets, **more))).eval()
 
 
 def rows(family: str, head: str = "causal", n: int = ROWS, tokens: int = TOKENS, seed: int = 11) -> Batch:

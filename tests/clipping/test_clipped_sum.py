@@ -23,6 +23,7 @@ from tests.clipping.brute_force import (
     check,
     clipped_sum,
     compare,
+    lora,
     rows,
     shaken,
     tiny,
@@ -33,10 +34,6 @@ torch.set_num_threads(1)
 CAUSAL = ("gpt2", "llama", "gemma2", "qwen2", "qwen3")
 MIXTURES = ("mixtral", "qwen3-moe", "gpt-oss")
 OWN_CLASSES = ("falcon", "cohere", "nemotron", "biogpt", "opt", "bart")
-
-
-def lora(model: nn.Module, targets: str | list[str] = "all-linear", **more: object) -> nn.Module:
-    return shaken(get_peft_model(model, LoraConfig(r=3, target_modules=targets, **more))).eval()
 
 
 def only(model: nn.Module, *parts: str) -> nn.Module:

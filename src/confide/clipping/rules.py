@@ -19,6 +19,7 @@ from torch.nn import functional
 from confide.clipping import probes
 from confide.clipping.factors import Lookup, Outer, PerRow, Use
 from confide.errors import InputError
+from confide.products import written
 
 
 class UnsupportedParameter(InputError):
@@ -54,7 +55,7 @@ class Rule:
 
 
 def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
-    return type(module).forward is kind.forward and probes.is_its_own(module)
+    return written(module).forward is kind.forward and probes.is_its_own(module)
 
 
 def _positions(values: Tensor) -> Tensor:
@@ -100,7 +101,8 @@ def _conv1d(
 
 def _is_conv1d(module: nn.Module) -> bool:
     # by name, so that transformers, which is slow to import, need not be there
-    return (type(module).__module__, type(module).__name__) == ("transformers.pytorch_utils", "Conv1D")
+    kind = written(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
 def _reads_table(module: nn.Module) -> TypeGuard[nn.Embedding]:

@@ -6,8 +6,8 @@ from torch import nn
 from transformers.activations import ACT2CLS, ACT2FN, NewGELUActivation
 
 from confide import models
-from confide.activations import as_written, fuse
 from confide.config import check
+from confide.kernels import as_written, fuse
 from tests import small
 
 

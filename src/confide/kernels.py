@@ -1,7 +1,8 @@
-"""Activation functions that transformers writes out in Python, by torch's kernel of the same function.
+"""A model's modules, exchanged for ones that compute the same faster, and back.
 
 GPT-2, GPT-J, Phi, ALBERT and others compute the tanh form of GELU (Hendrycks and Gimpel 2016) in eight operations, each
-over the widest tensors of a layer, and keep most of what they pass through for the backward pass.
+over the widest tensors of a layer, and keep most of what they pass through for the backward pass: torch has a kernel.
+Linear layers have theirs in `products`.
 """
 
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from confide.products import Quick, quicken, written
+
 _REPLACED = "replaced"
 
 
 def fuse(model: nn.Module) -> None:
-    """Put the kernel in the place of each such activation: the same function up to rounding. In place.
+    """Exchange what there is a faster way for: the same functions up to rounding. In place.
 
     Neither the model's weights nor its config change, and what is saved of it loads as before.
     """
@@ -21,6 +24,7 @@ def fuse(model: nn.Module) -> None:
 
     written_out = {ACT2CLS["gelu_new"], ACT2CLS["gelu_fast"]}
     for module in list(model.modules()):
+        quicken(module)
         for name, child in list(module._modules.items()):  # named_children() would leave out a second place
             if child is not None and type(child) in written_out:
                 kernel = ACT2FN["gelu_pytorch_tanh"].train(child.training)
@@ -30,17 +34,25 @@ def fuse(model: nn.Module) -> None:
 
 @contextmanager
 def as_written(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the model computes by the activations that `fuse` replaced."""
+    """While it lasts, the model computes by what `fuse` replaced."""
+    modules = list(model.modules())
     places = [
         (module._modules, name, child)
-        for module in model.modules()
+        for module in modules
         for name, child in module._modules.items()
         if child is not None and _REPLACED in vars(child)
     ]
-    for modules, name, child in places:
-        modules[name] = vars(child)[_REPLACED]
+    quick: list[tuple[nn.Module, type[nn.Module]]] = [
+        (module, type(module)) for module in modules if isinstance(module, Quick)
+    ]
+    for children, name, child in places:
+        children[name] = vars(child)[_REPLACED]
+    for module, _ in quick:
+        module.__class__ = written(module)
     try:
         yield
     finally:
-        for modules, name, child in places:
-            modules[name] = child
+        for children, name, child in places:
+            children[name] = child
+        for module, kind in quick:
+            module.__class__ = kind
