@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from confide import products
 from confide.clipping import ClippedSum
-from confide.clipping.rules import layers
+from confide.clipping.rules import UnsupportedParameter, layers
 from confide.kernels import as_written
 from tests import small
 from tests.clipping import brute_force
@@ -24,10 +24,11 @@ pytestmark = needs_onednn
 
 LAYERS = {
     "linear": lambda: nn.Linear(40, 32),
+    "square linear": lambda: nn.Linear(48, 48),
     "without bias": lambda: nn.Linear(24, 50, bias=False),
     "Conv1D": lambda: Conv1D(33, 16),
     "whole lines": lambda: Conv1D(32, 24),
-    "square": lambda: Conv1D(16, 16),
+    "square Conv1D": lambda: Conv1D(16, 16),
 }
 
 
@@ -144,8 +145,10 @@ def test_nothing_is_exchanged_where_nothing_is_gained(monkeypatch):
     taken = []
     monkeypatch.setattr(products, "product", lambda *factors: taken.append(factors))
     assert torch.equal(own(torch.ones(127, 256)), wide(torch.ones(127, 256)))
+    assert torch.equal(own(torch.ones(1, 127, 256)), wide(torch.ones(1, 127, 256)))
     own(torch.ones(128, 256))
-    assert len(taken) == 1
+    own(torch.ones(1, 128, 256))
+    assert len(taken) == 2
     monkeypatch.setattr(products, "are_faster", lambda: False)
     assert type(quick(wide)) is nn.Linear
 
@@ -160,13 +163,32 @@ def test_nothing_is_exchanged_where_nothing_is_gained(monkeypatch):
     ],
 )
 def test_only_where_it_was_measured(monkeypatch, vendor, capability, expected):
-    monkeypatch.setattr(products, "_vendor", lambda: vendor)
+    monkeypatch.setattr(products, "_vendor", lambda path: vendor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     products.are_faster.cache_clear()
     try:
         assert products.are_faster() is expected
     finally:
         products.are_faster.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "vendor"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel\t: 17\n", "AuthenticAMD"),
+        (
+            "processor\t: 0\nvendor_id\t: GenuineIntel\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n",
+            "GenuineIntel",
+        ),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", None),
+        (None, None),
+    ],
+    ids=["AMD", "Intel", "ARM", "not Linux"],
+)
+def test_whose_processor_it_is(tmp_path, text, vendor):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert products._vendor(tmp_path / "cpuinfo") == vendor
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -198,7 +220,9 @@ def test_a_tied_output_layer_of_a_run_is_the_same(everywhere):
     rows = [torch.randint(2, small.VOCABULARY, (n,)).numpy() for n in (7, 4, 9)]
     batch = task.collate(rows)
     right = replace(task, fast=False).row_loss(written, batch)
+    everywhere.clear()
     assert torch.allclose(task.row_loss(model, batch), right, rtol=1e-5)
+    assert everywhere, "the test tries nothing"
 
 
 def test_what_is_saved_of_a_model_stays_and_it_can_be_copied(everywhere, tmp_path):
@@ -208,6 +232,8 @@ def test_what_is_saved_of_a_model_stays_and_it_can_be_copied(everywhere, tmp_pat
     again = type(written).from_pretrained(tmp_path)
     assert type(again.lm_head) is nn.Linear
     assert all(torch.equal(a, b) for a, b in zip(written.parameters(), again.parameters(), strict=True))
+    torch.save(model, tmp_path / "whole")
+    assert isinstance(torch.load(tmp_path / "whole", weights_only=False).lm_head, products.Quick)
     twin = copy.deepcopy(model)
     twin.lm_head.weight.data.zero_()
     ids = torch.arange(5)[None]
@@ -228,13 +254,40 @@ def test_an_adapter_is_merged_as_into_the_layer_itself(everywhere):
     assert isinstance(merged.transformer.h[0].attn.c_attn, Conv1D)
 
 
+@pytest.mark.parametrize("make", [lambda: nn.Linear(8, 8), lambda: Conv1D(8, 8)], ids=["linear", "Conv1D"])
+def test_a_rule_of_the_layer_is_not_that_of_one_made_of_it(everywhere, make):
+    """Nor of one whose forward method somebody has replaced."""
+    own = quick(make())
+
+    class Centred(type(own)):
+        def forward(self, given):
+            return super().forward(given - given.mean(0))
+
+    assert [layer.rule for layer in layers(own)] == [layer.rule for layer in layers(make())]
+    own.__class__ = Centred
+    with pytest.raises(UnsupportedParameter):
+        layers(own)
+    replaced = quick(make())
+    replaced.forward = lambda given: given - given.mean(0)
+    with pytest.raises(UnsupportedParameter):
+        layers(replaced)
+    plain = make()
+    plain.forward = replaced.forward
+    with pytest.raises(UnsupportedParameter):
+        layers(plain)
+
+
+def test_a_wrong_input_is_refused_as_the_layer_refuses_it(everywhere):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        quick(nn.Linear(8, 16))(torch.ones(3, 7))
+
+
 def test_as_written_no_product_is_taken_for_a_while_whatever_happens(everywhere):
     model = quick(small.gpt2())
     ids = torch.arange(6)[None]
 
     def fail():
         with as_written(model):
-            assert type(model.lm_head) is nn.Linear
             model(ids)
             raise KeyError
 

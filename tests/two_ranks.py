@@ -41,6 +41,17 @@ def drawn(sizes: tuple[int, ...], seed: int) -> Draw:
     return Draw(rows, group, (1 / np.array(sizes)[group]).astype(np.float32))
 
 
+TAKEN: list[int] = []  # a mark for each product that oneDNN took
+
+
+def counted(product):
+    def taken(*factors):
+        TAKEN.append(1)
+        return product(*factors)
+
+    return taken
+
+
 class Fixed:
     """Draws what it is told."""
 
@@ -58,9 +69,9 @@ def model_of(family: str, adapter: str) -> torch.nn.Module:
     model = auto.from_config(small.family(family, vocab_size=small.VOCABULARY))
     for module in model.modules():
         models._no_dropout(module)
-    model = models._adapt(model, Adapter(kind=adapter, rank=4), task)
     if family == "llama":
         fuse(model)
+    model = models._adapt(model, Adapter(kind=adapter, rank=4), task)
     with torch.no_grad():  # a LoRA factor starts at zero, and with it the gradient of its partner
         for parameter in models.trainable(model).values():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -126,11 +137,14 @@ def trained(
     start = moved(together)
     if kind == "fsdp":
         shard(together, ranks)
+    TAKEN.clear()
     _, found = steps(together, DRAWS, clip, micro_tokens, ranks, bands)
     gaps = [
         abs((a.loss or 0) - (b.loss or 0)) + abs((a.clipped or 0) - (b.clipped or 0))
         for a, b in zip(reports, found, strict=True)
     ]
+    if family == "llama" and products.exist():
+        assert TAKEN, "no linear layer went through oneDNN"
     return {"weights": apart(moved(together) - start, expected), "reports": max(gaps)}
 
 
@@ -269,6 +283,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     if products.exist():
         products.are_faster, products._NARROW, products._FEW = lambda: True, 1, 1
+        products.product = counted(products.product)
     with Ranks.joined() as ranks:
         assert ranks.size == 2
         found: dict[str, dict] = {}

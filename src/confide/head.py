@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-_LINE = 16  # float32 values of a cache line
+from confide.products import LINE
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def aligned(model: nn.Module) -> Iterator[None]:
 
 def _gains(head: nn.Linear) -> bool:
     is_plain = type(head) is nn.Linear and "forward" not in vars(head) and head.bias is None
-    return is_plain and head.weight.device.type == "cpu" and head.out_features % _LINE != 0
+    return is_plain and head.weight.device.type == "cpu" and head.out_features % LINE != 0
 
 
 def _forward(head: nn.Linear, given: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor) -> Tensor:
         rows, width = given.flatten(0, -2), len(weight)
-        shape, apart = (*given.shape[:-1], width), -(-width // _LINE) * _LINE
+        shape, apart = (*given.shape[:-1], width), -(-width // LINE) * LINE
         strides = [apart * math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
         # No view of something larger: models may write into their logits.
         logits = given.new_empty_strided(shape, (*strides, 1))

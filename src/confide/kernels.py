@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from confide.products import Quick, quicken, written
+from confide.products import Quick, quicken
 
 _REPLACED = "replaced"
 
@@ -18,7 +18,7 @@ _REPLACED = "replaced"
 def fuse(model: nn.Module) -> None:
     """Exchange what there is a faster way for: the same functions up to rounding. In place.
 
-    Neither the model's weights nor its config change, and what is saved of it loads as before.
+    Neither the model's weights nor its config change, and weights that are saved load as before.
     """
     from transformers.activations import ACT2CLS, ACT2FN
 
@@ -42,17 +42,15 @@ def as_written(model: nn.Module) -> Iterator[None]:
         for name, child in module._modules.items()
         if child is not None and _REPLACED in vars(child)
     ]
-    quick: list[tuple[nn.Module, type[nn.Module]]] = [
-        (module, type(module)) for module in modules if isinstance(module, Quick)
-    ]
+    quick = [module for module in modules if isinstance(module, Quick)]
     for children, name, child in places:
         children[name] = vars(child)[_REPLACED]
-    for module, _ in quick:
-        module.__class__ = written(module)
+    for layer in quick:
+        layer.as_written = True
     try:
         yield
     finally:
         for children, name, child in places:
             children[name] = child
-        for module, kind in quick:
-            module.__class__ = kind
+        for layer in quick:
+            layer.as_written = False

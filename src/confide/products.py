@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 _NARROW = 256  # below this width, and below so many positions, not all layers gain
 _FEW = 128
-_LINE = 16  # float32 values of a cache line
+LINE = 16  # float32 values of a cache line
+_CPUINFO = Path("/proc/cpuinfo")
 
 _OWN = (Tensor, nn.Parameter)  # others, such as those split over ranks, compute in ways of their own
 
@@ -27,12 +28,14 @@ def exist() -> bool:
 @functools.cache
 def are_faster() -> bool:
     """Whether this is a processor of the kind on which they were measured to be."""
-    return exist() and torch.backends.cpu.get_cpu_capability() == "AVX512" and _vendor() == "AuthenticAMD"
+    is_as_measured = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return exist() and is_as_measured and _vendor(_CPUINFO) == "AuthenticAMD"
 
 
-def _vendor() -> str | None:
+def _vendor(path: Path) -> str | None:
+    """Of the processor; None where the system does not say."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = path.read_text().splitlines()
     except OSError:
         return None
     return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), None)
@@ -52,7 +55,7 @@ def product(given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad weight^T. MKL's is the faster where rows of grad begin anywhere in a cache line (GPT-2's vocabulary)."""
-    return product(grad, weight) if grad.shape[-1] % _LINE == 0 else grad @ weight.T
+    return product(grad, weight) if grad.shape[-1] % LINE == 0 else grad @ weight.T
 
 
 class _Product(torch.autograd.Function):
@@ -79,25 +82,35 @@ class _Product(torch.autograd.Function):
 
 
 class Quick:
-    """What such a layer has before its own class; that one computes wherever nothing is gained."""
+    """Stands before the class of a layer: takes products by oneDNN, and leaves to that class whatever gains nothing.
+
+    What it gives can be differentiated once.
+
+    Attributes:
+        written: the layer's class as its author wrote it.
+        across: the weight is [inputs, outputs].
+        as_written: compute by that class alone.
+    """
 
     written: type[nn.Module]
     across = False
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    as_written = False
+    weight: Any
+    bias: Any
 
     def forward(self, given: Tensor) -> Tensor:
         weight = self.weight
-        if not _gains(given, weight):
+        if self.as_written or not _gains(given, weight, self.across):
             return super().forward(given)  # type: ignore[misc]
         found: Tensor = _Product.apply(given, weight, self.bias, self.across)
         return found
 
 
-def _gains(given: Tensor, weight: Tensor) -> bool:
+def _gains(given: Tensor, weight: Tensor, across: bool) -> bool:
     return (
         weight.device.type == "cpu"
         and given.dtype == weight.dtype == torch.float32
+        and given.shape[-1:] == (weight.shape[:1] if across else weight.shape[1:])
         and given.numel() >= _FEW * given.shape[-1]
         and type(given) in _OWN
         and type(weight) in _OWN
@@ -105,27 +118,40 @@ def _gains(given: Tensor, weight: Tensor) -> bool:
     )
 
 
+class Linear(Quick, nn.Linear):
+    written = nn.Linear
+
+
+def is_conv1d(kind: type) -> bool:
+    """By name, so that transformers, which is slow to import, need not be there."""
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
 @functools.cache
-def _quick(kind: Any) -> type[nn.Module] | None:
-    """The class for layers of one; None for a kind that it does not exist for."""
-    is_conv1d = (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
-    if kind is not nn.Linear and not is_conv1d:
-        return None
-    own = {"written": kind, "across": is_conv1d, "__module__": __name__, "__doc__": Quick.__doc__}
-    return type(kind.__name__, (Quick, kind), own)
+def _conv1d(kind: Any) -> type[nn.Module]:
+    return type("Conv1D", (Quick, kind), {"written": kind, "across": True, "__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    """`Conv1D`, for pickle."""
+    if name != "Conv1D":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from transformers.pytorch_utils import Conv1D
+
+    return _conv1d(Conv1D)
 
 
 def quicken(module: nn.Module) -> None:
     """Let a linear layer compute so from now on, if it gains by that here. In place."""
     kind: Any = type(module)
-    quick = _quick(kind) if are_faster() else None
-    if quick is None or "forward" in vars(module):
+    if "forward" in vars(module) or not (kind is nn.Linear or is_conv1d(kind)) or not are_faster():
         return
     assert isinstance(module.weight, Tensor)
     if min(module.weight.shape) >= _NARROW:
-        module.__class__ = quick
+        module.__class__ = Linear if kind is nn.Linear else _conv1d(kind)
 
 
 def written(module: nn.Module) -> type[nn.Module]:
-    """The class of a module as the model's author wrote it."""
-    return module.written if isinstance(module, Quick) else type(module)
+    """The class of a module as its author wrote it; its own where a `Quick` one was changed once more."""
+    kind = type(module)
+    return module.written if isinstance(module, Quick) and kind.forward is Quick.forward else kind

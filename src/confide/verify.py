@@ -146,7 +146,7 @@ def _batch(job: Job, draw: Draw, part: Pack) -> tuple[Batch, torch.Tensor]:
 
 
 def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
-    """The loss of each row, line by line, by torch's own output layer and loss."""
+    """The loss of each row, line by line, by torch's own loss."""
     batch, _ = _batch(job, draw, part)
     return each_row(replace(job.task, fast=False).row_loss(job.model, batch), batch)
 

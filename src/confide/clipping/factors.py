@@ -13,6 +13,7 @@ GPU are float32 too: of bf16 it multiplies exactly and adds up in float32, at th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ from confide.clipping.units import Units
 
 # Columns of a half-precision factor turned to float32 at a time: bounds the copy of a vocabulary-wide one.
 _BLOCK = 4096
+
+# What a weighted sum over units is cut into, for threads.
+_PARTS = 32
+
+# Elements of a run whose norm is taken in float32, where a slice comes to that.
+_RUN = 1024
 
 # Positions whose inner products with all before them are taken at a time.
 _STRIP = 64
@@ -56,10 +63,26 @@ def run_norms(values: Tensor) -> Tensor:
     """
     if not values.numel():  # a rank may have nothing of a split bias
         return values.new_zeros(values.shape[0], 1)
-    flat = values.reshape(values.shape[0], -1, values.shape[-1] if values.dim() > 1 else 1)
+    run = values.shape[-1] if values.dim() > 1 else 1
+    if math.prod(values.shape[1:]) % _RUN == 0:
+        run = _RUN  # of runs that are shorter the calls weigh
+    flat = values.reshape(values.shape[0], -1, run)
     if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
         flat = flat.double()
     return torch.linalg.vector_norm(flat, dim=-1)
+
+
+def add_weighted(total: Tensor, each: Tensor, scale: Tensor, fresh: bool) -> None:
+    """Add sum_u scale_u each_u to total; float32[n], [U, n] and [U]. What a fresh total holds does not count."""
+    units, width = each.shape
+    beta = 0 if fresh else 1
+    parts = math.gcd(width, _PARTS)
+    if each.is_cuda or parts == 1:
+        total.addmv_(each.T, scale, beta=beta)
+        return
+    # MKL's product with a vector is one thread's; those of a batch are spread over all.
+    own = each.view(units, parts, -1).transpose(0, 1)
+    total.view(parts, 1, -1).baddbmm_(scale.expand(parts, 1, units), own, beta=beta)
 
 
 def row_squares(values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from confide.clipping import probes
 from confide.clipping.factors import Lookup, Outer, PerRow, Use
 from confide.errors import InputError
-from confide.products import written
+from confide.products import is_conv1d, written
 
 
 class UnsupportedParameter(InputError):
@@ -100,9 +100,7 @@ def _conv1d(
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    # by name, so that transformers, which is slow to import, need not be there
-    kind = written(module)
-    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+    return is_conv1d(written(module)) and probes.is_its_own(module)
 
 
 def _reads_table(module: nn.Module) -> TypeGuard[nn.Embedding]:

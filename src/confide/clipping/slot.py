@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from confide.clipping.factors import Lookup, Outer, PerRow, Use, run_norms
+from confide.clipping.factors import Lookup, Outer, PerRow, Use, add_weighted, run_norms
 from confide.clipping.units import Units
 
 # A squared norm of which more than this may be rounding is taken again in float64.
@@ -180,7 +180,7 @@ class Slot:
         What a fresh total holds does not count: it is replaced.
         """
         if self._dense is not None:
-            total.view(-1).addmv_(self._dense.view(len(scale), -1).T, scale, beta=0 if fresh else 1)
+            add_weighted(total.view(-1), self._dense.view(len(scale), -1), scale, fresh)
             return
         by_row = scale[self._units.of_row]
         uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
