@@ -277,6 +277,13 @@ def test_a_rule_of_the_layer_is_not_that_of_one_made_of_it(everywhere, make):
         layers(plain)
 
 
+def test_the_input_may_be_given_by_its_name(everywhere):
+    given = torch.randn(3, 16)
+    for layer, name in ((nn.Linear(16, 4), "input"), (Conv1D(4, 16), "x")):
+        assert torch.allclose(quick(layer)(**{name: given}), layer(given), atol=1e-6)
+    assert len(everywhere) == 2
+
+
 def test_a_wrong_input_is_refused_as_the_layer_refuses_it(everywhere):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         quick(nn.Linear(8, 16))(torch.ones(3, 7))

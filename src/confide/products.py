@@ -98,7 +98,8 @@ class Quick:
     weight: Any
     bias: Any
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:  # their classes call the input differently
+        (given,) = args or kwargs.values()
         weight = self.weight
         if self.as_written or not _gains(given, weight, self.across):
             return super().forward(given)  # type: ignore[misc]
