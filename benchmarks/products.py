@@ -1,8 +1,8 @@
 """How much faster is oneDNN than MKL at the products of linear layers? python benchmarks/products.py [--json]
 
-Float32 layers of several sizes on the CPU: the forward pass of a linear layer and the gradient of
-its input, by what torch calls by itself and by oneDNN, in turn; medians over rounds. `confide.products` says where the
-latter is used.
+Float32 layers of several sizes on the CPU: the forward pass of a linear layer and the gradient of its input, by what
+torch calls by itself and by oneDNN, in turn; medians over rounds, each shape seen before. `confide.products` says where
+the latter is used.
 """
 
 import argparse
