@@ -119,6 +119,17 @@ def test_a_fault_of_confide_is_3(world, monkeypatch):
     assert found.err.splitlines()[-1].startswith("confide: internal error")
 
 
+def test_memory_that_runs_out_anywhere_is_no_fault_of_confide(world, monkeypatch):
+    def fail(*arguments):
+        raise torch.OutOfMemoryError("out of memory, in a place where nothing is tried again")
+
+    monkeypatch.setattr(planning, "plan", fail)
+    found = confide("plan", world.path)
+    assert found.code == 2
+    assert found.err.splitlines()[-1].startswith("confide: memory ran out: set train.micro_tokens lower")
+    assert "Traceback" not in found.err
+
+
 def test_a_reader_that_goes_away_is_no_fault(world):
     assert confide("prepare", world.path).code == 0
     read, write = os.pipe()

@@ -61,6 +61,44 @@ def test_micro_batches_change_nothing(graph, make):
         assert np.array_equal(whole[2], parts[2])
 
 
+def scarce(most, asked):
+    """`Task.token_losses` where more than `most` tokens run out of memory; what was asked for, in tokens."""
+    honest = Task.token_losses
+
+    def token_losses(self, model, batch):
+        asked.append(batch["input_ids"].numel())
+        if asked[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return honest(self, model, batch)
+
+    return token_losses
+
+
+def test_where_memory_runs_out_fewer_rows_are_taken(tmp_path, monkeypatch):
+    model, task, asked = small.gpt2(), small.task(), []
+    graph = small.graph(tmp_path / "g", [4] * 8)
+    whole = evaluation.row_losses(model, task, graph)
+    monkeypatch.setattr(Task, "token_losses", scarce(40, asked))
+    for all_rows, parts in zip(whole, evaluation.row_losses(model, task, graph, 70), strict=True):
+        assert np.allclose(all_rows, parts, atol=1e-5)
+    assert sum(size > 40 for size in asked) == 1, "and are from then on: what failed once is not tried again"
+    assert len(asked) > 4
+
+
+def test_not_even_one_row_fits(graph, monkeypatch):
+    monkeypatch.setattr(Task, "token_losses", scarce(3, []))
+    with pytest.raises(InputError, match="not even one row of"):
+        evaluation.row_losses(small.gpt2(), small.task(), graph, 200)
+
+
+def test_a_split_models_pass_is_not_taken_again(graph, monkeypatch):
+    """The other ranks are in the middle of it."""
+    monkeypatch.setattr(evaluation, "is_sharded", lambda model: True)
+    monkeypatch.setattr(Task, "token_losses", scarce(3, []))
+    with pytest.raises(InputError, match="memory ran out with"):
+        evaluation.row_losses(small.gpt2(), small.task(), graph, 200)
+
+
 def test_perplexities_are_each_rows_own(graph):
     model, task = small.gpt2(), small.task()
     found = evaluation.perplexities(model, task, graph, micro_tokens=20)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from confide import memory, physical
-from confide.clipping import ran_out
 from confide.errors import InputError
 from confide.mechanisms.base import Combine
+from confide.memory import ran_out
 from confide.ranks import Ranks
 from tests import small
 from tests.command import environment
@@ -70,7 +70,7 @@ def test_memory_that_does_not_suffice_for_the_probes_leaves_one_row(monkeypatch)
 _REAL = """
 import json, sys, torch
 from confide import memory, physical
-from confide.clipping import ran_out
+from confide.memory import ran_out
 from confide.clipping import ClippedSum
 from confide.ranks import Ranks
 from tests import small
@@ -221,7 +221,38 @@ def test_a_run_that_has_moved_takes_no_more_than_fits_where_it_is(before, now, t
 
 
 @pytest.mark.parametrize(
-    "words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"]
+    "words",
+    [
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "could not create a primitive",
+    ],
 )
-def test_memory_runs_out_in_the_words_of_a_gpu_too(words):
+def test_memory_runs_out_in_the_words_of_a_library_too(words):
     assert ran_out(RuntimeError(words))
+
+
+_LIMITED = """
+import resource, sys, torch
+from confide import memory
+from confide.memory import ran_out
+
+used = memory._line(memory.Path("/proc/self/status"), sys.argv[1])
+limit = getattr(resource, sys.argv[2])
+resource.setrlimit(limit, (used + (300 << 20), resource.RLIM_INFINITY))
+free = memory.free(torch.device("cpu"))
+assert 200 << 20 < free <= 300 << 20, free
+try:
+    torch.ones(100 << 20)
+except RuntimeError as error:
+    assert ran_out(error), error
+else:
+    raise AssertionError("no limit was felt")
+"""
+
+
+@pytest.mark.skipif(not TELLS, reason="the system does not tell what a process has taken")
+@pytest.mark.parametrize(("line", "limit"), [("VmSize:", "RLIMIT_AS"), ("VmData:", "RLIMIT_DATA")])
+def test_what_a_process_is_limited_to_is_all_that_is_free(line, limit):
+    subprocess.run([sys.executable, "-c", _LIMITED, line, limit], env=environment(), check=True, timeout=120)

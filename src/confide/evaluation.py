@@ -1,6 +1,7 @@
 """Loss, perplexity and accuracy on held-out rows, in batches of rows of like length."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from confide.errors import Diverged, InputError
+from confide.memory import give_back, ran_out, too_long
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sharding import is_sharded, rest
@@ -30,27 +32,65 @@ def row_losses(
     """(sum of token losses, predicted tokens, correct predictions) of every row: float64, int64, int64 [M].
 
     Several ranks share the rows, and all get everything. `among` names the rows, int64[M]; None: all of the graph.
+    Where memory does not suffice for `micro_tokens` at a time, half as many are taken.
+
+    Raises:
+        InputError: it does not suffice for one row; or the model is split, and its passes cannot be taken again.
     """
     ranks = ranks or Ranks()
     among = np.arange(graph.n_rows) if among is None else among
     found = torch.zeros((3, len(among)), dtype=torch.float64)
     was_training = model.training
     model.eval()
-    for places, idle in _dealt(list(batches(graph.lengths_of(among), micro_tokens)), ranks, model):
-        rows = among[places]
-        loss, counted, hit = task.token_losses(model, collated(task, graph, rows))
-        if idle:
+    lengths = graph.lengths_of(among)
+    waiting = _dealt(list(batches(lengths, micro_tokens)), ranks, model)
+    while waiting:
+        places, idle = waiting.popleft()
+        if (
+            len(places) > 1 and len(places) * lengths[places].max() > micro_tokens
+        ):  # as has been seen not to fit
+            middle = len(places) // 2
+            waiting.extendleft([(places[middle:], idle), (places[:middle], idle)])
             continue
-        sums = ((loss * counted).sum(1).double(), counted.sum(1), (hit & counted).sum(1))
-        found[:, torch.from_numpy(places)] = torch.stack([values.double() for values in sums]).cpu()
-        if progress is not None:
-            progress(len(rows))
+        sums = _sums(model, task, graph, among[places])
+        if sums is None:
+            micro_tokens = _fewer(int(lengths[places].max()), len(places), model)
+            give_back(ranks.device)
+            waiting.appendleft((places, idle))
+        elif not idle:
+            found[:, torch.from_numpy(places)] = sums
+            if progress is not None:
+                progress(len(places))
     model.train(was_training)
     rest(model)
     found = found.to(ranks.device)
     ranks.add_up([found])
     losses, counts, correct = found.cpu().numpy()
     return losses, counts.astype(np.int64), correct.astype(np.int64)
+
+
+def _sums(model: nn.Module, task: Task, graph: UnitGraph, rows: np.ndarray) -> torch.Tensor | None:
+    """What `row_losses` says of these rows, float64[3, B] on the CPU; None where memory does not suffice."""
+    try:
+        loss, counted, hit = task.token_losses(model, collated(task, graph, rows))
+        sums = ((loss * counted).sum(1), counted.sum(1), (hit & counted).sum(1))
+        return torch.stack([values.double() for values in sums]).cpu()
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        return None
+
+
+def _fewer(longest: int, rows: int, model: nn.Module) -> int:
+    """Tokens of a batch, where `rows` rows of at most `longest` tokens did not fit."""
+    if is_sharded(model):  # the other ranks are in the middle of the pass, and cannot start over
+        raise InputError(
+            f"train.micro_tokens: memory ran out with {rows * longest:,} tokens in evaluation, and under "
+            "train.distributed: fsdp a pass cannot be started over: set fewer and resume"
+        )
+    if rows == 1:
+        raise too_long(longest)
+    return rows * longest // 2
 
 
 def collated(task: Task, graph: UnitGraph, rows: np.ndarray) -> Batch:
@@ -73,12 +113,12 @@ def batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:
         start = stop
 
 
-def _dealt(batches: list[np.ndarray], ranks: Ranks, model: nn.Module) -> Iterator[tuple[np.ndarray, bool]]:
+def _dealt(batches: list[np.ndarray], ranks: Ranks, model: nn.Module) -> deque[tuple[np.ndarray, bool]]:
     """This rank's batches, and whether it only goes along: a split model's passes are taken by all ranks together."""
-    own = batches[ranks.number :: ranks.size]
-    yield from ((rows, False) for rows in own)
+    own = deque((rows, False) for rows in batches[ranks.number :: ranks.size])
     if is_sharded(model) and len(own) * ranks.size < len(batches):
-        yield batches[0][:1], True
+        own.append((batches[0][:1], True))
+    return own
 
 
 def perplexities(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from confide import memory
-from confide.clipping import ClippedSum, ran_out
+from confide.clipping import ClippedSum
 from confide.correlation import copies
 from confide.errors import InputError
 from confide.lines import WIDEST
@@ -53,7 +53,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
             batch = _made_up(task, rows, width)
             peaks.append(memory.peak(ranks.device, partial(_pass, clipped, batch)))
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not memory.ran_out(error):
             raise
         if is_sharded(model):  # the other ranks are in the middle of the pass
             raise InputError(

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from confide import models
-from confide.clipping import ClippedSum, OutOfMemory, ran_out
+from confide.clipping import ClippedSum
 from confide.correlation import Correlated
 from confide.errors import InputError
 from confide.mechanisms.base import Combine, Sampler
+from confide.memory import OutOfMemory, give_back, ran_out, too_long
 from confide.microbatch import micro_batch
 from confide.noise import FastStream, Normal, RunKey, Stream, add_noise
 from confide.packing import IDLE, ONE, Pack, share
@@ -249,14 +250,10 @@ class Step:
         """Start the same draw over, in smaller pieces: nothing of it was used yet."""
         longest = max(len(row) for row in draw.rows)
         if self.micro_tokens <= longest:
-            raise InputError(
-                f"data.max_length: not even one row of {longest} tokens fits in memory: shorten the rows, set "
-                "train.gradient_checkpointing: true, or choose a smaller model"
-            )
+            raise too_long(longest)
         self.clipped.forget()
         self.losses.take()
-        if self.ranks.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self.ranks.device)
         self.micro_tokens //= 2
         self.say(
             f"memory ran out: micro-batches of {self.micro_tokens:,} tokens from now on, on the same draw"

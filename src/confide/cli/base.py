@@ -86,10 +86,23 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OUTSIDE:
                 end(2, f"{error.filename or 'the run folder'}: {error.strerror}")
+            if _ran_out(error):
+                end(
+                    2,
+                    "memory ran out: set train.micro_tokens lower, train.gradient_checkpointing: true, or both",
+                )
             traceback.print_exc()
             end(3, "internal error: this is a fault of confide, not of your input")
 
     return run
+
+
+def _ran_out(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # a second to import
+        return isinstance(error, MemoryError)
+    from confide.memory import ran_out
+
+    return ran_out(error)
 
 
 def _refuse_ranks(verb: str) -> None:

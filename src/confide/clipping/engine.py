@@ -16,6 +16,7 @@ from confide.clipping.slot import Allowance, Slot, settle
 from confide.clipping.tap import InDoubt, Receive, Seen, Taps
 from confide.clipping.units import Units
 from confide.errors import Diverged, InputError
+from confide.memory import OutOfMemory, ran_out
 from confide.ranks import Ranks
 from confide.sharding import added_up, is_sharded, part
 
@@ -25,10 +26,6 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 class NonFiniteGradient(Diverged):
     """A unit's gradient is infinite or not a number; nothing of its call was added."""
-
-
-class OutOfMemory(Exception):
-    """The device's memory did not suffice; the sum so far is of no use."""
 
 
 class ClippedSum:
@@ -403,17 +400,6 @@ class ClippedSum:
                 dense[name] = _zeros(parameter)
             target = dense[name][None]
         return Slot(parameter.shape, units, uses, allowance, target)
-
-
-# As torch's allocator on a CPU says it, CUDA's driver, cuBLAS, and Triton.
-_NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on a GPU or on the CPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemory)) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-    )
 
 
 def _lots(device: torch.device) -> list[Tensor]:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from confide.memory import ran_out
+
 # Relative rounding that a float32 answer may differ by from ours.
 _TOLERANCE = 16 * torch.finfo(torch.float32).eps
 
@@ -44,7 +46,9 @@ def _answer(
     }
     try:
         result = type(module).forward(twin, *args, **(kwargs or {}))
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if ran_out(error):  # it might have answered
+            raise
         return None
     return result if isinstance(result, Tensor) else None
 
