@@ -14,7 +14,7 @@ import time
 import torch
 
 from confide.allocator import keep_freed_memory
-from confide.clipping.factors import Outer, exact, row_squares
+from confide.clipping.factors import Outer, add_weighted, exact, row_squares
 from confide.clipping.slot import dense_is_faster
 from confide.clipping.units import Units
 
@@ -32,7 +32,7 @@ def dense(use: Outer, units: Units, total: torch.Tensor) -> None:
     each = torch.empty(units.count, *total.shape, device=total.device)
     use.add_to(each, units, fresh=True)
     scale = row_squares(each).rsqrt().float()
-    total.view(-1).addmv_(each.view(units.count, -1).T, scale, beta=0)
+    add_weighted(total.view(-1), each.view(units.count, -1), scale, fresh=True)
 
 
 def milliseconds(work, use: Outer, units: Units, total: torch.Tensor, rounds: int) -> float:

@@ -5,10 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
+from confide.clipping.factors import Outer
+from confide.clipping.units import Units
 from tests.quick import needs_onednn
 
 STEP = Path(__file__).resolve().parents[1] / "benchmarks" / "step.py"
@@ -129,11 +133,32 @@ def test_padding_is_little_in_lines_and_grows_with_the_rows_of_a_user_without():
     command = [sys.executable, str(STEP.parent / "padding.py"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for name in ("uniform", "log-normal"):
-        found = {each["k"]: each for each in json.loads(done.stdout) if each["lengths"] == name}
-        assert 1 <= found[1]["lines"] == found[1]["rows"] == found[1]["by_length"] < 1.1
+    for name, (draw, most) in product(("uniform", "log-normal"), ((4096, 1.07), (64, 1.2))):
+        rows = [each for each in json.loads(done.stdout) if (each["lengths"], each["draw"]) == (name, draw)]
+        found = {each["k"]: each for each in rows}
+        assert 1 <= found[1]["lines"] == found[1]["rows"] == found[1]["by_length"] < most
         assert all(found[2 * k]["rows"] > found[k]["rows"] for k in (1, 2, 4, 8))
-        assert all(1 <= each["lines"] < 1.1 for each in found.values())
+        assert all(1 <= each["lines"] < most for each in found.values())
+
+
+def test_the_cost_model_is_held_against_both_ways(monkeypatch):
+    monkeypatch.syspath_prepend(str(STEP.parent))
+    model = importlib.import_module("cost_model")
+    monkeypatch.setattr(model, "LAYERS", ((8, 24), (512, 512)))
+    rows = model.measure(torch.device("cpu"), 1)
+    assert [row["chosen"] for row in rows if row["layer"] == "8 x 24"] == ["dense"] * 3
+    for row in rows:
+        assert row["lost"] == row[row["chosen"]] / min(row["factors"], row["dense"]) - 1
+
+
+def test_both_ways_that_the_cost_model_times_are_one_sum(monkeypatch):
+    monkeypatch.syspath_prepend(str(STEP.parent))
+    model = importlib.import_module("cost_model")
+    use = Outer(torch.randn(16, 5, 6), torch.randn(16, 5, 4))
+    totals = [torch.full((6, 4), torch.nan) for _ in range(2)]
+    for way, total in zip((model.factors, model.dense), totals, strict=True):
+        way(use, Units.of(torch.arange(16) // 2), total)
+    assert torch.allclose(*totals, atol=1e-5)
 
 
 @needs_onednn

@@ -1,7 +1,9 @@
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 
-from confide.packing import pack, share
+from confide.packing import PASS, Pack, pack, share
 from confide.sampling import Draw
 
 
@@ -86,8 +88,52 @@ def test_ranks_share_a_draw(seed, ranks, shares):
                 for i in part.rows:
                     assert homes.setdefault(int(draw.group[i]), rank) == rank
 
-    tokens = [sum(len(draw.rows[i]) for part in own if not part.parts for i in part.rows) for own in packs]
-    assert max(tokens) - min(tokens) <= 2 * 200  # the last unit dealt makes the difference
+    loads = [sum(padded(draw, unit) for unit, home in homes.items() if home == rank) for rank in range(ranks)]
+    smallest = [padded(draw, unit) for unit, home in homes.items() if home == int(np.argmax(loads))]
+    if not shares and smallest:  # the last unit dealt to a rank, its smallest, went where there was least
+        assert max(loads) - min(loads) <= min(smallest)
+
+
+def padded(draw: Draw, unit: int) -> int:
+    """Tokens of a unit by itself, each row in a line as wide as the longest."""
+    lengths = [len(draw.rows[i]) for i in np.flatnonzero(draw.group == unit)]
+    return len(lengths) * max(lengths)
+
+
+def price(draw: Draw, parts: list[Pack]) -> int:
+    """Tokens with padding, and what passes take besides."""
+    widths = [max(sum(len(draw.rows[i]) for i in line) for line in part.lines) for part in parts]
+    return sum(len(part.lines) * width + PASS for part, width in zip(parts, widths, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_cut_costs_less(seed):
+    """Of all ways to cut units in the order of their longest row into micro-batches that are not too large."""
+    generator = np.random.default_rng(seed)
+    limit = int(generator.integers(100, 1500))
+    sizes = [list(generator.integers(2, 100, generator.integers(1, 4))) for _ in range(9)]
+    sizes = [unit for unit in sizes if len(unit) * max(unit) <= limit]
+    draw = draw_of(sizes)
+    shapes = sorted((max(unit), len(unit)) for unit in sizes)
+    costs = []
+    for cuts in (each for n in range(len(shapes)) for each in combinations(range(1, len(shapes)), n)):
+        packs = [shapes[a:b] for a, b in pairwise((0, *cuts, len(shapes)))]
+        tokens = [sum(rows for _, rows in own) * own[-1][0] for own in packs]
+        if max(tokens) <= limit:
+            costs.append(sum(tokens) + PASS * len(packs))
+    assert price(draw, list(pack(draw, limit))) == min(costs)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_small_draw_of_rows_of_all_lengths_is_not_padded_to_the_longest(shares):
+    """In one micro-batch, into which they would fit, nearly half would be padding."""
+    draw = draw_of([[n] for n in np.random.default_rng(0).integers(8, 129, 60)])
+    parts = list(pack(draw, 8192, shares))
+    tokens = sum(len(row) for row in draw.rows)
+    assert price(draw, parts) < 1.3 * tokens
+    assert 2 <= len(parts) <= 8
+    equal = draw_of([[128]] * 60)
+    assert len(list(pack(equal, 8192, shares))) == 1
 
 
 def test_more_ranks_than_units():
