@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from confide import finetuning
+from confide import finetuning, sharding
 from confide.errors import InputError
 from confide.ranks import Ranks
 from confide.runs import Run
@@ -41,6 +43,8 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
+    assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
+    assert found.pop("interrupted") == {"steps": 3, "finished": False}
     memory = found.pop("memory")
     assert memory["halved"] < 128, memory
     assert memory["said"] >= 1, memory
@@ -55,6 +59,19 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     assert not far
     assert max(memory["weights"], of_sums["weights"]) < TOLERANCE
     assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 8, 9])
+def test_a_ranks_part_begins_where_torch_cuts(rows, ranks, monkeypatch):
+    """Where rows do not divide by ranks, the first take one more, and the last may have none: FSDP2 cuts as `chunk`."""
+    monkeypatch.setattr(sharding, "is_split", lambda tensor: True)
+    parts = torch.arange(rows * 3).view(rows, 3).chunk(ranks)
+    for rank in range(ranks):
+        mesh = SimpleNamespace(size=lambda: ranks, get_local_rank=lambda rank=rank: rank)
+        whole = SimpleNamespace(shape=torch.Size([rows, 3]), device_mesh=mesh, numel=lambda: rows * 3)
+        expected = int(parts[rank][0, 0]) if rank < len(parts) else rows * 3
+        assert sharding.first_index(whole) == expected
 
 
 def train(path: Path, *changes: str) -> list[str]:

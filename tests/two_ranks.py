@@ -4,21 +4,26 @@ torchrun --nproc-per-node 2 -m tests.two_ranks OUT.json
 """
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from confide import evaluation, models, products
+from confide import evaluation, job, models, products
 from confide.averaging import Averages
+from confide.finetuning import fine_tune
 from confide.kernels import fuse
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.ranks import Ranks
+from confide.runs import Run
 from confide.sampling import Draw
 from confide.settings import Adapter, Average
 from confide.sharding import is_split, part_of, shard, whole
@@ -26,6 +31,7 @@ from confide.tasks import Task
 from confide.training import Optimisation, Step
 from confide.units import UnitGraph
 from tests import small
+from tests.test_resume import config
 
 KEY = RunKey.from_text("two ranks")
 NOTHING = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
@@ -279,6 +285,33 @@ def parts(ranks: Ranks) -> dict:
     return {"wrong": wrong, "parameters": len(shapes)}
 
 
+def agreed(ranks: Ranks) -> dict:
+    """What the ranks say to each other, and what is split of a model."""
+    model = model_of("gpt2", "full")
+    shard(model, ranks)
+    return {
+        "least": ranks.least(4 - ranks.number),
+        "alike": [ranks.alike("the same"), ranks.alike(f"rank {ranks.number}")],
+        "split blocks": sum(isinstance(part, FSDPModule) for part in model.transformer.h),
+        "blocks": len(model.transformer.h),
+    }
+
+
+def interrupted(folder: Path, ranks: Ranks) -> dict:
+    """A run of which only the second rank is told to stop, in its third step: both stop after the same one."""
+    run = Run(config(folder, train__steps=6))
+
+    class Told(Step):
+        def __call__(self, step, before_update=None):
+            if step == 2 and not ranks.first:
+                signal.raise_signal(signal.SIGINT)
+            return super().__call__(step, before_update)
+
+    with mock.patch.object(job, "Step", Told):
+        outcome = fine_tune(run, ranks=ranks)
+    return {"steps": outcome.steps, "finished": outcome.finished}
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     if products.exist():
@@ -311,6 +344,8 @@ def main(out: Path) -> None:
         found["memory"] = memory(ranks)
         found["memory of sums"] = memory_of_sums(ranks)
         found["parts"] = parts(ranks)
+        found["agreed"] = agreed(ranks)
+        found["interrupted"] = interrupted(out.parent, ranks)
         if ranks.first:
             out.write_text(json.dumps(found))
 
