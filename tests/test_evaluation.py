@@ -61,6 +61,17 @@ def test_micro_batches_change_nothing(graph, make):
         assert np.array_equal(whole[2], parts[2])
 
 
+def test_batches_are_full_and_of_rows_of_like_length():
+    """As few passes over as little padding as rows in the order of their length allow."""
+    lengths = np.random.default_rng(0).integers(4, 129, 2000)
+    found = list(evaluation.batches(lengths, 4096))
+    assert sorted(np.concatenate(found)) == list(range(2000))
+    padded = [len(places) * lengths[places].max() for places in found]
+    assert max(padded) <= 4096
+    assert sum(padded) < 1.05 * lengths.sum()
+    assert len(found) < 1.1 * lengths.sum() / 4096
+
+
 def scarce(most, asked):
     """`Task.token_losses` where more than `most` tokens run out of memory; what was asked for, in tokens."""
     honest = Task.token_losses

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.clipping import ClippedSum, factors
+from confide.clipping.rules import RULES
 from confide.clipping.units import Units
 from tests.clipping.brute_force import (
     ROWS,
@@ -75,6 +76,17 @@ def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.Monke
     )
     found, expected = bf16_norms(tokens)
     assert not torch.allclose(found.double(), expected, rtol=1e-4)
+
+
+def test_gradients_by_row_of_bf16_layers_are_summed_in_float32() -> None:
+    """Those of biases and norms: 500 positions in bf16, whose sum rounded to bf16 is off by a part in 500."""
+    torch.manual_seed(0)
+    grad = torch.rand(4, 500, 6).bfloat16()
+    for layer in (nn.Linear(6, 6), nn.LayerNorm(6)):
+        rule = next(rule for rule in RULES if rule.matches(layer))
+        [(_, use)] = rule.uses(layer, frozenset({"bias"}), None, grad)
+        assert use.grad.dtype == torch.float32
+        assert torch.allclose(use.grad.double(), grad.double().sum(1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6)])
