@@ -69,7 +69,9 @@ def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.Monke
     found, expected = bf16_norms(tokens)
     assert torch.allclose(found.double(), expected, rtol=2e-5)  # from factors they are rounded up
     monkeypatch.setattr(
-        factors, "_inner", lambda first, second: torch.bmm(first.bfloat16(), second.mT.bfloat16()).float()
+        factors,
+        "_inner",
+        lambda first, second, dtype: torch.bmm(first.bfloat16(), second.mT.bfloat16()).float(),
     )
     monkeypatch.setattr(
         factors.Outer, "add_to", lambda self, dense, *_: dense.copy_(torch.bmm(self.left.mT, self.right))
@@ -105,19 +107,54 @@ def test_products_of_bf16_factors_as_a_gpu_takes_them(shape, units, monkeypatch:
             use.add_scaled(total, scale, fresh)
         return [*use.squares(grouped), dense, total]
 
-    expected, taken = everything(), []
-    monkeypatch.setattr(factors, "has_half_products", lambda *given: True)
-    monkeypatch.setattr(
-        factors,
-        "_half_product",
-        lambda first, second: taken.append(first.dtype) or torch.bmm(first.float(), second.float()),
-    )
+    expected, taken, summed = everything(), [], []
+
+    def half_product(first: Tensor, second: Tensor) -> Tensor:
+        taken.append(first.dtype)
+        summed.append((first.shape[2], len(first)))
+        return torch.bmm(first.float(), second.float())
+
+    monkeypatch.setattr(factors, "has_half_products", lambda *given: given[0].dtype == torch.bfloat16)
+    monkeypatch.setattr(factors, "_half_product", half_product)
+    monkeypatch.setattr(factors, "_HALF_BLOCK", 8)
+    monkeypatch.setattr(factors, "_PIECE", 2 * p * q)
     for found, wanted in zip(everything(), expected, strict=True):
         assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
     assert set(taken) == {torch.bfloat16}
+    assert use.width == 8
+    assert use.double().width == 20
+    summed.clear()
+    use.squares(grouped)
+    assert max(terms for terms, _ in summed) == 8, "a longer sum than the rounding that is allowed for"
+    summed.clear()
+    use.add_to(torch.zeros(grouped.count, p, q), grouped, True)
+    assert max(together for _, together in summed) <= 2, "a copy of all dense gradients"
     once = lambda values: iter([values.bfloat16()])  # noqa: E731 - the scaled factor rounded to bf16
     monkeypatch.setattr(factors, "_parts", once)
     assert not torch.allclose(everything()[-1], expected[-1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_are_taken_again_in_float64_without_a_copy_of_wide_factors(
+    dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    use = factors.Outer(torch.randn(ROWS, 5, 50).to(dtype), torch.randn(ROWS, 5, 6).to(dtype))
+    unit, seen = torch.tensor(UNITS["3"]).sort().values, []
+    grouped = Units.of(unit)
+    each = torch.einsum("bnp,bnq->bpq", use.left.double(), use.right.double())
+    dense = torch.zeros(3, 50, 6, dtype=torch.float64).index_add_(0, unit, each)
+    monkeypatch.setattr(factors, "_BLOCK", 16)
+    blocks = factors._blocks
+    monkeypatch.setattr(
+        factors,
+        "_blocks",
+        lambda *given: (seen.append(block) or (columns, block) for columns, block in blocks(*given)),
+    )
+    squares, _ = use.double().squares(grouped)
+    assert torch.allclose(squares[grouped.number], dense.square().sum((1, 2)), rtol=1e-12)
+    assert {block.dtype for block in seen} == {torch.float64}
+    assert max(block.shape[-1] for block in seen) == 16
 
 
 HIGH = 1e9  # a clip norm that clips nothing, so that norms are measured

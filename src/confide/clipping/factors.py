@@ -13,6 +13,7 @@ GPU are float32 too: of bf16 it multiplies exactly and adds up in float32, at th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,13 @@ from confide.clipping.units import Units
 
 # Columns of a half-precision factor turned to float32 at a time: bounds the copy of a vocabulary-wide one.
 _BLOCK = 4096
+
+# Columns of two half-precision factors that a GPU multiplies and adds up in one go: the longer a sum, the more of it
+# may be rounding.
+_HALF_BLOCK = 16384
+
+# Elements of a product on a GPU that is added to another tensor, at a time.
+_PIECE = 1 << 26
 
 # What a weighted sum over units is cut into, for threads.
 _PARTS = 32
@@ -95,30 +103,27 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Column blocks in float32 (or float64); the whole at once where no copy is needed."""
-    if values.dtype in (torch.float32, torch.float64):
+def _blocks(values: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[tuple[slice, Tensor]]:
+    """Column blocks in a type; the whole at once where no copy is needed."""
+    if values.dtype == dtype:
         yield slice(None), values
         return
     for start in range(0, values.shape[-1], _BLOCK):
         columns = slice(start, start + _BLOCK)
-        yield columns, _wide(values[..., columns])
+        yield columns, values[..., columns].to(dtype)
+
+
+# The relative error of one operation.
+ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+# The same of the tensor cores that multiply bf16, which cut sums off where float32 would round them: by how much is not
+# published, and four times is allowed for.
+_CUT_OFF = 2.0**-22
 
 
 def has_half_products(*factors: Tensor) -> bool:
     """Whether the device multiplies these bf16 factors into float32 by itself, as GPUs do."""
     return all(x.is_cuda and x.dtype == torch.bfloat16 for x in factors)
-
-
-def unit_roundoff(*factors: Tensor) -> float:
-    """The relative error of one operation in a product of these factors.
-
-    The tensor cores that multiply bf16 cut sums off where float32 would round them: by how much is not published, and
-    four times is allowed for.
-    """
-    if all(x.dtype == torch.float64 for x in factors):
-        return 2.0**-53
-    return 2.0**-22 if has_half_products(*factors) else 2.0**-24
 
 
 def _half_product(first: Tensor, second: Tensor) -> Tensor:
@@ -134,38 +139,43 @@ def _parts(values: Tensor) -> Iterator[Tensor]:
         values = values - part.float()
 
 
-def _inner(first: Tensor, second: Tensor) -> Tensor:
-    """[u, n, width], [u, m, width] of one type -> float32[u, n, m], inner products of positions."""
-    if first.dtype == second.dtype and first.dtype in (torch.float32, torch.float64):
+def _inner(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """[u, n, width], [u, m, width] of one type -> [u, n, m] in `dtype`, inner products of positions."""
+    if dtype == torch.float32 and has_half_products(first, second):
+        blocks = [x.split(_HALF_BLOCK, -1) for x in (first, second)]
+        products = (_half_product(a, b.mT) for a, b in zip(*blocks, strict=True))
+        return functools.reduce(Tensor.add_, products)
+    if first.dtype == second.dtype == dtype:
         return torch.bmm(first, second.mT)
-    if has_half_products(first, second):
-        return _half_product(first, second.mT)
-    total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], device=first.device)
-    for (_, a), (_, b) in zip(_blocks(first), _blocks(second), strict=True):
+    total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], dtype=dtype, device=first.device)
+    for (_, a), (_, b) in zip(_blocks(first, dtype), _blocks(second, dtype), strict=True):
         total.baddbmm_(a, b.mT)
     return total
 
 
-def _gram_squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """[u, n, p], [u, n, q] -> float64[u] twice: squared norms of the matrices sum_t left_t (x) right_t, and what their
-    norms would be if all terms had one direction, sum_t |left_t| |right_t|.
+    norms would be if all terms had one direction, sum_t |left_t| |right_t|; from inner products in `dtype`.
 
     The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
     """
-    if not has_half_products(left, right):  # once, and not for each strip; a wide one goes by blocks
-        left, right = (x if x.shape[-1] > _BLOCK else _wide(x) for x in (left, right))
+    if dtype != torch.float32 or not has_half_products(left, right):  # once, and not for each strip
+        left, right = (
+            x if x.shape[-1] > _BLOCK else x.to(dtype) for x in (left, right)
+        )  # wide ones: by blocks
     squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
     lengths = torch.zeros_like(squares)
     for start in range(0, left.shape[1], _STRIP):
         now, so_far = slice(start, start + _STRIP), slice(0, start + _STRIP)
-        products = _inner(left[:, now], left[:, so_far]).mul_(_inner(right[:, now], right[:, so_far]))
+        products = _inner(left[:, now], left[:, so_far], dtype)
+        products *= _inner(right[:, now], right[:, so_far], dtype)
         squares += 2 * _total(products[..., :start]) + _total(products[..., start:])
         lengths += products[..., start:].diagonal(dim1=1, dim2=2).double().clamp(min=0).sqrt().sum(-1)
     return squares, lengths
 
 
 def _total(products: Tensor) -> Tensor:
-    """float32[u, n, m] -> float64[u]"""
+    """[u, n, m] -> float64[u]"""
     return products.sum(-1).double().sum(-1)
 
 
@@ -176,10 +186,12 @@ class Outer:
     Attributes:
         left: [B, n, p] for a parameter of shape (p, q).
         right: [B, n, q].
+        dtype: of the inner products that norms are taken from.
     """
 
     left: Tensor
     right: Tensor
+    dtype: torch.dtype = torch.float32
 
     @property
     def device(self) -> torch.device:
@@ -191,12 +203,18 @@ class Outer:
 
     @property
     def width(self) -> int:
-        """Terms of the longest inner product of two positions."""
-        return max(self.left.shape[-1], self.right.shape[-1])
+        """Terms of the longest sum in an inner product of two positions."""
+        width = max(self.left.shape[-1], self.right.shape[-1])
+        # Sums of blocks are added up in float32, which rounds a quarter as much and has few to add.
+        return min(width, _HALF_BLOCK) if self._is_half else width
 
     @property
     def unit_roundoff(self) -> float:
-        return unit_roundoff(self.left, self.right)
+        return _CUT_OFF if self._is_half else ROUNDOFF[self.dtype]
+
+    @property
+    def _is_half(self) -> bool:
+        return self.dtype == torch.float32 and has_half_products(self.left, self.right)
 
     @property
     def bytes(self) -> int:
@@ -214,20 +232,23 @@ class Outer:
         what its norm would be if all positions had one direction, sum_t |left_t| |right_t|."""
         result = torch.empty(2, units.count, dtype=torch.float64, device=self.left.device)
         for group in units.groups:
-            found = _gram_squares(group.by_unit(self.left), group.by_unit(self.right))
+            found = _gram_squares(group.by_unit(self.left), group.by_unit(self.right), self.dtype)
             result[:, group.units] = torch.stack(found)
         return result[0], result[1]
 
     def double(self) -> Outer:
-        return Outer(self.left.double(), self.right.double())
+        """The same factors, of which norms are taken in float64: no copy of a vocabulary-wide one."""
+        return Outer(self.left, self.right, torch.float64)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
         """Add each unit's matrix to dense, float32[U, p, q]; what a fresh one holds does not count."""
         for group in units.groups:
             left, right, each = group.by_unit(self.left), group.by_unit(self.right), group.of_units(dense)
             if has_half_products(left, right):
-                product = _half_product(left.mT, right)
-                each.copy_(product) if fresh else each.add_(product)
+                some = max(1, _PIECE // each[0].numel())  # no second tensor as large as the first
+                for own, a, b in zip(each.split(some), left.split(some), right.split(some), strict=True):
+                    product = _half_product(a.mT, b)
+                    own.copy_(product) if fresh else own.add_(product)
                 continue
             right = right.float()
             for rows, block in _blocks(left):
@@ -285,7 +306,7 @@ class Lookup:
 
     @property
     def unit_roundoff(self) -> float:
-        return unit_roundoff(_wide(self.grad))
+        return ROUNDOFF[_wide(self.grad).dtype]
 
     @classmethod
     def join(cls, uses: list[Lookup]) -> Lookup:
@@ -314,8 +335,8 @@ class Lookup:
         result = torch.empty(units.count, dtype=torch.float64, device=self.grad.device)
         for group in units.groups:
             index = group.by_unit(self.index[..., None])[..., 0]
-            left, right = group.by_unit(other.left), _wide(group.by_unit(other.right))
-            products = torch.bmm(right, _wide(group.by_unit(self.grad)).mT)
+            left, right = group.by_unit(other.left), group.by_unit(other.right).to(other.dtype)
+            products = torch.bmm(right, group.by_unit(self.grad).to(other.dtype).mT)
             products *= left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1))
             result[group.units] = _total(products)
         return result
