@@ -17,6 +17,7 @@ from confide import models
 from confide.clipping import ClippedSum
 from confide.kernels import fuse
 from confide.mechanisms.base import Combine
+from confide.memory import OutOfMemory
 from confide.noise import RunKey
 from confide.packing import pack
 from confide.sampling import Draw
@@ -145,6 +146,7 @@ class Confide(Method):
             OPTIMISATION,
             RunKey.from_text("benchmark"),
             micro_tokens=setting.micro_tokens,
+            say=_refuse_halves,
         )
         self.optimizer = self.trainer.optimizer
         self._next = 0
@@ -152,6 +154,11 @@ class Confide(Method):
     def step(self) -> None:
         self.trainer(self._next)
         self._next += 1
+
+
+def _refuse_halves(text: str) -> None:
+    """A step that goes on with smaller micro-batches would be compared with others that have larger ones."""
+    raise OutOfMemory(text)
 
 
 def clipped_sum(setting: Setting, k: int) -> dict[str, Tensor]:

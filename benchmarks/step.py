@@ -15,6 +15,8 @@ by confide" does so by confide's faster ways, so that what is left beside it is 
 model whose output layer is not tied and whose Conv1D layers are linear ones ("untied"). `confide_ratio` is
 the median over rounds of a peer's time by confide's.
 
+Where a GPU's memory does not suffice, all methods get half as many rows at a time, and the tables say how many.
+
 On a CPU confide's runs ask glibc to keep freed memory in the process. Here every method has that, which is hard on
 confide; with `--memory own` each has about what it would have alone.
 """
@@ -25,11 +27,13 @@ import argparse
 import dataclasses
 import datetime
 import gc
+import importlib.metadata
 import importlib.util
 import json
+import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,7 @@ from _methods import (
 )
 from confide import models
 from confide.allocator import keep_freed_memory
+from confide.memory import OutOfMemory, give_back, ran_out
 from confide.settings import Adapter
 from confide.tasks import Task
 
@@ -112,6 +117,22 @@ def setting(args: argparse.Namespace) -> Setting:
     return Setting(model.train(), task, list(tokens), args.rows * args.length)
 
 
+def fitting(
+    own: Setting, args: argparse.Namespace, find: Callable[[Setting], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """What `find` says of a setting whose micro-batches fit in memory, which all methods share."""
+    while True:
+        try:
+            return [row | {"micro_rows": own.micro_tokens // args.length} for row in find(own)]
+        except (RuntimeError, MemoryError, OutOfMemory) as error:
+            if not ran_out(error) or own.micro_tokens // args.length <= max(args.k):
+                raise
+        gc.collect()  # what the error held is free by now
+        give_back(torch.device(args.device))
+        own = dataclasses.replace(own, micro_tokens=own.micro_tokens // 2)
+        print(f"memory ran out: {own.micro_tokens // args.length} rows at a time", file=sys.stderr)
+
+
 def compare(case: str, methods: Sequence[Method], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of figures, one for each method; the first is ordinary training."""
     device = torch.device(args.device)
@@ -160,23 +181,37 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     size = f"{args.batch} rows of {args.length}, {args.precision}"
     found: list[dict[str, Any]] = []
     # With several micro-batches their borders depend on k, and ordinary training is to have the same ones.
-    together = [args.k] if args.batch <= args.rows else [[k] for k in args.k]
-    for ks in together:
-        methods = [Plain(own, ks[0]), Plain(own, ks[0], own_task=True), *(Confide(own, k) for k in ks)]
-        found += compare(f"{args.shape} {args.train}, {size}", methods, args)
-        del methods
+    for ks in [args.k] if args.batch <= args.rows else [[k] for k in args.k]:
+
+        def ours(own: Setting, ks: Sequence[int] = ks) -> list[dict[str, Any]]:
+            methods = [Plain(own, ks[0]), Plain(own, ks[0], own_task=True), *(Confide(own, k) for k in ks)]
+            return compare(f"{args.shape} {args.train}, {size}", methods, args)
+
+        found += fitting(own, args, ours)
     if args.peers:
         case = f"{args.shape} {args.train}, {size}"
         if args.train == "full":
             own, case = for_peers(own), f"{args.shape} untied {args.train}, {size}"
         own = dataclasses.replace(own, clip_norm=median_norm(own, 1))
-        right = clipped_sum(own, 1)
-        peers = [Hooks(own), Ghost(own)]
-        errors = {peer.name: sum_error(peer, right) for peer in peers}
-        for row in compare(case, [Plain(own, 1), Confide(own, 1), *peers], args):
-            error = errors.get(row["method"])
-            found.append(row if error is None else row | {"sum_error": error, "sum_wrong": error > WRONG})
+
+        def peers(own: Setting) -> list[dict[str, Any]]:
+            return beside_peers(case, own, args)
+
+        found += fitting(own, args, peers)
     return found
+
+
+def beside_peers(case: str, own: Setting, args: argparse.Namespace) -> list[dict[str, Any]]:
+    right = clipped_sum(own, 1)
+    peers = [Hooks(own), Ghost(own)]
+    errors = {peer.name: sum_error(peer, right) for peer in peers}
+    right.clear()  # as large as the model
+    rows = compare(case, [Plain(own, 1), Confide(own, 1), *peers], args)
+    return [
+        row if error is None else row | {"sum_error": error, "sum_wrong": error > WRONG}
+        for row in rows
+        for error in [errors.get(row["method"])]
+    ]
 
 
 def arguments() -> argparse.Namespace:
@@ -203,13 +238,17 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=16, help="rows of a physical micro-batch")
+    parser.add_argument(
+        "--rows", type=int, help="of a physical micro-batch; default: 16, on a GPU 256 or all of a step"
+    )
     parser.add_argument("--length", type=int, default=128, help="tokens of a row")
-    parser.add_argument("--batch", type=int, help="rows of a step; default: as many as --rows")
+    parser.add_argument("--batch", type=int, help="rows of a step; default: as many as --rows, or 16")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    args.batch = args.batch or args.rows
+    on_gpu = args.device.startswith("cuda")
+    args.batch = args.batch or args.rows or 16
+    args.rows = args.rows or (min(256, args.batch) if on_gpu else 16)
     if args.memory == "own" and not (args.device == "cpu" and _measure.glibc_as_it_is()):
         parser.error("--memory own is about glibc's memory on a CPU, which is not what is used here")
     if args.peers and importlib.util.find_spec("opacus") is None:
@@ -217,17 +256,25 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def versions(args: argparse.Namespace) -> dict[str, str]:
+    """Of what is measured."""
+    packages = ["torch", "transformers", *(["opacus"] if args.peers else [])]
+    return {name: importlib.metadata.version(name) for name in packages}
+
+
 def main() -> None:
     args = arguments()
     keep_freed_memory()
     rows = measure(args)
     on_gpu = args.device.startswith("cuda")
-    device = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    about = {"device": device, "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    device = torch.cuda.get_device_name(args.device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    about = {"device": device, "date": datetime.date.today().isoformat()} | versions(args)
     about |= {"clock": args.clock, "memory": args.memory}
     rows = [row | about for row in rows]
     title = f"{args.shape}, {args.train} fine-tuning, {args.batch} rows of {args.length}, {args.precision}"
-    how = f"{device}, torch {torch.__version__}, {about['date']}, {args.rounds} rounds, {args.clock} clock"
+    at_once = "/".join(map(str, sorted({row["micro_rows"] for row in rows})))
+    with_what = ", ".join(f"{name} {version}" for name, version in versions(args).items())
+    how = f"{device}, {with_what}, {about['date']}, {args.rounds} rounds, {args.clock} clock, {at_once} rows at a time"
     if args.memory == "own":
         how += ", memory about as each method has it alone"
     text = f"{title}\n\n{how}\n\n"
@@ -235,7 +282,8 @@ def main() -> None:
     if args.profile:
         text += "\n" + _report.parts_table(rows) + "\n"
     args.out.mkdir(parents=True, exist_ok=True)
-    parts = [args.shape, args.train, f"{args.batch}x{args.length}", args.precision, args.device.split(":")[0]]
+    where = re.sub("[^a-z0-9]+", "-", device.lower()) if on_gpu else args.device
+    parts = [args.shape, args.train, f"{args.batch}x{args.length}", args.precision, where]
     name = "-".join(parts + ["peers"] * args.peers + ["own-memory"] * (args.memory == "own"))
     (args.out / f"{name}.md").write_text(text)
     (args.out / f"{name}.svg").write_text(_report.chart(title, rows))

@@ -1,5 +1,6 @@
 """The commands in benchmarks/ run and say what they promise."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ import torch
 
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
+from confide.memory import OutOfMemory
 from tests.quick import needs_onednn
 
 STEP = Path(__file__).resolve().parents[1] / "benchmarks" / "step.py"
@@ -116,6 +118,36 @@ def test_own_memory_is_refused_where_it_means_nothing() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--memory own is about glibc" in done.stderr
+
+
+def test_where_memory_runs_out_all_methods_get_fewer_rows(monkeypatch, capsys) -> None:
+    monkeypatch.syspath_prepend(str(STEP.parent))
+    step, methods = (importlib.import_module(name) for name in ("step", "_methods"))
+    args = argparse.Namespace(
+        shape="tiny", train="full", device="cpu", precision="float32", batch=8, length=8, rows=8, k=[1, 2]
+    )
+    honest, asked = methods.Task.row_loss, []
+
+    def row_loss(task, model, batch):
+        asked.append(len(batch["input_ids"]))
+        if asked[-1] > 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return honest(task, model, batch)
+
+    def take(own) -> list[dict]:
+        for method in (methods.Plain(own, 2), methods.Confide(own, 2)):
+            method.step()
+        return [{"taken": True}]
+
+    monkeypatch.setattr(methods.Task, "row_loss", row_loss)
+    own = step.setting(args)
+    assert step.fitting(own, args, take) == [{"taken": True, "micro_rows": 4}]
+    assert asked == [8, 4, 4, 4, 4]
+    assert "4 rows at a time" in capsys.readouterr().err
+    with pytest.raises(OutOfMemory):  # confide's step by itself goes on; beside others it must not
+        methods.Confide(own, 2).step()
+    with pytest.raises(torch.OutOfMemoryError):
+        step.fitting(own, argparse.Namespace(**vars(args) | {"k": [8]}), take)
 
 
 def test_exposure_tells_what_a_rank_costs():
