@@ -6,6 +6,9 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+if not os.environ.get("CONFIDE_TEST_GPU"):  # what is tested is then the same everywhere: see test_device.py
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import hypothesis
 import pytest
 import torch

@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from confide import planning
+from confide import planning, ranks
 from confide.claims import Guarantee
 from tests.command import MARKER, ROOT, Result, World, command, confide, environment, files_below, tiny_model
 
@@ -128,6 +128,18 @@ def test_memory_that_runs_out_anywhere_is_no_fault_of_confide(world, monkeypatch
     assert found.code == 2
     assert found.err.splitlines()[-1].startswith("confide: memory ran out: set train.micro_tokens lower")
     assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize(("backend", "leaves"), [("nccl", [2]), ("gloo", []), (None, [])])
+def test_a_rank_on_a_gpu_does_not_wait_for_those_that_wait_for_it(world, monkeypatch, backend, leaves):
+    """NCCL's group would keep the interpreter from ending; the message has been said by then."""
+    left = []
+    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: backend is not None)
+    monkeypatch.setattr(ranks.dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(ranks.os, "_exit", left.append)
+    found = confide("plan", world.path, "train.steps=0")
+    assert (found.code, left) == (2, leaves)
+    assert "train.steps" in found.err
 
 
 def test_a_reader_that_goes_away_is_no_fault(world):

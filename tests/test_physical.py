@@ -50,6 +50,11 @@ def test_without_a_measurement_the_most_is_tried(monkeypatch, peaks):
     assert fit(monkeypatch, peaks, 10 * MEGABYTE) == physical.MOST["cpu"]
 
 
+def test_logits_are_not_too_many_to_count(monkeypatch):
+    monkeypatch.setattr(physical, "LOGITS", 100 * small.VOCABULARY)
+    assert fit(monkeypatch, [5, 5, 5], 10 * MEGABYTE) == 64
+
+
 def test_the_probes_are_training_passes(monkeypatch):
     """In eval mode transformers does without gradient checkpointing."""
     model, modes = small.gpt2().eval(), []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from confide.settings import Config
 
 MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
+LOGITS = 1 << 31  # values that a pass may have of them: some kernels of a GPU count no further
 SHARE = {"cpu": 0.7, "cuda": 0.85}  # of what is free: the CPU's last bytes are other programs' too
 PROBES = (2, 8)  # rows of the two passes that are measured
 
@@ -43,7 +44,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
         later: bytes that training will take besides, such as an optimiser's state.
     """
     kind = ranks.device.type
-    most = MOST[kind]
+    most = min(MOST[kind], 1 << (LOGITS // task.vocabulary).bit_length() - 1)
     clipped = ClippedSum(model, task.line_loss, 1.0, ranks)
     peaks: list[int | None] = []
     was_training = model.training

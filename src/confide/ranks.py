@@ -1,6 +1,7 @@
 """The processes that train one model together, as torchrun starts them; or one process alone."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,18 @@ _LAST_WORDS = 0.3  # seconds
 def launched() -> bool:
     """Whether torchrun started this process as one of several."""
     return set(os.environ) >= _LAUNCHED and os.environ["WORLD_SIZE"] != "1"
+
+
+def leave(code: int) -> None:
+    """End this process at once, where it is one of several on GPUs whose group still stands, as after an error.
+
+    At the interpreter's end NCCL would wait for the other ranks, which wait for this one; torchrun stops them only when
+    this one has gone. Where there is no such group nothing happens.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _device() -> torch.device:

@@ -114,6 +114,10 @@ def _refuse_ranks(verb: str) -> None:
 
 def end(code: int, message: str) -> None:
     print(f"confide: {message}", file=sys.stderr, flush=True)
+    if "confide.ranks" in sys.modules:  # else there is no other rank
+        from confide.ranks import leave
+
+        leave(code)
     raise typer.Exit(code)
 
 
