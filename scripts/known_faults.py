@@ -2,6 +2,7 @@
 
 from accounting_faults import ACCOUNTING
 from audit_faults import AUDIT
+from batch_faults import BATCHES
 from fault import Fault
 from noise_faults import NOISE
 from rows_faults import ROWS
@@ -434,6 +435,7 @@ FAULTS = [
         "tests/test_correlation.py",
     ),
     *ROWS,
+    *BATCHES,
     *ACCOUNTING,
     *AUDIT,
 ]

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers.activations import ACT2CLS
 
 from confide import clipping, models, products, tasks, training, verify
-from confide.clipping import engine
+from confide.clipping import engine, factors
 from confide.config import check
 from confide.console import Console
 from confide.job import Job
@@ -359,6 +359,22 @@ def test_a_fault_is_seen(job, monkeypatch, fault, seen_by):
     failed = {c["name"] for c in found["checks"] if not c["ok"]}
     assert not found["ok"]
     assert {NAMES[name] for name in seen_by} <= failed, found["checks"]
+
+
+@pytest.mark.parametrize("off", [1.0, 0.9])
+def test_products_of_bf16_that_are_off_are_seen(job, monkeypatch, off):
+    """As a GPU's own may be, which a run in float32 never takes."""
+    blocks = factors._blocks
+
+    def odd(values, *dtype):
+        wrong = off if values.dtype == torch.bfloat16 else 1.0
+        return ((columns, block * wrong) for columns, block in blocks(values, *dtype))
+
+    monkeypatch.setattr(factors, "_blocks", odd)
+    checks = verify.verify(job(precision="bf16"))["checks"]
+    assert [c["name"] for c in checks][:2] == [NAMES["clipping"], NAMES["clipping"] + ", in bf16"]
+    failed = {c["name"] for c in checks if not c["ok"]}
+    assert failed == ({NAMES["clipping"] + ", in bf16"} if off != 1.0 else set()), checks
 
 
 @needs_onednn

@@ -30,6 +30,7 @@ from confide.training import Optimisation, Step
 
 PHASE = "verify"
 TOLERANCE = 1e-4  # of fast sums and losses against slow ones, in float32
+IN_BF16 = 0.05  # of fast sums against slow ones, where rows alone and together are rounded to bf16 each in its own way
 ROUNDED_UP = (
     0.03  # by how much of itself a norm may be taken for larger than it is: half of what clipping.slot doubts
 )
@@ -83,8 +84,13 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
         _stir(precise)
         draw = _some_units(precise)
         slow = _unit_gradients(precise, draw)
-        error, clipping = _clipping(precise, draw, slow)
-        checks = [clipping, _rows_alone(precise, draw), _coverage(precise, draw, before)]
+        error = _clipping(precise, draw, slow)
+        checks = [
+            _as_a_loop(draw, error, TOLERANCE),
+            *_in_bf16(job, draw),
+            _rows_alone(precise, draw),
+            _coverage(precise, draw, before),
+        ]
         step = _filtered if job.mechanism.filters else _step
         checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
     finally:
@@ -220,8 +226,8 @@ def _difference(job: Job, fast: Gradient, slow: Gradient) -> float:
     return float((difference / max(_norm(slow) ** 2, 1e-60)) ** 0.5)
 
 
-def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> tuple[float, Check]:
-    """The fast clipped sum against a loop over units, where all, some and none of them are clipped."""
+def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> float:
+    """How far the fast clipped sum is from a loop over units, where all, some and none of them are clipped."""
     # Under masked-lm a unit may hide no token, and has no gradient then.
     norms = [norm for gradient in slow if (norm := _norm(gradient)) > 0] or [1.0]
     worst = 0.0
@@ -235,8 +241,20 @@ def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> tupl
                 batch, weight = _batch(job, draw, part)
                 clipped.add(batch, torch.from_numpy(part.units), weight)
         worst = max(worst, _error(job, clipped.take(), slow, clip))
-    detail = f"{len(slow)} units at 3 clip norms: relative error {worst:.2e} (at most {TOLERANCE:g})"
-    return worst, Check("fast clipping equals a loop over units", worst <= TOLERANCE, detail)
+    return worst
+
+
+def _as_a_loop(draw: Draw, error: float, most: float, how: str = "") -> Check:
+    detail = f"{draw.groups} units at 3 clip norms: relative error {error:.2e} (at most {most:g})"
+    return Check(f"fast clipping equals a loop over units{how}", error <= most, detail)
+
+
+def _in_bf16(job: Job, draw: Draw) -> list[Check]:
+    """The same as training computes, where that is not float32: by other products, of the device's own."""
+    if not job.task.autocast:
+        return []
+    error = _clipping(job, draw, _unit_gradients(job, draw))
+    return [_as_a_loop(draw, error, IN_BF16, ", in bf16")]
 
 
 def _rows_alone(job: Job, draw: Draw) -> Check:

@@ -1,0 +1,78 @@
+"""Faults in how a draw is cut into micro-batches and dealt to ranks, and in what follows where memory runs out."""
+
+from fault import Fault
+
+BATCHES = [
+    Fault(
+        "batches",
+        "ranks get equally many units, however many tokens those have",
+        "packing.py",
+        "load + int(tokens[unit])",
+        "load + 1",
+        "tests/test_packing.py",
+    ),
+    Fault(
+        "batches",
+        "a draw is cut into full micro-batches, whatever padding they have",
+        "packing.py",
+        "best = int(costs.argmin())",
+        "best = 0",
+        "tests/test_packing.py",
+    ),
+    Fault(
+        "batches",
+        "each unit has a micro-batch of its own",
+        "packing.py",
+        "best = int(costs.argmin())",
+        "best = len(costs) - 1",
+        "tests/test_packing.py",
+    ),
+    Fault(
+        "batches",
+        "held-out rows are not sorted by length",
+        "evaluation.py",
+        'order = np.argsort(lengths, kind="stable")',
+        "order = np.arange(len(lengths))",
+        "tests/test_evaluation.py",
+    ),
+    Fault(
+        "batches",
+        "memory that runs out in oneDNN's words is taken for a fault of confide",
+        "memory.py",
+        '    "could not create a primitive",\n',
+        "",
+        "tests/test_physical.py",
+    ),
+    Fault(
+        "batches",
+        "a rank's part of a parameter begins elsewhere where rows do not divide by ranks",
+        "sharding.py",
+        "each = -(-parameter.shape[0] // parameter.device_mesh.size())",
+        "each = parameter.shape[0] // parameter.device_mesh.size()",
+        "tests/test_distributed.py -k begins",
+    ),
+    Fault(
+        "batches",
+        "ranks may have micro-batches of different sizes",
+        "ranks.py",
+        "dist.all_reduce(values, op=dist.ReduceOp.MIN)",
+        "pass",
+        "tests/test_distributed.py -k two_ranks",
+    ),
+    Fault(
+        "25",
+        "sums of bf16 products on a GPU are longer than the rounding that norms allow for",
+        "clipping/factors.py",
+        "[x.split(_HALF_BLOCK, -1) for x in (first, second)]",
+        "[x.split(1 << 30, -1) for x in (first, second)]",
+        "tests/clipping/test_precision.py",
+    ),
+    Fault(
+        "12",
+        "biases of bf16 layers are summed in bf16",
+        "clipping/rules.py",
+        "values.sum(between, dtype=torch.float32)",
+        "values.sum(between).float()",
+        "tests/clipping/test_precision.py",
+    ),
+]
