@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from confide.errors import Diverged, InputError
-from confide.memory import give_back, ran_out, too_long
+from confide.memory import give_back, not_again, ran_out, too_long
 from confide.noise import RunKey
 from confide.ranks import Ranks
 from confide.sharding import is_sharded, rest
@@ -46,9 +46,7 @@ def row_losses(
     waiting = _dealt(list(batches(lengths, micro_tokens)), ranks, model)
     while waiting:
         places, idle = waiting.popleft()
-        if (
-            len(places) > 1 and len(places) * lengths[places].max() > micro_tokens
-        ):  # as has been seen not to fit
+        if len(places) > 1 and len(places) * lengths[places].max() > micro_tokens:  # too many, as was seen
             middle = len(places) // 2
             waiting.extendleft([(places[middle:], idle), (places[:middle], idle)])
             continue
@@ -84,10 +82,7 @@ def _sums(model: nn.Module, task: Task, graph: UnitGraph, rows: np.ndarray) -> t
 def _fewer(longest: int, rows: int, model: nn.Module) -> int:
     """Tokens of a batch, where `rows` rows of at most `longest` tokens did not fit."""
     if is_sharded(model):  # the other ranks are in the middle of the pass, and cannot start over
-        raise InputError(
-            f"train.micro_tokens: memory ran out with {rows * longest:,} tokens in evaluation, and under "
-            "train.distributed: fsdp a pass cannot be started over: set fewer and resume"
-        )
+        raise not_again(rows * longest)
     if rows == 1:
         raise too_long(longest)
     return rows * longest // 2

@@ -41,6 +41,14 @@ def too_long(tokens: int) -> InputError:
     )
 
 
+def not_again(tokens: int) -> InputError:
+    """What is to be said where the ranks of a split model are in the middle of a pass of so many tokens."""
+    return InputError(
+        f"train.micro_tokens: memory ran out with {tokens:,} tokens a micro-batch, and under train.distributed: fsdp "
+        "a pass cannot be started over: set fewer and resume"
+    )
+
+
 def give_back(device: torch.device) -> None:
     """Let go of memory that torch keeps for itself on a GPU, whose pieces may be of the wrong sizes."""
     if device.type == "cuda":

@@ -166,15 +166,15 @@ def _packed(units: np.ndarray, lines: _Lines, micro_tokens: int) -> Iterator[Pac
     """
     most, widths = len(units), lines.longest[units]
     ends = np.cumsum([0, *np.diff(lines.starts)[units]])
-    each = max(PASS, micro_tokens // 64)
+    a_pass = max(PASS, micro_tokens // 64)
     cost, begins = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
     for last in range(most):
         fits = np.searchsorted(ends, ends[last + 1] - micro_tokens // widths[last])
         first = min(
             int(fits), last
-        )  # a unit alone goes whatever it takes: a row may be longer than the limit
+        )  # alone a unit goes, whatever it takes: a row may be longer than the limit
         tokens = (ends[last + 1] - ends[first : last + 1]) * widths[last]
-        costs = cost[first : last + 1] + tokens + each
+        costs = cost[first : last + 1] + tokens + a_pass
         best = int(costs.argmin())
         cost[last + 1], begins[last] = costs[best], first + best
     cuts = [most]

@@ -16,9 +16,8 @@ from torch import nn
 from confide import models
 from confide.clipping import ClippedSum
 from confide.correlation import Correlated
-from confide.errors import InputError
 from confide.mechanisms.base import Combine, Sampler
-from confide.memory import OutOfMemory, give_back, ran_out, too_long
+from confide.memory import OutOfMemory, give_back, not_again, ran_out, too_long
 from confide.microbatch import micro_batch
 from confide.noise import FastStream, Normal, RunKey, Stream, add_noise
 from confide.packing import IDLE, ONE, Pack, share
@@ -230,10 +229,7 @@ class Step:
                 if not ran_out(error):
                     raise
                 if self.is_split:  # the other ranks are in the middle of a pass, and cannot start over
-                    raise InputError(
-                        f"train.micro_tokens: memory ran out with {self.micro_tokens:,} tokens a micro-batch, and "
-                        "under train.distributed: fsdp a step cannot be started over: set fewer and resume"
-                    ) from error
+                    raise not_again(self.micro_tokens) from error
                 norms, failed = [], True
             if not self.ranks.any(failed):
                 return norms

@@ -160,9 +160,7 @@ def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tens
     The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
     """
     if dtype != torch.float32 or not has_half_products(left, right):  # once, and not for each strip
-        left, right = (
-            x if x.shape[-1] > _BLOCK else x.to(dtype) for x in (left, right)
-        )  # wide ones: by blocks
+        left, right = (x if x.shape[-1] > _BLOCK else x.to(dtype) for x in (left, right))  # wide: by blocks
     squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
     lengths = torch.zeros_like(squares)
     for start in range(0, left.shape[1], _STRIP):
