@@ -36,8 +36,8 @@ class Pack:
         return np.concatenate((*self.lines, np.zeros(0, np.int64)))
 
 
-# What a pass over a micro-batch costs beside its tokens, in tokens: 20 to 110 were measured on a CPU. On a GPU, where
-# micro-batches are larger, it is not measured; there a 64th of one is taken.
+# What a pass over a micro-batch is taken to cost beside its tokens, in tokens: somewhat more than what it costs a small
+# model on a CPU. A 64th of a larger micro-batch, such as a GPU's, where what it costs is not measured.
 PASS = 128
 
 IDLE = Pack.of([])  # a pass that a rank takes only because others do
