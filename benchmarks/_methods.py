@@ -99,14 +99,17 @@ class Plain(Method):
 
     Args:
         own_task: compute logits and losses as confide does, so that what remains is the price of privacy alone.
+        compiled: let torch compile the model, which confide refuses.
     """
 
-    def __init__(self, setting: Setting, k: int, own_task: bool = False):
+    def __init__(self, setting: Setting, k: int, own_task: bool = False, compiled: bool = False):
         super().__init__(setting, k)
         self.task = setting.task if own_task else setting.ordinary
         if own_task:
             fuse(self.model)
-        self.name = "plain, by confide" if own_task else "plain"
+        if compiled:
+            self.model.compile()
+        self.name = ", ".join(["plain"] + ["by confide"] * own_task + ["compiled"] * compiled)
         self.keeps_memory = own_task
         self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
 

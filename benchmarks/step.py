@@ -1,6 +1,6 @@
 """What a private step costs beside an ordinary one: time and peak memory, measured side by side.
 
-    python benchmarks/step.py --shape small --train full --k 1 8 [--peers] [--profile] [--json]
+    python benchmarks/step.py --shape small --train full --k 1 8 [--peers] [--compile] [--profile] [--json]
 
 Every method has its own copy of one model with random weights and trains it on the same rows of random
 tokens. In each round each takes one step, in an order that rotates; a time ratio is the median over rounds
@@ -185,6 +185,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
         def ours(own: Setting, ks: Sequence[int] = ks) -> list[dict[str, Any]]:
             methods = [Plain(own, ks[0]), Plain(own, ks[0], own_task=True), *(Confide(own, k) for k in ks)]
+            if args.compile:
+                methods.append(Plain(own, ks[0], compiled=True))
             return compare(f"{args.shape} {args.train}, {size}", methods, args)
 
         found += fitting(own, args, ours)
@@ -220,6 +222,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--train", choices=("lora", "full"), default="full")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 8], help="rows that are clipped together")
     parser.add_argument("--peers", action="store_true", help="compare with Opacus, which must be installed")
+    parser.add_argument(
+        "--compile", action="store_true", help="compare with ordinary training of a model that torch compiled"
+    )
     parser.add_argument("--profile", action="store_true", help="also where the time of a step goes")
     parser.add_argument("--profiled", type=int, default=7, help="steps of --profile")
     parser.add_argument("--device", default="cpu")
@@ -284,7 +289,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     where = re.sub("[^a-z0-9]+", "-", device.lower()) if on_gpu else args.device
     parts = [args.shape, args.train, f"{args.batch}x{args.length}", args.precision, where]
-    name = "-".join(parts + ["peers"] * args.peers + ["own-memory"] * (args.memory == "own"))
+    name = "-".join(
+        parts + ["peers"] * args.peers + ["compiled"] * args.compile + ["own-memory"] * (args.memory == "own")
+    )
     (args.out / f"{name}.md").write_text(text)
     (args.out / f"{name}.svg").write_text(_report.chart(title, rows))
     sys.stdout.write(json.dumps(rows, indent=1) + "\n" if args.json else text)

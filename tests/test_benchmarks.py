@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partialmethod
 from itertools import product
 from pathlib import Path
 
@@ -148,6 +149,25 @@ def test_where_memory_runs_out_all_methods_get_fewer_rows(monkeypatch, capsys) -
         methods.Confide(own, 2).step()
     with pytest.raises(torch.OutOfMemoryError):
         step.fitting(own, argparse.Namespace(**vars(args) | {"k": [8]}), take)
+
+
+def test_a_compiled_model_trains_as_an_ordinary_one(monkeypatch) -> None:
+    """By the first half of torch's compiler; the other one needs a C++ compiler."""
+    monkeypatch.syspath_prepend(str(STEP.parent))
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    step, methods = (importlib.import_module(name) for name in ("step", "_methods"))
+    own = step.setting(
+        argparse.Namespace(
+            shape="tiny", train="full", device="cpu", precision="float32", batch=4, length=8, rows=4
+        )
+    )
+    plain, compiled = methods.Plain(own, 1), methods.Plain(own, 1, compiled=True)
+    assert compiled.name == "plain, compiled"
+    assert compiled.model._compiled_call_impl is not None
+    for method in (plain, compiled):
+        method.step()
+    for ours, theirs in zip(plain.parameters.values(), compiled.parameters.values(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
 
 
 def test_exposure_tells_what_a_rank_costs():

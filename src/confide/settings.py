@@ -339,7 +339,9 @@ class Train(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of adamw", strict=False)
     precision: Literal["float32", "bf16"] = Field(
-        "float32", description="bf16: autocast in forward and backward; weights, norms and sums stay float32"
+        "float32",
+        description="bf16: autocast in forward and backward; weights, norms and sums stay float32. What GPUs are made "
+        "for; on a CPU it may be the slower one",
     )
     micro_tokens: Count | Literal["auto"] = Field(
         "auto", description="tokens (with padding) of one physical micro-batch; auto: what fits in memory"
