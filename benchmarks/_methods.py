@@ -109,7 +109,7 @@ class Plain(Method):
             fuse(self.model)
         if compiled:
             self.model.compile()
-        self.name = ", ".join(["plain"] + ["by confide"] * own_task + ["compiled"] * compiled)
+        self.name = "plain, compiled" if compiled else "plain, by confide" if own_task else "plain"
         self.keeps_memory = own_task
         self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
 
