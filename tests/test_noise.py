@@ -80,7 +80,7 @@ def test_the_tail_is_as_long_as_64_bits_make_it():
         def _encrypt(self, words, mode):
             words[:] = 0
 
-    assert Smallest(b"").normal(1).item() == pytest.approx((2 * np.log(2.0**65)) ** 0.5)
+    assert Smallest(b"").normal(1).item() == pytest.approx(np.log(2.0**126) ** 0.5)
 
 
 def test_integers_are_uniform_below_their_limits():
@@ -96,6 +96,14 @@ def test_noise_has_the_stated_size_and_crosses_blocks():
     assert tensor.std().item() == pytest.approx(2.5, rel=0.01)
     assert torch.equal(
         tensor.view(-1)[BLOCK - 1 : BLOCK + 1], 2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)
+    )
+
+
+def test_noise_far_smaller_than_one_is_not_rounded_away():
+    values = torch.zeros(BLOCK)
+    add_noise([(values, KEY.stream("main", "noise"), 0)], 1e-30)
+    assert torch.allclose(
+        values.double() * 1e30, KEY.stream("main", "noise").normal(BLOCK).double(), 1e-6, 1e-8
     )
 
 
