@@ -71,8 +71,17 @@ NOISE = [
         "30",
         "a tail that ends at 6 standard deviations",
         "noise.py",
-        "np.add(radius, np.float32(2.0**-65), out=radius)",
-        "np.add(radius, np.float32(2.0**-26), out=radius)",
+        "np.add(radius, np.float32(2.0**-126), out=radius)",
+        "np.add(radius, np.float32(2.0**-52), out=radius)",
+        "tests/test_noise.py",
+    ),
+    Fault(
+        "30",
+        "noise that is far smaller than one is none",
+        "noise.py",
+        "np.negative(radius, out=radius)\n        np.sqrt(radius, out=radius)\n"
+        "        np.multiply(radius, scale, out=radius)",
+        "np.multiply(radius, -scale * scale, out=radius)\n        np.sqrt(radius, out=radius)",
         "tests/test_noise.py",
     ),
     Fault(
