@@ -128,15 +128,15 @@ class _Room:
 
     def __init__(self, groups: int):
         self.words = np.empty((groups, 3 * PAIRS), "<i4")
-        self._radius, self._angle, self._trig = (np.empty((groups, PAIRS), np.float32) for _ in range(3))
+        self._radius, self._angle = (np.empty((groups, PAIRS), np.float32) for _ in range(2))
         self._values = np.empty((groups, 2, PAIRS), np.float32)
 
     def normal(self, groups: int, scale: np.float32) -> np.ndarray:
         """The words of so many groups as values of N(0, scale^2), float32[groups * GROUP]; good until the next call."""
         words, values = self.words[:groups], self._values[:groups]
-        radius, angle, trig = self._radius[:groups], self._angle[:groups], self._trig[:groups]
-        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is; the
-        # logarithm of its square is twice its own, without a sign.
+        radius, angle = self._radius[:groups], self._angle[:groups]
+        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is. Its square
+        # has no sign, and twice its logarithm, as the radius wants it.
         np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
         np.multiply(radius, np.float32(2.0**-63), out=radius)
         np.multiply(radius, radius, out=radius)
@@ -148,8 +148,9 @@ class _Room:
         np.multiply(radius, scale, out=radius)
         np.copyto(angle, words[:, GROUP:], casting="unsafe")
         np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)  # in [-pi, pi]
-        np.multiply(np.cos(angle, out=trig), radius, out=values[:, 0])
-        np.multiply(np.sin(angle, out=trig), radius, out=values[:, 1])
+        np.cos(angle, out=values[:, 0])
+        np.sin(angle, out=values[:, 1])
+        np.multiply(values, radius[:, None], out=values)
         return values.reshape(-1)
 
 
