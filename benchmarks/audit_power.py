@@ -26,6 +26,7 @@ from confide.mechanisms.statement import settle
 from confide.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.noise import RunKey
 from confide.sampling import Draw
+from confide.seal import Seal
 from confide.tasks import Task
 from confide.training import Optimisation, Step
 from confide.units import GraphWriter, UnitGraph
@@ -134,6 +135,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         np.arange(game.users),
         contents,
         np.arange(game.users),
+        Seal(key),
     )
     step = Step(
         model,

@@ -148,7 +148,7 @@ FAULTS = [
         "15",
         "resume starts the sampler anew",
         "finetuning.py",
-        "self.done = found[0] if found is not None else 0",
+        "self.done = checkpoint.step if checkpoint is not None else 0",
         "self.done = 0",
         "tests/test_resume.py",
     ),

@@ -93,14 +93,12 @@ def test_a_resumed_mean_is_the_same_to_the_bit(tmp_path, stop):
 def test_evaluation_is_of_what_is_released(tmp_path):
     run = Run(config(tmp_path, train__average={"kind": "ema", "share": 0.5}))
     outcome = fine_tune(run)
-    found = run.last_checkpoint()
-    assert found is not None
     job = Job.of(run, Console(quiet=True))
-    course = job.course()
-    course.restore(found[1])
+    course, (_, state) = job.course(), job.trained()
+    course.restore(state)
     job.model.load_state_dict(load_file(run.release / "model.safetensors"), strict=False)
     assert job.evaluate()["loss"] == pytest.approx(outcome.final["loss"], rel=1e-6)
-    course.restore(found[1])
+    course.restore(state)
     assert job.evaluate()["loss"] != pytest.approx(outcome.final["loss"], rel=1e-9)
 
 

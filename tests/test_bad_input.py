@@ -243,7 +243,7 @@ ASKED: dict[str, tuple[Callable[[World], object], str]] = {
     "a data section that is a file name": (lambda w: w.set(data="text.jsonl"), r"data: 'text\.jsonl' is not valid, must be a section"),
     "no data section": (lambda w: (w.raw.pop("data"), w.save()), r"data: is missing"),
     "a run folder that is a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file"))), r"file: .*(not a|exists|is a file)"),
-    "a run folder below a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file" / "run"))), r"file.*: .*[Nn]ot a (directory|folder)"),
+    "a run folder below a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file" / "run"))), r"run: .*file/run is not a folder that can be made: a part of it is a file"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - one fault a line
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from confide.noise import RunKey
+from confide.seal import Seal
 from tests.command import (
     World,
     confide,
@@ -46,9 +49,11 @@ def trained(tmp_path_factory, model) -> Path:
 def begun(world, trained) -> World:
     """A copy of it: the same config and text, for another folder."""
     shutil.copytree(trained / "run", world.run)
-    for name in ("config.yaml", "data/prepared.json"):
-        path = world.run / name
-        path.write_text(path.read_text().replace(str(trained), str(world.folder)))
+    config, prepared = world.run / "config.yaml", world.run / "data/prepared.json"
+    config.write_text(config.read_text().replace(str(trained), str(world.folder)))
+    seal = Seal(RunKey.load(world.run / "key"))
+    facts = json.dumps(seal.read_json(prepared, prepared.name)).replace(str(trained), str(world.folder))
+    seal.write_json(prepared, prepared.name, json.loads(facts))
     return world
 
 
@@ -73,8 +78,8 @@ FOLDER: dict[str, tuple[Callable[[World], object], str]] = {
     "other rows": (lambda w: w.set(data__max_length=8), r"holds a run with another config \(differs in data\.max_length\)"),
     "a damaged ledger line": (lambda w: edit(w.run / "ledger.jsonl", lambda d: d.replace(b'"step": 1', b'"step": ', 1)), r"ledger\.jsonl line 3 is damaged"),
     "a ledger of something else": (lambda w: (w.run / "ledger.jsonl").write_bytes(b"\xff\xfe\x00\n"), r"ledger\.jsonl line 1 is damaged"),
-    "a ledger with a step taken out": (lambda w: edit(w.run / "ledger.jsonl", without_line(2)), r"ledger\.jsonl does not record every step up to 4"),
-    "a checkpoint cut short": (lambda w: edit(state(w), half), r"state\.pt is damaged: remove .*step-00000004"),
+    "a ledger with a step taken out": (lambda w: edit(w.run / "ledger.jsonl", without_line(2)), r"ledger\.jsonl does not record every step"),
+    "a checkpoint cut short": (lambda w: edit(state(w), half), r"state\.pt is damaged, or not what this run saved after step 4: remove .*step-00000004"),
     "an empty checkpoint": (lambda w: edit(state(w), lambda d: b""), r"state\.pt is damaged"),
     "a checkpoint without its state": (lambda w: state(w).unlink(), r"state\.pt is damaged"),
     "a damaged config": (lambda w: (w.run / "config.yaml").write_text("train: {steps"), r"run/config\.yaml line 1: not valid YAML"),
@@ -83,11 +88,11 @@ FOLDER: dict[str, tuple[Callable[[World], object], str]] = {
     "a graph without its description": (lambda w: (w.run / "data/train/meta.json").unlink(), r"data/train is not a unit graph.*remove .*data first"),
     "a damaged description": (lambda w: edit(w.run / "data/eval/meta.json", half), r"data/eval/meta\.json is damaged"),
     "no held-out graph": (lambda w: shutil.rmtree(w.run / "data/eval"), r"data/eval is not a unit graph"),
-    "a damaged record of the data": (lambda w: edit(w.run / "data/prepared.json", half), r"prepared\.json is damaged: remove .*data"),
+    "a damaged record of the data": (lambda w: edit(w.run / "data/prepared.json", half), r"prepared\.json is damaged, or was made under another key: remove .*data"),
     "changed tokens": (lambda w: edit(w.run / "data/train/tokens.bin", lambda d: d[2:] + d[:2]), r"ledger\.jsonl line 1 records another step"),
     "no key": (lambda w: (w.run / "key").unlink(), r"run/key is missing"),
     "a key cut short": (lambda w: edit(w.run / "key", half), r"run/key is damaged: a run key has 32 bytes, this one has 16"),
-    "another key": (lambda w: edit(w.run / "key", lambda d: bytes(32)), r"ledger\.jsonl line 1 records another step"),
+    "another key": (lambda w: edit(w.run / "key", lambda d: bytes(32)), r"prepared\.json is damaged, or was made under another key"),
     "a key that all can read": (lambda w: (w.run / "key").chmod(0o644), r"key can be read by others.*chmod 600"),
 }  # fmt: skip
 
@@ -160,7 +165,7 @@ def full(monkeypatch, module: str, name: str, after: int = 0) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "after"),
     [
-        ("confide.preparation", "write_text", 0),
+        ("confide.seal", "write_text", 0),
         ("confide.units", "sync", 3),
         ("torch", "save", 0),
         ("torch", "save", 1),

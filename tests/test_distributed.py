@@ -18,6 +18,7 @@ from confide import finetuning, sharding
 from confide.errors import InputError
 from confide.ranks import Ranks
 from confide.runs import Run
+from confide.seal import Seal
 from tests import command
 from tests.command import ROOT, environment
 from tests.test_resume import config
@@ -150,6 +151,7 @@ def test_what_a_selection_rests_on_is_computed_once(tmp_path):
     run = Run(config(tmp_path / "a"))
     run.bind()
     first, again = (
-        [run.once("numbers", lambda value=value: np.array([value]), Ranks())[0]] for value in (1.5, 2.5)
+        [run.once("numbers", lambda value=value: np.array([value]), Ranks(), Seal(run.key()))[0]]
+        for value in (1.5, 2.5)
     )
     assert first == again == [1.5]

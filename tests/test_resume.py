@@ -133,7 +133,7 @@ def test_a_lost_checkpoint_repeats_steps_and_spends_nothing_new(tmp_path):
     run = Run(config(tmp_path / "a"))
     fine_tune(run, until=9)
     ledger = run.ledger_path.read_bytes()
-    for folder in run.checkpoints.iterdir():
+    for folder in run.checkpoints.folder.iterdir():
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
@@ -231,7 +231,7 @@ def test_a_step_is_not_taken_again_with_noise_by_another_generator(tmp_path, mon
     """A checkpoint is lost, and the run goes on where noise is made otherwise: the same draws, other noise."""
     run = Run(config(tmp_path / "a"))
     fine_tune(run, until=4)
-    shutil.rmtree(run.checkpoints)
+    shutil.rmtree(run.checkpoints.folder)
     monkeypatch.setattr(finetuning, "generator", lambda kind, device, parts: "chacha20")
     with pytest.raises(InputError, match=r"line 2: this step was taken with noise by aes, .* by chacha20"):
         fine_tune(Run(run.config))

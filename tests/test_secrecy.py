@@ -292,7 +292,7 @@ def test_other_priors_in_a_partly_wiped_folder_do_not_meet_the_same_noise(settin
     first = moved(settings(2e-6, 2e-6, c))
     s = released(settings(2e-6, 2e-6, c))["noise_multiplier"]
     run = Run(settings(4e-6, 2.5e-6, c))
-    shutil.rmtree(run.checkpoints)
+    shutil.rmtree(run.checkpoints.folder)
     run.ledger_path.unlink()
     try:
         second = moved(settings(4e-6, 2.5e-6, c))

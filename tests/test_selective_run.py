@@ -295,8 +295,7 @@ def test_an_adapter_with_added_tokens_loads_as_its_card_says(tmp_path, monkeypat
     names: dict = {}
     exec(code, names)
     job = Job.of(run, _quiet())
-    found = run.last_checkpoint()
-    job.course().restore(found[1])
+    job.course().restore(job.trained()[1])
     ids = torch.tensor([job.tokenizer("USR: the printer")["input_ids"]])
     assert torch.allclose(names["model"](ids).logits, job.model.eval()(ids).logits, atol=1e-5)
 
@@ -311,7 +310,7 @@ def test_a_screened_run_without_marks_is_refused(tmp_path):
 def test_phase_1_draws_by_itself_and_phase_2_starts_an_optimiser_of_its_own(tmp_path):
     run = Run(config(tmp_path, "selective", train={"checkpoint_every": 7}))
     fine_tune(run, until=7)
-    _, state = run.last_checkpoint()
+    _, state = Job.of(run, _quiet()).trained()
     assert list(state["stages"]) == [1]
     assert {int(value["step"]) for value in state["stages"][1]["optimizer"]["state"].values()} == {1}
 

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confide.errors import InputError
 
@@ -50,7 +50,7 @@ def on_ray(address: str) -> "Executor":
             except ConnectionError as error:
                 raise InputError(f"--ray {address}: no cluster answers: {error}") from None
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        task = ray.remote(num_cpus=1, num_gpus=gpus)(lambda trial: function(trial))
+        task: Any = ray.remote(num_cpus=1, num_gpus=gpus)(lambda trial: function(trial))
         running = [task.remote(trial) for trial in trials]
         for one in running:
             try:

@@ -25,6 +25,7 @@ from confide.microbatch import micro_batch
 from confide.noise import RunKey
 from confide.packing import Pack, pack
 from confide.sampling import Draw, Sampling
+from confide.seal import Seal
 from confide.tasks import Batch, Task
 from confide.units import UnitGraph
 
@@ -303,6 +304,7 @@ def measured_norms(job: Job, ks: Sequence[int], users: int = USERS) -> np.ndarra
                 job.model, job.task, job.prepared.train, [k], key, users, chunk, job.micro_tokens
             ),
             job.ranks,
+            Seal(key),
         )
 
     return np.concatenate([measured(k) for k in ks])

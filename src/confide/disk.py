@@ -1,9 +1,12 @@
 """Files that are whole or not there, and on disk when we say so."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from confide.errors import InputError
 
 
 def sync(path: Path) -> None:
@@ -13,6 +16,33 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """What is created meanwhile is for its owner alone: files get mode 600, folders 700."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def close_to_others(path: Path) -> None:
+    """Take what group and others may do from a file or folder, not from what lies in it.
+
+    Raises:
+        InputError: they may do something, and the file belongs to another user.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & 0o077:
+        return
+    try:
+        path.chmod(mode & 0o700)
+    except PermissionError:
+        raise InputError(
+            f"{path} can be read by others (mode {mode:o}) and belongs to another user: choose another `run` folder"
+        ) from None
 
 
 @contextmanager

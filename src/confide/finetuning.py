@@ -1,5 +1,6 @@
 """A job to a trained, released model: step, record, resume, release."""
 
+import hashlib
 import json
 import signal
 import time
@@ -16,12 +17,14 @@ from confide.console import Console
 from confide.disk import write_text
 from confide.errors import InputError
 from confide.job import Job
-from confide.ledger import Ledger
+from confide.ledger import Ledger, versions
 from confide.metrics import Metrics
 from confide.noise import generator
+from confide.provenance import code_version
 from confide.ranks import Ranks
 from confide.runs import Run
 from confide.sampling import Draw, Halt
+from confide.seal import Broken
 from confide.training import Report
 
 _NO_MEAN = (
@@ -82,8 +85,8 @@ class _Loop:
         self.train = job.run.config.train
         parts = self.ranks.size if self.train.distributed == "fsdp" else 1
         self.generator = generator(job.run.config.privacy.noise, self.ranks.device, parts)
-        header, found = job.header(), job.run.last_checkpoint()
-        self.done = found[0] if found is not None else 0
+        header, checkpoint = job.header(), job.run.checkpoints.last()
+        self.done = checkpoint.step if checkpoint is not None else 0
         if not self.ranks.alike(json.dumps([header, self.done])):
             raise InputError(
                 f"{job.run.folder}: the ranks have different data, keys, models or checkpoints; every machine "
@@ -93,10 +96,10 @@ class _Loop:
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
         self.held_out = job.held_out()  # a hash of all held-out rows: once
         self.course, self.steps = job.course(console.say), job.mechanism.all_steps
-        if found is not None:
+        if checkpoint is not None:
             if ledger is not None:
-                _refuse_gaps(ledger, self.done)
-            self.course.restore(found[1])
+                _refuse_gaps(ledger)
+            self.course.restore(checkpoint.load(job.seal, job.run.ledger_path))
             if self.train.micro_tokens != "auto":
                 for step in self.course.each():
                     step.micro_tokens = self.train.micro_tokens
@@ -131,6 +134,9 @@ class _Loop:
                 if self.done < self.steps:
                     self._look()
         self._checkpoint()
+        taken_by = versions(self.job.run.ledger_path)
+        if len(taken_by) > 1:
+            self.console.say(f"the steps of this run were taken by confide {', '.join(taken_by)}")
         finished = self.done == self.steps or halted is not None
         guarantee = self.job.guarantee(self.done)
         if finished:
@@ -157,7 +163,7 @@ class _Loop:
     def _take(self) -> Report | Halt:
         began, number = time.monotonic(), self.done
         stage = self.course.stage(number)
-        entry = {"phase": stage.name, "step": number}
+        entry = {"phase": stage.name, "step": number, "confide": code_version()}
 
         def record(draw: Draw) -> None:
             spent: dict[str, Any] = {"noise_multiplier": stage.noise_multiplier * draw.noise_factor}
@@ -179,7 +185,8 @@ class _Loop:
     def _checkpoint(self) -> None:
         state = self.course.state() if self.done else None
         if state is not None:
-            self.job.run.save_checkpoint(self.done, state)
+            run = self.job.run
+            run.checkpoints.save(self.done, state, self.job.seal, run.ledger_path)
 
     def _look(self) -> None:
         """Evaluate between two steps, if it is time or a stage has ended."""
@@ -208,7 +215,42 @@ class _Loop:
             with job.run.releasing() as folder:
                 models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
                 _state(job, guarantee, folder)
+                _seal_release(job, folder)
         _write(guarantee, job.run.guarantee_path)
+
+
+def check_release(job: Job) -> None:
+    """See that `release/`, if there is one, holds what this run put there.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    run = job.run
+    if not run.release.is_dir():
+        return
+    try:
+        known = job.seal.read_json(run.released_path, "released")
+    except (Broken, OSError):
+        known = None
+    if known != _digests(run.release):
+        raise InputError(
+            f"{run.release} does not hold what this run released: remove it, and `confide train` releases again "
+            "without taking a step"
+        )
+
+
+def _seal_release(job: Job, folder: Path) -> None:
+    job.seal.write_json(job.run.released_path, "released", _digests(folder))
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a release, hex, but of the model card: its words are for people to add to."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+    found = {}
+    for path in paths:
+        with open(path, "rb") as stream:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
 
 
 def restate(job: Job, steps: int) -> None:
@@ -217,10 +259,12 @@ def restate(job: Job, steps: int) -> None:
     seen = evidence(run, steps)
     if not (seen and run.guarantee_path.exists() and run.release.is_dir()):
         return
-    stated = Guarantee.from_json(json.loads(run.guarantee_path.read_text("utf-8")))
+    check_release(job)
+    stated = Guarantee.from_json(json.loads((run.release / "guarantee.json").read_text("utf-8")))
     if stated.steps == steps:
         guarantee = replace(stated, evidence=seen)
         _state(job, guarantee, run.release)
+        _seal_release(job, run.release)
         _write(guarantee, run.guarantee_path)
 
 
@@ -234,12 +278,11 @@ def _write(guarantee: Guarantee, path: Path) -> None:
     write_text(path, json.dumps(guarantee.to_json(), indent=2) + "\n")
 
 
-def _refuse_gaps(ledger: Ledger, done: int) -> None:
+def _refuse_gaps(ledger: Ledger) -> None:
     recorded = [entry.get("step") for entry in ledger.entries[1:]]
-    if len(recorded) < done or recorded != list(range(len(recorded))):
+    if recorded != list(range(len(recorded))):
         raise InputError(
-            f"{ledger.path} does not record every step up to {done}, which the checkpoint has taken: "
-            "lines are missing, and the ledger cannot be trusted"
+            f"{ledger.path} does not record every step: lines are missing, and it cannot be trusted"
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from confide import __version__, evaluation, mechanisms, models, preparation, scoring
+from confide import evaluation, ledger, mechanisms, models, preparation, scoring
 from confide.allocator import keep_freed_memory
 from confide.audit.canaries import GRAPH, Manifest
 from confide.audit.evidence import evidence
@@ -32,8 +32,10 @@ from confide.mechanisms.statement import Setting, settle, state_guarantee
 from confide.noise import LAYOUT, RunKey
 from confide.physical import fit, held
 from confide.preparation import Prepared
+from confide.provenance import code_version
 from confide.ranks import Ranks
 from confide.runs import Run
+from confide.seal import Seal
 from confide.settings import Config
 from confide.sharding import part, shard
 from confide.tasks import Task
@@ -126,6 +128,23 @@ class Job:
             ranks,
         )
 
+    @property
+    def seal(self) -> Seal:
+        """Recognises the files that this run wrote: of this config, these data, this base model."""
+        return Seal(self.key)
+
+    def trained(self) -> tuple[int, dict[str, Any]]:
+        """Steps taken, and the state after the last that was saved.
+
+        Raises:
+            InputError: nothing was trained, or what lies here is not what this run saved.
+        """
+        checkpoint = self.run.checkpoints.last()
+        if checkpoint is None:
+            raise InputError(f"{self.run.folder}: nothing was trained here yet")
+        self.check_begun()
+        return checkpoint.step, checkpoint.load(self.seal, self.run.ledger_path)
+
     def stages(self) -> tuple[Stage, ...]:
         return self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
 
@@ -187,7 +206,9 @@ class Job:
         name = f"perplexities-{self.key.fingerprint(self.base)[:16]}"
 
         def score() -> Any:
-            return self.run.once(name, lambda: self._perplexities(stage.mechanism.scorer), self.ranks)
+            return self.run.once(
+                name, lambda: self._perplexities(stage.mechanism.scorer), self.ranks, self.seal
+            )
 
         return stage.mechanism.sampler(self._graph(stage), self.key, stage.name, score)
 
@@ -211,6 +232,7 @@ class Job:
             else np.concatenate([graph.rows_of(int(u)) for u in units]),
             contents,
             manifest.rows(contents),
+            self.seal,
             self.micro_tokens,
             self.ranks.first,
         )
@@ -291,7 +313,7 @@ class Job:
 
     def provenance(self) -> dict[str, str]:
         return {
-            "confide": __version__,
+            "confide": ", ".join(ledger.versions(self.run.ledger_path)) or code_version(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "hardware": torch.cuda.get_device_name()
@@ -334,14 +356,20 @@ def _digest(graph: UnitGraph) -> bytes:
 
 def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None) -> Prepared:
     """The run's unit graphs, made now if they are not there; of several ranks the first makes them."""
-    found = preparation.load(run.config, run.data)
+    key = run.data_key()
+    try:
+        found = preparation.load(run.config, run.data, key)
+    except InputError:
+        if run.begun:
+            raise
+        found = None  # nothing rests on these rows yet: they are made again
     if ranks is not None and not ranks.first:
         if found is None:
             raise InputError(
                 f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
             )
         return found
-    if found is not None and (run.begun or not preparation.outdated(run.config, run.data)):
+    if found is not None and (run.begun or not preparation.outdated(run.config, run.data, key)):
         return found
     if found is not None:
         console.say("the text has changed since it was prepared: reading it again")
@@ -351,7 +379,7 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
             "choose another `run` folder"
         )
     with console.track("reading documents") as track:
-        made = preparation.prepare(run.config, tokenizer, run.data, track, run.key())
+        made = preparation.prepare(run.config, tokenizer, run.data, track, key)
     share = made.facts.get("redaction", {}).get("share", 0.0)
     if share > LITTLE_LEFT:
         console.say(f"{share:.0%} of all tokens are masked: there is little left to learn from redacted rows")

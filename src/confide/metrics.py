@@ -1,6 +1,7 @@
 """What a run measured: JSONL and TensorBoard. Made from private rows, never released."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Metrics:
                 for line in map(_parse, self.path.read_text("utf-8", errors="replace").splitlines())
                 if line
             ]
-            self.lines = [line for line in kept if line.get("done", 0) <= done and done > 0]
+            self.lines = [line for line in kept if _steps(line) <= done and done > 0]
         text = "".join(json.dumps(line) + "\n" for line in [{"note": PRIVATE}, *self.lines[1:]])
         self.path.write_text(text, "utf-8")
         self.lines = [json.loads(line) for line in text.splitlines()]
@@ -69,9 +70,19 @@ class Metrics:
         self._writer.add_scalar(name, value, done)
 
 
+def _steps(line: dict[str, Any]) -> float:
+    """After how many steps a line was measured; infinite where it does not tell."""
+    done = line.get("done", 0)
+    return done if isinstance(done, int) else math.inf
+
+
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # the run died while writing it
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict) or (
+        "evaluation" in found and not isinstance(found.get("loss"), int | float)
+    ):
+        return None
+    return found

@@ -354,6 +354,14 @@ class RunKey:
             digest.update(len(part).to_bytes(8, "big") + part)
         return RunKey(digest.digest(), self.published)
 
+    def authenticator(self, *what: str) -> hmac.HMAC:
+        """An HMAC to feed with data. `what` says what it is of; other words give other values for the same data."""
+        mac = hmac.new(self._secret, b"authenticate", "sha256")
+        for part in what:
+            mac.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+        mac.update(b"\xff" * 8)  # no length: whatever comes after is data
+        return mac
+
     def fingerprint(self, data: bytes) -> str:
         """HMAC of `data`, hex: names a config or data set without letting others test guesses of it."""
         return hmac.new(self._secret, b"fingerprint\0" + data, "sha256").hexdigest()

@@ -23,6 +23,7 @@ from confide.planting import Planting
 from confide.reading import documents_of, side_of
 from confide.redaction.rows import RedactedRow
 from confide.rows import Cutter
+from confide.seal import Broken, Seal
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.sources import check_rows, counts_of, searchers
 from confide.secrets.values import class_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from confide.settings import Config
 
 Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
+_RECORD = "prepared.json"  # what the graphs beside it were made from, and their facts
 _BATCH = 512  # documents tokenised at a time
 
 
@@ -104,18 +106,21 @@ def _marks(config: "Config") -> str | None:
     return config.redacted.marks if screened else None
 
 
-def load(config: "Config", folder: Path) -> Prepared | None:
-    """The graphs in `folder`, if they were made from such a config."""
-    path = folder / "prepared.json"
-    if not path.is_file():
+def load(config: "Config", folder: Path, key: RunKey | None = None) -> Prepared | None:
+    """The graphs in `folder`, if they were made from such a config.
+
+    Args:
+        key: that of `prepare`.
+
+    Raises:
+        InputError: something there is damaged, or was made under another key.
+    """
+    if not (folder / _RECORD).is_file():
         return None
-    try:
-        record = json.loads(path.read_text("utf-8"))
-        same, facts = record["source"] == source_of(config), record["facts"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged: remove {folder}, and the data are prepared again") from None
-    if not same:
+    record = _record(folder, key)
+    if record["source"] != source_of(config):
         return None
+    facts = record["facts"]
     try:
         held_out = UnitGraph.open(folder / "eval") if facts["eval"] is not None else None
         public = UnitGraph.open(folder / "public") if redaction_of(config) in ("beside", "apart") else None
@@ -124,10 +129,23 @@ def load(config: "Config", folder: Path) -> Prepared | None:
         raise InputError(f"{error} (remove {folder} first)") from None
 
 
-def outdated(config: "Config", folder: Path) -> bool:
+def outdated(config: "Config", folder: Path, key: RunKey | None = None) -> bool:
     """Whether the files that the graphs in `folder` were made from have changed since."""
-    record = json.loads((folder / "prepared.json").read_text("utf-8"))
-    return bool(record.get("files") != files_of(config))
+    return bool(_record(folder, key).get("files") != files_of(config))
+
+
+def _record(folder: Path, key: RunKey | None) -> dict[str, Any]:
+    """What was written of the graphs when they were made."""
+    path = folder / _RECORD
+    try:
+        record = json.loads(path.read_text("utf-8")) if key is None else Seal(key).read_json(path, _RECORD)
+        if not {"source", "facts"} <= set(record):
+            raise Broken
+    except (ValueError, TypeError, RecursionError, Broken):
+        raise InputError(
+            f"{path} is damaged, or was made under another key: remove {folder}, and the data are prepared again"
+        ) from None
+    return record
 
 
 def files_of(config: "Config") -> dict[str, list[list[int]]]:
@@ -180,13 +198,16 @@ def prepare(
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
         facts = _Preparation(config, tokenizer, progress, key).write(building, folder.with_name("spans.db"))
         record = {"source": source_of(config), "files": files, "facts": facts}
-        write_text(building / "prepared.json", json.dumps(record, indent=2) + "\n")
+        if key is None:
+            write_text(building / _RECORD, json.dumps(record, indent=2) + "\n")
+        else:
+            Seal(key).write_json(building / _RECORD, _RECORD, record)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    found = load(config, folder)
+    found = load(config, folder, key)
     assert found is not None
     return found
 

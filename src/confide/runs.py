@@ -2,30 +2,30 @@
 
 config.yaml  key  ledger.jsonl  guarantee.json   the run and what it promises
 data/        checkpoints/  metrics.jsonl  tensorboard/   private: made from private rows
+released.json   digests of what was released; it and all else that is read back is sealed (seal.py)
 release/     weights or adapter, tokenizer, guarantee.json, model card: what may leave the house
 twin/        the non-private twin, if one was trained: the same data, key and draws
 """
 
 import fcntl
 import json
-import pickle
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import torch
 
 from confide import models
+from confide.checkpoints import Checkpoints, removed_on_error
 from confide.config import load
-from confide.disk import sync, whole_file, write_text
+from confide.disk import close_to_others, private_files, write_text
 from confide.errors import InputError
 from confide.mechanisms.tuned import UNTUNED, Tuning
 from confide.noise import RunKey
 from confide.ranks import Ranks
+from confide.seal import Broken, Seal
 from confide.settings import Config
 
 # A resumed run may look more or less often, and run on other machines; everything else decides what it computes.
@@ -42,12 +42,13 @@ _FREE = {("run",)} | {
 }
 
 
+# What a folder holds that is a run's: the first of these is written before anything else.
+_OWN = (".lock", "key", "config.yaml", "data", "ledger.jsonl")
+
+
 def _sweeps_around(folder: Path) -> list[Path]:
     """Where a sweep would lie that a folder belongs to: itself, or two above `trials/0001`."""
     return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
-
-
-_CHECKPOINT = re.compile(r"step-(\d{8})")
 
 
 class Run:
@@ -75,7 +76,7 @@ class Run:
             "metrics_path": "metrics.jsonl",
             "audit_path": "audit.json",
             "evidence_path": "evidence.json",
-            "checkpoints": "checkpoints",
+            "released_path": "released.json",
             "release": "release",
             "tensorboard": "tensorboard",
         }
@@ -114,11 +115,43 @@ class Run:
         return run
 
     def _make_folder(self) -> None:
-        """The run folder, for its owner alone: nearly all in it is made from private rows."""
-        if not self.root.exists():
-            self.root.mkdir(parents=True)
-            self.root.chmod(0o700)
-        self.folder.mkdir(exist_ok=True)
+        """The run folder, for its owner alone: nearly all in it is made from private rows.
+
+        Raises:
+            InputError: the folder holds something else that others may read, or belongs to another user.
+        """
+        self._refuse_foreign()
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(
+                f"run: {self.root} is not a folder that can be made: a part of it is a file"
+            ) from None
+        for folder in dict.fromkeys((self.root, self.folder)):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            close_to_others(folder)
+        for path in self._private():
+            close_to_others(path)
+
+    def _refuse_foreign(self) -> None:
+        """A folder of something else is not closed to those who use it."""
+        if not self.root.is_dir() or any((self.root / name).exists() for name in _OWN):
+            return
+        if any(self.root.iterdir()) and self.root.stat().st_mode & 0o077:
+            raise InputError(
+                f"run: {self.root} holds other files and can be read by others, and a run folder is for its owner "
+                "alone: choose a folder that does not exist yet"
+            )
+
+    def _private(self) -> Iterator[Path]:
+        """Every file and folder of the run that may not leave the house."""
+        for path in self.root.iterdir():
+            # A key that others could read is not closed in silence: they may have read it.
+            if path.name not in ("release", "key") and not path.is_symlink():
+                yield path
+                if path.is_dir():
+                    inner = (each for each in path.rglob("*") if not each.is_symlink())
+                    yield from (each for each in inner if "release" not in each.relative_to(path).parts)
 
     @property
     def begun(self) -> bool:
@@ -169,6 +202,10 @@ class Run:
         self._make_folder()
         return RunKey.create(path)
 
+    def data_key(self) -> RunKey:
+        """What the rows are prepared under: the key of the run that owns them."""
+        return self.key()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process writes to a run.
@@ -177,72 +214,41 @@ class Run:
             InputError: another one does.
         """
         self._make_folder()
-        with open(self.folder / ".lock", "w") as stream:
+        with private_files(), open(self.folder / ".lock", "w") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"{self.folder}: another process is working on this run") from None
             yield
 
-    def once(self, name: str, compute: Callable[[], np.ndarray], ranks: Ranks) -> np.ndarray:
+    def once(self, name: str, compute: Callable[[], np.ndarray], ranks: Ranks, seal: Seal) -> np.ndarray:
         """What `compute` gave the first time that the run, or its twin, asked: numbers that a choice rests on.
 
         Computed again in other micro-batches they would differ by rounding, and a choice between equals with them.
+
+        Raises:
+            InputError: the file that keeps them holds others.
         """
         path = self.root / f"{name}.npy"
         if not ranks.any(path.exists()):
-            found = compute()
+            computed = compute()
             if ranks.first:
-                with whole_file(path) as building, open(building, "wb") as stream:
-                    np.save(stream, found)
+                seal.write_array(path, name, computed)
         ranks.wait()
-        loaded: np.ndarray = np.load(path, allow_pickle=False)
-        return loaded
-
-    # checkpoints -----------------------------------------------------------------------------------
-    def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
-        """Write the state after `step` steps; the one before is removed only once this one is on disk."""
-        final = self.checkpoints / f"step-{step:08d}"
-        if final.exists():
-            return
-        building = self.checkpoints / f".step-{step:08d}"
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
-        with _undone(building):
-            self._write_state(building, state)
-            building.rename(final)
-        sync(self.checkpoints)
-        for other in self._checkpoints()[:-1]:
-            shutil.rmtree(other)
-
-    @staticmethod
-    def _write_state(building: Path, state: dict[str, Any]) -> None:
-        with open(building / "state.pt", "wb") as stream:
-            watched = _Watched(stream)
-            try:
-                torch.save(state, watched)  # type: ignore[arg-type]  # all it asks of a stream
-            except RuntimeError as error:
-                raise watched.failure or error from None
-        sync(building / "state.pt")
-
-    def last_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
-        """(steps taken, state) of the newest whole checkpoint."""
-        found = self._checkpoints()
-        if not found:
-            return None
-        step = int(found[-1].name.removeprefix("step-"))
         try:
-            return step, torch.load(found[-1] / "state.pt", weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+            return seal.read_array(path, name)
+        except (Broken, OSError):
             raise InputError(
-                f"{found[-1] / 'state.pt'} is damaged: remove {found[-1]}, and the run takes the same steps again "
-                "from its start, which spends nothing new"
+                f"{path} is damaged, or of another run: put it back if you can; this run drew by it, and cannot be "
+                "resumed without it"
+                if self.begun
+                else f"{path} is damaged, or of another run: remove it, and it is computed again"
             ) from None
 
-    def _checkpoints(self) -> list[Path]:
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(path for path in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(path.name))
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What the run goes on from."""
+        return Checkpoints(self.folder / "checkpoints")
 
     @contextmanager
     def releasing(self) -> Iterator[Path]:
@@ -250,40 +256,13 @@ class Run:
         building = self.folder / ".release"
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir()
-        with _undone(building):
+        with removed_on_error(building):
             yield building
-            for path in building.iterdir():
-                path.chmod(0o644)  # what may leave the house may be read
+            building.chmod(0o755)  # what may leave the house may be read
+            for path in building.rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
             shutil.rmtree(self.release, ignore_errors=True)
             building.rename(self.release)
-
-
-class _Watched:
-    """A stream that remembers why it failed: of a full disk torch says only that a position is off."""
-
-    def __init__(self, stream: BinaryIO):
-        self.stream = stream
-        self.failure: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.stream.write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
-@contextmanager
-def _undone(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong leaves nothing half-written."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:

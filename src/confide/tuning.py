@@ -15,7 +15,6 @@ from typing import Any
 from confide import models
 from confide.accounting import Repeated, Trials
 from confide.console import Console
-from confide.disk import write_text
 from confide.errors import Diverged, InputError
 from confide.finetuning import Outcome, fine_tune
 from confide.job import prepared_data
@@ -24,6 +23,7 @@ from confide.mechanisms.tuned import Counted, Tuning
 from confide.noise import RunKey
 from confide.preparation import source_of
 from confide.runs import Run
+from confide.seal import Broken, Seal
 from confide.search import Search, setting_of
 from confide.settings import Config
 from confide.shape import Shape
@@ -41,7 +41,7 @@ class Trial(Run):
         sweep: the run whose folder holds the sweep.
         number: counted from 1.
         candidate: the settings that it tries; `config` is the sweep's with these.
-        seal: what the sweep is, so that another one in the same folder draws afresh.
+        bound: what the sweep is, so that another one in the same folder draws afresh.
         tuning: as it bears on noise and claim.
         releases: whether it is the best one, and ends in the sweep's `release/`; of the others nothing is released,
             so that no folder holds a guarantee that does not hold.
@@ -53,17 +53,17 @@ class Trial(Run):
         number: int,
         candidate: Candidate,
         config: Config,
-        seal: bytes,
+        bound: bytes,
         tuning: Tuning,
         releases: bool = False,
     ):
         folder = sweep.root / "trials" / f"{number:04}"
         super().__init__(config.model_copy(update={"run": str(folder)}))
-        self.sweep, self.number, self.candidate, self.seal, self.tuning = (
+        self.sweep, self.number, self.candidate, self.bound, self.tuning = (
             sweep,
             number,
             candidate,
-            seal,
+            bound,
             tuning,
         )
         self.data = sweep.data
@@ -75,7 +75,10 @@ class Trial(Run):
         return True
 
     def key(self) -> RunKey:
-        return self.sweep.key().bound_to(self.seal, b"trial", str(self.number).encode())
+        return self.sweep.key().bound_to(self.bound, b"trial", str(self.number).encode())
+
+    def data_key(self) -> RunKey:
+        return self.sweep.data_key()
 
 
 @dataclass(frozen=True)
@@ -219,12 +222,12 @@ class _Sweep:
     executor: Executor
 
     def __post_init__(self) -> None:
-        self.seal = json.dumps(self.header, sort_keys=True).encode()
+        self.bound = json.dumps(self.header, sort_keys=True).encode()
         self.trials: list[Trial] = []
         self.tried: list[Tried] = []
 
     def go(self) -> Swept:
-        proposals = self.search.propose(self.space, self.run.key().bound_to(self.seal))
+        proposals = self.search.propose(self.space, self.run.key().bound_to(self.bound))
         batch = next(proposals)
         while batch:
             try:
@@ -255,31 +258,36 @@ class _Sweep:
 
     def _trial(self, number: int, candidate: Candidate) -> Trial:
         config = _admitted(candidate, self.search, self.run.config, self.shape)
-        return Trial(self.run, number, candidate, config, self.seal, self.search.tuning)
+        return Trial(self.run, number, candidate, config, self.bound, self.search.tuning)
 
     def _release(self, best: Trial) -> Outcome:
         settings = [setting_of(trial.config, self.shape, trial.tuning) for trial in self.trials]
         tuning = self.search.released(settings)
         self.console.say(f"releasing the best of {len(self.trials)} trials")
-        again = Trial(self.run, best.number, best.candidate, best.config, self.seal, tuning, releases=True)
+        again = Trial(self.run, best.number, best.candidate, best.config, self.bound, tuning, releases=True)
         return _finished(fine_tune(again, self.console))
 
 
 def run_trial(trial: Trial, console: Console) -> Tried:
     """Run or resume a trial, or read what came of it."""
-    path = trial.root / "result.json"
+    path, seal = trial.root / "result.json", Seal(trial.key())
     if not path.exists():
         settings = ", ".join(f"{key}={value}" for key, value in trial.candidate.items())
         console.say(f"trial {trial.number}: {settings}")
         try:
             final = _finished(fine_tune(trial, console)).final
-        except (
-            Diverged
-        ):  # an output like any other, and the worst: a sweep that ended here would have to be counted
+        except Diverged:
+            # An output like any other, and the worst: a sweep that ended here would have to be counted.
             console.say(f"trial {trial.number} diverged")
             final = {"loss": math.inf}
-        write_text(path, json.dumps(final) + "\n")
-    return Tried(trial.number, trial.candidate, json.loads(path.read_text("utf-8")))
+        assert final is not None  # a sweep has held-out units
+        seal.write_json(path, "result", final)
+    try:
+        return Tried(trial.number, trial.candidate, seal.read_json(path, "result"))
+    except Broken:
+        raise InputError(
+            f"{path} is damaged, or of another trial: remove it, and the trial is evaluated again"
+        ) from None
 
 
 def _finished(outcome: Outcome) -> Outcome:

@@ -110,11 +110,10 @@ def test_the_twin_claims_nothing_and_gives_its_canaries_away(trained):
 def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     """The twin's weights under the private run's claim, which is made small: exit code 1."""
     job = Job.of(Run(trained), QUIET)
-    twin = Run(trained, twin=True).last_checkpoint()
-    monkeypatch.setattr(Run, "last_checkpoint", lambda self: twin)
+    twin = Job.of(Run(trained, twin=True), QUIET).trained()
+    monkeypatch.setattr(Job, "trained", lambda self: twin)
     setting = dataclasses.replace(job.setting, noise_multiplier=20.0)
     false = dataclasses.replace(job, setting=setting)
-    monkeypatch.setattr(Job, "check_begun", lambda job: None)
     options = attack.Options(attacks=("claim",))
     monkeypatch.setattr(Job, "readings", lambda self, stage: _Nothing(len(job.manifest().canaries)))
     assert attack.audit(false, options)["verdict"] == "violation"

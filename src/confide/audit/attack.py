@@ -71,7 +71,7 @@ def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
     Raises:
         InputError: nothing was trained, or the canaries are not those of the ledger.
     """
-    steps, state = _trained(job)
+    steps, state = job.trained()
     audited = _Audit(job, options or Options(), steps)
     before = audited.look()
     with _released(job, state):
@@ -103,7 +103,7 @@ def told(job: Job) -> Told:
     Raises:
         InputError: nothing was trained, there is no game, or the canaries are not those of the ledger.
     """
-    steps, state = _trained(job)
+    steps, state = job.trained()
     audited = _Audit(job, Options(("claim",)), steps)
     if "claim" in audited.left_out or audited.manifest is None:
         raise InputError(f"{job.run.folder}: {audited.left_out['claim']}")
@@ -113,14 +113,6 @@ def told(job: Job) -> Told:
     manifest, players = audited.manifest, audited.players
     scores = _learnt(before, after)[players]
     return Told(audited.claim, manifest, scores, manifest.coins[players] == 0)
-
-
-def _trained(job: Job) -> tuple[int, dict[str, Any]]:
-    found = job.run.last_checkpoint()
-    if found is None:
-        raise InputError(f"{job.run.folder}: nothing was trained here yet")
-    job.check_begun()
-    return found
 
 
 def _released(job: Job, state: dict[str, Any]) -> AbstractContextManager[None]:

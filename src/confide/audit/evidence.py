@@ -5,11 +5,13 @@ Guesses from noised sums take away what all real units added, which is private, 
 """
 
 import hashlib
-import json
 from typing import Any
 
-from confide.disk import write_text
+from confide.errors import InputError
 from confide.runs import Run
+from confide.seal import Broken, Seal
+
+_USE = "evidence"
 
 
 def keep(run: Run, found: dict[str, Any]) -> None:
@@ -21,14 +23,23 @@ def keep(run: Run, found: dict[str, Any]) -> None:
     ]
     if lines:
         kept = {"model": _model(run), "steps": found["steps"], "lines": lines}
-        write_text(run.evidence_path, json.dumps(kept, indent=2) + "\n")
+        Seal(run.key()).write_json(run.evidence_path, _USE, kept)
 
 
 def evidence(run: Run, steps: int) -> tuple[str, ...]:
-    """The lines that were kept of this very run after so many steps; none for another model in its folder."""
+    """The lines that were kept of this very run after so many steps; none for another model in its folder.
+
+    Raises:
+        InputError: the file was not written by an audit of this run.
+    """
     if not run.evidence_path.exists():
         return ()
-    kept = json.loads(run.evidence_path.read_text("utf-8"))
+    try:
+        kept = Seal(run.key()).read_json(run.evidence_path, _USE)
+    except Broken:
+        raise InputError(
+            f"{run.evidence_path} is damaged, or of another run: remove it, and audit this run again"
+        ) from None
     is_this = kept["steps"] == steps and kept["model"] == _model(run)
     return tuple(kept["lines"]) if is_this else ()
 

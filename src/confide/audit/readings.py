@@ -15,9 +15,9 @@ from torch import nn
 
 from confide import evaluation, models
 from confide.clipping import ClippedSum
-from confide.disk import whole_file
 from confide.errors import InputError
 from confide.sampling import Draw
+from confide.seal import TAG_BYTES, Broken, Seal
 from confide.tasks import Task
 from confide.training import Vectors
 from confide.units import UnitGraph
@@ -38,11 +38,12 @@ class Readings:
 
     Attributes:
         model, task: what trains; its weights are as before after each reading, to the bit.
-        path: of float32[steps, m]; a step that is taken again writes the same line again.
+        path: for each step float32[m] and its seal; a step that is taken again writes the same line again.
         steps: of the stage.
         units: int64, the canaries among the units of the training graph, or their rows where rows are drawn.
         contents: the graph of all contents.
         rows: int64[m], of each canary's row in `contents`.
+        seal: with the key of the run.
         micro_tokens: tokens of a pass.
         writes: whether this rank keeps what it reads.
     """
@@ -54,6 +55,7 @@ class Readings:
     units: np.ndarray
     contents: UnitGraph
     rows: np.ndarray
+    seal: Seal
     micro_tokens: int = 8192
     writes: bool = True
 
@@ -66,11 +68,11 @@ class Readings:
         if not self.writes:
             return
         if not self._norms_path.exists():
-            with whole_file(self._norms_path) as building, open(building, "wb") as stream:
-                np.save(stream, self._norms())
-        found = self._derivatives({name: total[name] - known[name] for name in total})
+            self.seal.write_array(self._norms_path, self._norms_path.name, self._norms())
+        derivatives = self._derivatives({name: total[name] - known[name] for name in total})
         lines = self._lines("r+" if self.path.exists() else "w+")
-        lines[step] = found
+        lines["values"][step] = derivatives
+        lines["seal"][step] = np.frombuffer(self._seal_of(step, lines["values"][step]), np.uint8)
         lines.flush()
 
     @torch.no_grad()
@@ -122,19 +124,36 @@ class Readings:
         canaries, since what all have in common tells of none.
 
         Raises:
-            InputError: nothing was kept.
+            InputError: nothing was kept, or not all of it is what this run kept.
         """
         if not self.path.exists():
             raise InputError(
                 f"{self.path}: missing, so the steps cannot be audited; was canaries.white_box set?"
             )
-        norms = np.load(self._norms_path, allow_pickle=False)
-        lines = np.asarray(self._lines("r")[:steps], dtype=np.float64) / np.where(norms > 0, norms, 1.0)
-        found: np.ndarray = (lines - lines.mean(1, keepdims=True)).sum(0)
+        try:
+            norms = self.seal.read_array(self._norms_path, self._norms_path.name)
+            kept = self._lines("r")[:steps]
+        except (Broken, OSError, ValueError):
+            raise self._damaged() from None
+        for step, line in enumerate(kept):
+            if self._seal_of(step, line["values"]) != line["seal"].tobytes():
+                raise self._damaged()
+        values = np.asarray(kept["values"], dtype=np.float64) / np.where(norms > 0, norms, 1.0)
+        found: np.ndarray = (values - values.mean(1, keepdims=True)).sum(0)
         return found
 
+    def _damaged(self) -> InputError:
+        return InputError(
+            f"{self.path} is damaged, or of another run: the steps of this run cannot be audited; "
+            "`confide audit --attacks` names those that need the model alone"
+        )
+
+    def _seal_of(self, step: int, values: np.ndarray) -> bytes:
+        return self.seal.tag(f"{self.path.name} {step}", np.ascontiguousarray(values, "<f4").tobytes())
+
     def _lines(self, mode: Any) -> np.memmap:
-        return np.memmap(self.path, np.float32, mode, shape=(self.steps, len(self.rows)))
+        line = np.dtype([("values", "<f4", (len(self.rows),)), ("seal", "u1", (TAG_BYTES,))])
+        return np.memmap(self.path, line, mode, shape=(self.steps,))
 
 
 def _norm(vectors: Mapping[str, torch.Tensor]) -> float:

@@ -72,12 +72,13 @@ def _alone(folder: Path, twin: bool, options: "Options") -> dict[str, Any]:
     from confide.audit.picture import audit_svg
     from confide.cli.base import job_of
     from confide.disk import write_text
-    from confide.finetuning import restate
+    from confide.finetuning import check_release, restate
     from confide.runs import Run
 
     run = Run.load(folder, twin)
     with run.locked():
         job = job_of(run)
+        check_release(job)
         found = audit(job, options)
         write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
         keep(run, found)

@@ -266,14 +266,13 @@ def evaluate(
     if given and not personalise:
         raise InputError(f"--{min(given).replace('_', '-')} is an option of --personalise")
     loaded = Run.load(run, twin)
-    found = None if base else loaded.last_checkpoint()
-    if found is None and not base:
+    if not base and loaded.checkpoints.last() is None:
         raise InputError(f"{loaded.folder}: nothing was trained here yet")
     with Ranks.joined() as ranks:
         job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
         course = job.course()
-        if found is not None:
-            course.restore(found[1])
+        if not base:
+            course.restore(job.trained()[1])
         with course.averaged():
             result: dict[str, Any] | None = job.evaluate()
             fitted = _personalised(job, given) if personalise else {}
