@@ -20,6 +20,7 @@ from confide.mechanisms import secret, weighted
 from confide.mechanisms.secret import SWEEP
 from confide.mechanisms.statement import settle, state_guarantee
 from confide.noise import RunKey
+from confide.seal import Seal
 from confide.shape import Shape
 from confide.units import GraphWriter, UnitGraph
 
@@ -282,15 +283,18 @@ def test_weights_are_solved_once_and_kept_beside_the_graph(tmp_path, monkeypatch
     assert len(list((tmp_path / "g").glob("weights-*.npy"))) == 2
 
 
-@pytest.mark.parametrize("fault", ["cut off", "of another graph"])
+@pytest.mark.parametrize("fault", ["cut off", "one bit", "of another graph"])
 def test_damaged_weights_are_refused_by_name(tmp_path, fault):
     data, made = graph(tmp_path / "g"), build(program={"c": 0.2})
     made.weights(data.shape())
     path = next((tmp_path / "g").glob("weights-*.npy"))
+    content = path.read_bytes()
     if fault == "cut off":
-        path.write_bytes(path.read_bytes()[:-9])
+        path.write_bytes(content[:-9])
+    elif fault == "one bit":  # of a weight's last digit: no limit notices
+        path.write_bytes(content[:136] + bytes([content[136] ^ 1]) + content[137:])
     else:
-        np.save(path, np.ones(ROWS + 3))
+        Seal.against_damage().write_array(path, "weights", np.ones(ROWS + 3))
     with pytest.raises(InputError, match="weights-"):
         made.terms(data.shape())
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from confide.accounting import Population
-from confide.disk import whole_file
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
 from confide.sampling import OwnRates
+from confide.seal import Broken, Seal
 from confide.secrets.program import solve
 from confide.shape import Shape
 from confide.units import UnitGraph
@@ -136,16 +136,15 @@ def solved(shape: Shape, limits: np.ndarray, solver: Literal["auto", "highs", "p
         return _kept(path, shape, limits)
     weights = solve(shape.offsets, shape.rows_of_units, shape.rows, limits, solver).weights
     if path is not None:
-        with whole_file(path) as building, open(building, "wb") as stream:
-            np.save(stream, weights)
+        Seal.against_damage().write_array(path, "weights", weights)
     return weights
 
 
 def _kept(path: Path, shape: Shape, limits: np.ndarray) -> np.ndarray:
     """Weights as they were kept; whatever they are is accounted for, but what they are not is refused."""
     try:
-        weights = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        weights = Seal.against_damage().read_array(path, "weights")
+    except (OSError, Broken):
         weights = None
     if not (
         isinstance(weights, np.ndarray)
