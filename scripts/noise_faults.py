@@ -47,7 +47,7 @@ NOISE = [
         "30",
         "the same noise in two sizes",
         "training.py",
-        "key if key.published else key.bound_to(repr(combine).encode())",
+        "key if key.published else key.bound_to(combine.binding())",
         "key",
         "tests/test_training.py",
     ),

@@ -33,7 +33,7 @@ BLOCK = 1 << 19
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # of one nonce
-LAYOUT = 6  # of noise in its stream; a run that began with another one cannot be resumed
+LAYOUT = 7  # of noise in its stream; a run that began with another one cannot be resumed
 _FIRST = 1 << 95  # nonce of normal values
 _ZEROS = bytes(6 * BLOCK)
 

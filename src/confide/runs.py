@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from confide import models
 from confide.checkpoints import Checkpoints, removed_on_error
@@ -178,17 +179,13 @@ class Run:
         """What ledger and key are bound to: the config without the keys that a resumed run may change, and
         without where the text lay, since what it holds is bound by its own digest.
 
+        A setting at its default is absent, so that one which a later version adds changes no draw.
         A published key is to repeat everywhere, so nor does it matter to it where a model's folder lies.
         """
-        values = self._values()
+        free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
         if self.config.privacy.published_key is not None and models.is_local(self.config.model):
-            values["model"] = None
-        for *sections, key in (*sorted(_FREE), ("data", "train"), ("data", "eval")):
-            place = values
-            for section in sections:
-                place = place[section]
-            place.pop(key)
-        return json.dumps(values, sort_keys=True)
+            free.add(("model",))
+        return json.dumps(_chosen(self.config, free), sort_keys=True)
 
     def key(self) -> RunKey:
         """The run key; made on first use. A published key comes from the config."""
@@ -263,6 +260,24 @@ class Run:
                 path.chmod(0o755 if path.is_dir() else 0o644)
             shutil.rmtree(self.release, ignore_errors=True)
             building.rename(self.release)
+
+
+def _chosen(section: BaseModel, free: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The settings of a section that differ from their defaults, without those in `free`."""
+    chosen: dict[str, Any] = {}
+    dumped = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        value, place = getattr(section, name), (*path, name)
+        if place in free:
+            continue
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            below = _chosen(value, free, place)
+            if below or default is None:
+                chosen[name] = below
+        elif field.is_required() or value != default:
+            chosen[name] = dumped[name]
+    return chosen
 
 
 def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:

@@ -162,7 +162,7 @@ class Step:
         self.optimisation, self.key, self.phase = optimisation, key, phase
         # Two trainings whose noise is one vector in two sizes would give it away: where accounting of another version
         # finds another size for the same config, the noise must be another. A published key hides nothing, and repeats.
-        self.noise_key = key if key.published else key.bound_to(repr(combine).encode())
+        self.noise_key = key if key.published else key.bound_to(combine.binding())
         self.fast = noise == "fast"
         self.micro_tokens = micro_tokens
         self.ranks, self.say, self.observer = ranks or Ranks(), say, observer

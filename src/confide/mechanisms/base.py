@@ -59,6 +59,12 @@ class Combine:
     scale: float
     bands: int = field(default=1, kw_only=True)  # steps over which the noise is correlated
 
+    def binding(self) -> bytes:
+        """What a run's noise is a function of beside its key: text that no renaming in the code changes."""
+        clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
+        numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
+        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}".encode()
+
     @property
     def noise_scale(self) -> float:
         """Standard deviation of the noise on the sum; where it is correlated, before what earlier steps take away."""

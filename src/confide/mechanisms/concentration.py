@@ -42,6 +42,11 @@ class ConcentrationFilter(Combine):
     users: int
     epsilon: float
 
+    def binding(self) -> bytes:
+        """That of the noise, with what the filter decides by."""
+        own = f"tau, users, epsilon: {float(self.tau).hex()} {self.users} {float(self.epsilon).hex()}"
+        return super().binding() + b"; " + own.encode()
+
     @property
     def noise_scale(self) -> float:
         """Standard deviation of the noise on the mean."""

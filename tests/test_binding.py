@@ -1,0 +1,103 @@
+"""What a run's draws and noise are bound to. Pitfalls 15, 30.
+
+The values written out here are those of runs that people have: a test that fails tells that no such run could be
+resumed, and that no published table would repeat.
+"""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+from pydantic import Field, create_model
+
+from confide import runs
+from confide.config import check
+from confide.mechanisms.base import Combine
+from confide.mechanisms.concentration import ConcentrationFilter
+from confide.runs import Run
+from confide.settings import Data
+
+RAW = {
+    "model": "some/model",
+    "data": {"train": "text.jsonl", "unit": "user", "max_length": 64},
+    "privacy": {"mechanism": "uls", "epsilon": 3.0, "rows_per_unit": 2},
+    "adapter": {"kind": "lora", "rank": 32},  # 32 is the default, as uls is
+    "train": {"steps": 10, "batch": 5, "checkpoint_every": 2, "micro_tokens": 512},
+    "run": "runs/x",
+}
+BOUND = {
+    "model": "some/model",
+    "data": {"unit": "user", "max_length": 64},
+    "privacy": {"epsilon": 3.0, "rows_per_unit": 2},
+    "adapter": {"kind": "lora"},
+    "train": {"steps": 10, "batch": 5.0},
+}
+
+
+def changed(section: str, **values: object) -> dict[str, object]:
+    return RAW | {section: dict(RAW[section]) | values}
+
+
+def test_a_key_is_bound_to_the_settings_that_differ_from_their_defaults():
+    assert json.loads(Run(check(RAW)).binding()) == BOUND
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed("data", max_length=65),
+        changed("data", unit="sender"),
+        changed("privacy", rows_per_unit=3),
+        changed("train", seed=1),
+        changed("adapter", rank=16),
+        changed("adapter", kind="full"),
+        RAW | {"model": "another/model"},
+    ],
+)
+def test_every_other_setting_gives_another_key(other):
+    assert Run(check(other)).binding() != Run(check(RAW)).binding()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        changed("data", train="elsewhere.jsonl", eval="held-out.jsonl"),
+        changed("data", clean="none"),  # the default, written out
+        changed("train", batch=5.0, checkpoint_every=3, distributed="fsdp", eval_every=4),
+        RAW | {"run": "runs/y"},
+    ],
+)
+def test_where_a_run_lies_and_what_is_a_default_changes_nothing(same):
+    assert Run(check(same)).binding() == Run(check(RAW)).binding()
+
+
+def test_a_setting_that_a_later_version_adds_changes_no_draw():
+    later = create_model("Later", __base__=Data, added=(str, Field("as before")))
+    values = check(RAW).data.model_dump()
+    assert runs._chosen(later(**values), set()) == runs._chosen(check(RAW).data, set())
+    assert runs._chosen(later(**values, added="new"), set()) == runs._chosen(check(RAW).data, set()) | {
+        "added": "new"
+    }
+
+
+def test_noise_is_bound_to_numbers_and_not_to_names():
+    combine = Combine(1.5, 0.8, 0.125, bands=2)
+    assert (
+        combine.binding() == b"clip norm, noise multiplier, scale, bands: 0x1.8000000000000p+0 "
+        b"0x1.999999999999ap-1 0x1.0000000000000p-3 2"
+    )
+    filtering = ConcentrationFilter(None, 0.8, 0.125, 0.5, 20, 4.0)
+    assert (
+        filtering.binding() == b"clip norm, noise multiplier, scale, bands: none 0x1.999999999999ap-1 "
+        b"0x1.0000000000000p-3 1; tau, users, epsilon: 0x1.0000000000000p-1 20 0x1.0000000000000p+2"
+    )
+
+
+@pytest.mark.parametrize(
+    "made", [Combine(1.5, 0.8, 0.125, bands=2), ConcentrationFilter(None, 0.8, 0.125, 0.5, 20, 4.0)]
+)
+def test_noise_is_bound_to_every_field(made):
+    for field in fields(made):
+        value = getattr(made, field.name)
+        other = replace(made, **{field.name: 2.0 if value is None else 2 * value})
+        assert other.binding() != made.binding(), field.name
