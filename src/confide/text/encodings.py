@@ -22,9 +22,32 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _FEW = 3  # bytes beyond ASCII: fewer are as likely damage
-# Within a word of a Western language there is no sign but an apostrophe, a hyphen or a middle dot; and what looks
-# Icelandic is, as a rule, Turkish in another encoding.
-_STRANGE = re.compile(r"[^\W\d_][^\w\s\x00-\x7f’‘‐­·´–—…][^\W\d_]|[ðþÐÞ¤¦¬\x80-\x9f]")
+# Within a word of a Western language there is no sign but an apostrophe, a hyphen or a middle dot, and no raised
+# figure; and what looks Icelandic is, as a rule, Turkish in another encoding.
+_STRANGE = re.compile(
+    r"[^\W\d_](?:[^\w\s\x00-\x7f’‘‐­·´–—…]|[¹²³¼½¾])[^\W\d_]|\b[¹²³¼½¾][^\W\d_]|[ðþýÐÞÝ¤¦¬\x80-\x9f]"
+)
+# Letters beyond ASCII of the languages that are written in Windows-1252. In another encoding the same bytes are other
+# letters, and words of Czech, Polish or Hungarian look like words, but not like those of one language.
+_LETTERS = tuple(
+    map(
+        frozenset,
+        (
+            "àâæçéèêëîïôœùûüÿ",  # French
+            "äöüßéàè",  # German
+            "áéíóúüñçªº",  # Spanish
+            "áàâãçéêíóôõúüªº",  # Portuguese
+            "àáèéìíîòóùúªº",  # Italian
+            "àçèéíïòóúü",  # Catalan
+            "éëïöüáèêóíúçà",  # Dutch
+            "åäöéæøòôèàü",  # the Nordic languages
+            "äöõüšž",  # Estonian
+        ),
+    )
+)
+_SENTENCES = re.compile(r'[\n\t".!?;]+')
+_STRAY = 0.05  # of all sentences that may hold a word of another language
+_MESS = 0.5  # of charset-normalizer's measure, above which it is no text: prose among numbers has 0.2, Cyrillic 1.0
 
 
 def check_encoding(name: str | None) -> None:
@@ -85,11 +108,21 @@ def _western(head: bytes) -> str:
     if re.search(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}", words):
         return "utf-8"
     try:
-        text = words.decode("cp1252")
+        text = head.decode("cp1252")
     except UnicodeDecodeError:
         return "utf-8"
-    found = from_bytes(head, cp_isolation=["cp1252"]).best()
-    return "cp1252" if found is not None and not _STRANGE.search(text) else "utf-8"
+    found = from_bytes(head, cp_isolation=["cp1252"], threshold=_MESS).best()
+    return "cp1252" if found is not None and _reads_well(text) else "utf-8"
+
+
+def _reads_well(text: str) -> bool:
+    """Whether nearly every sentence could be of one Western language."""
+    sentences = [sentence for sentence in _SENTENCES.split(text) if not sentence.isascii()]
+    odd = 0
+    for sentence in sentences:
+        letters = {letter for letter in sentence.lower() if letter.isalpha() and not letter.isascii()}
+        odd += bool(_STRANGE.search(sentence)) or not any(letters <= known for known in _LETTERS)
+    return odd <= _STRAY * len(sentences)
 
 
 def encoding_for(where: Path | str, how: How, head: bytes | None = None) -> str:

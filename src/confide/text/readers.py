@@ -107,6 +107,7 @@ def records(
             f"choose auto, {', '.join(FORMATS)}."
         )
     check_encoding(encoding)
+    delimiter = "\t" if delimiter == "\\t" else delimiter
     check_delimiter(delimiter)
     how = How(delimiter, encoding, largest, Counts() if counts is None else counts)
     name = str(source)
