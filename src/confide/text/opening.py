@@ -11,6 +11,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,6 +21,7 @@ from confide.text.documents import LARGEST, Counts
 # What the decompressors raise on a file that is cut short or altered.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _PIECE = 1 << 16
+_DICTIONARY = 1 << 28  # bytes that an xz file may ask for: `xz -9` asks for a quarter of them
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,21 @@ class How:
         )
 
 
-def check_regular(path: Path) -> None:
-    """Raises InputError for what is no plain file: a pipe or a device may never end, and is read but once."""
+def check_regular(path: Path, key: str | None = None) -> None:
+    """Raises InputError for what is no plain file: a pipe or a device may never end, and is read but once.
+
+    `key` is the config key that names it; whoever reads it then says what else is wrong.
+    """
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
+        if key is not None:
+            return
         raise InputError(f"{path}: cannot be read ({_reason(error)}).") from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-        raise InputError(f"{path}: is {kind}, not a file; write its content to a file first.")
+        named = "" if key is None else f"{key}: "
+        raise InputError(f"{named}{path}: is {kind}, not a file; write its content to a file first.")
 
 
 def _reason(error: Exception) -> str:
@@ -69,7 +77,7 @@ def open_bytes(path: Path) -> IO[bytes]:
         if magic.startswith(b"\x1f\x8b"):
             return cast(IO[bytes], gzip.open(path, "rb"))
         if magic == b"\xfd7zXZ\x00":
-            return _Streams.of(path, lzma.LZMADecompressor, padded=True)
+            return _Streams.of(path, partial(lzma.LZMADecompressor, memlimit=_DICTIONARY), padded=True)
         if magic.startswith(b"BZh"):
             return _Streams.of(path, bz2.BZ2Decompressor)
         return path.open("rb")
