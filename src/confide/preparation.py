@@ -295,7 +295,8 @@ class _Preparation:
             private = [(at, label) for at, side, label in placed if side == "train"]
             self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
             placed = [entry for entry in placed if entry[1] != "train"]
-        rows = self.cutter.rows([batch[at].text for at, _, _ in placed])
+        used = [batch[at] for at, _, _ in placed]
+        rows = self.cutter.rows([document.text for document in used], [document.where for document in used])
         for (at, side, label), own in zip(placed, rows, strict=True):
             for row in own:
                 units: Sequence[str] = batch[at].units
