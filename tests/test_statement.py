@@ -236,3 +236,20 @@ def test_the_default_delta_follows_from_the_data():
 def test_published_streams_are_known_by_the_key():
     assert RunKey.from_text("x").published
     assert not RunKey(bytes(32)).published
+
+
+def test_the_claim_says_what_became_of_documents_without_a_unit():
+    def stated(mechanism, without_unit):
+        raw = config(mechanism).model_dump(exclude_unset=True)
+        raw["data"]["without_unit"] = without_unit
+        settings = check(raw)
+        setting = settle(mechanisms.build(settings), SHAPE, None, NOISE, DELTA)
+        return state_guarantee(setting, STEPS, False, settings, PROVENANCE)
+
+    refused, dropped, own = (stated("uls", each) for each in ("refuse", "drop", "own"))
+    assert dropped.rows_cut == f"documents that name no unit are left out; {refused.rows_cut}"
+    assert dropped.not_covered == refused.not_covered
+    (added,) = set(own.not_covered) - set(refused.not_covered)
+    assert added.startswith("whoever wrote several documents that name no unit, as a whole")
+    # Where each row is protected by itself, nobody was promised more.
+    assert stated("dp-sgd", "own").not_covered == stated("dp-sgd", "refuse").not_covered

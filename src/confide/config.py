@@ -306,6 +306,8 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.unit", "clean: enron is for mail: name the unit, usually `unit: from`"
     if data.unit == []:
         yield "data.unit", "an empty list names no unit: give a field, or null for each document"
+    if data.unit is None and data.without_unit != "refuse":
+        yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
     yield from _canary_faults(config)
     yield from mechanisms.faults(config)
 

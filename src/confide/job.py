@@ -380,6 +380,8 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
         )
     with console.track("reading documents") as track:
         made = preparation.prepare(run.config, tokenizer, run.data, track, key)
+    for note in made.facts["notes"]:
+        console.say(note)
     share = made.facts.get("redaction", {}).get("share", 0.0)
     if share > LITTLE_LEFT:
         console.say(f"{share:.0%} of all tokens are masked: there is little left to learn from redacted rows")

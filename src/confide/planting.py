@@ -120,7 +120,7 @@ class Planting:
             return self._redacted.public(documents)
         mentioned = self._mentions(documents)
         assert mentioned is not None  # the game of values is about secrets or about sensitive text
-        rows = self._cutter.rows([document.text for document in documents])
+        rows = [list(own) for own in self._cutter.rows([document.text for document in documents])]
         # how many tokens a mention has, and which rows hold which secrets
         return [
             (len(own[0].tokens), *own[0].secrets(mentions)) if len(own) == 1 else None

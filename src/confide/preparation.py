@@ -1,13 +1,12 @@
 """Text to unit graphs: tokenise, cut into rows, hold units out, report what happened."""
 
-import glob
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +15,20 @@ import numpy as np
 from confide import mechanisms
 from confide.audit import canaries
 from confide.audit.canaries import Manifest
-from confide.disk import write_text
 from confide.errors import InputError
 from confide.noise import RunKey
 from confide.planting import Planting
 from confide.reading import documents_of, side_of
+from confide.records import RECORD, check_files, read_record, write_record
 from confide.redaction.rows import RedactedRow
 from confide.rows import Cutter
-from confide.seal import Broken, Seal
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.sources import check_rows, counts_of, searchers
 from confide.secrets.values import class_of
 from confide.settings import Policy
 from confide.text import Counts, Document
 from confide.text.duplicates import find_duplicates
+from confide.text.patterns import check_path, matching
 from confide.units import GraphWriter, UnitGraph
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from confide.settings import Config
 
 Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
-_RECORD = "prepared.json"  # what the graphs beside it were made from, and their facts
 _BATCH = 512  # documents tokenised at a time
+_BATCH_CHARACTERS = 1 << 22  # at which a batch ends, however few its documents are
 
 
 @dataclass(frozen=True)
@@ -115,37 +114,25 @@ def load(config: "Config", folder: Path, key: RunKey | None = None) -> Prepared 
     Raises:
         InputError: something there is damaged, or was made under another key.
     """
-    if not (folder / _RECORD).is_file():
+    if not (folder / RECORD).is_file():
         return None
-    record = _record(folder, key)
+    record = read_record(folder, key)
     if record["source"] != source_of(config):
         return None
     facts = record["facts"]
     try:
         held_out = UnitGraph.open(folder / "eval") if facts["eval"] is not None else None
         public = UnitGraph.open(folder / "public") if redaction_of(config) in ("beside", "apart") else None
-        return Prepared(UnitGraph.open(folder / "train"), held_out, facts, public)
+        found = Prepared(UnitGraph.open(folder / "train"), held_out, facts, public)
     except InputError as error:
         raise InputError(f"{error} (remove {folder} first)") from None
+    check_files(folder, record["digests"])
+    return found
 
 
 def outdated(config: "Config", folder: Path, key: RunKey | None = None) -> bool:
     """Whether the files that the graphs in `folder` were made from have changed since."""
-    return bool(_record(folder, key).get("files") != files_of(config))
-
-
-def _record(folder: Path, key: RunKey | None) -> dict[str, Any]:
-    """What was written of the graphs when they were made."""
-    path = folder / _RECORD
-    try:
-        record = json.loads(path.read_text("utf-8")) if key is None else Seal(key).read_json(path, _RECORD)
-        if not {"source", "facts"} <= set(record):
-            raise Broken
-    except (ValueError, TypeError, RecursionError, Broken):
-        raise InputError(
-            f"{path} is damaged, or was made under another key: remove {folder}, and the data are prepared again"
-        ) from None
-    return record
+    return bool(read_record(folder, key)["files"] != files_of(config))
 
 
 def files_of(config: "Config") -> dict[str, list[list[int]]]:
@@ -163,9 +150,10 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
             sources.append(config.detector.pipeline)
     for source in sources:
         if isinstance(source, str):
+            check_path(source)
             path = Path(source).expanduser()
-            paths = [path] if path.exists() else map(Path, sorted(glob.glob(str(path), recursive=True)))
-            found[source] = [_stamp(path) for path in paths]
+            paths = [path] if path.exists() else matching(str(path)) if has_magic(str(path)) else []
+            found[source] = [_stamp(path) for path in paths if path.exists()]
     return found
 
 
@@ -197,11 +185,7 @@ def prepare(
     try:
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
         facts = _Preparation(config, tokenizer, progress, key).write(building, folder.with_name("spans.db"))
-        record = {"source": source_of(config), "files": files, "facts": facts}
-        if key is None:
-            write_text(building / _RECORD, json.dumps(record, indent=2) + "\n")
-        else:
-            Seal(key).write_json(building / _RECORD, _RECORD, record)
+        write_record(building, {"source": source_of(config), "files": files, "facts": facts}, key)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     except BaseException:
@@ -262,7 +246,7 @@ class _Preparation:
             facts["redaction"] = self.redacted.facts()
         for name in ("eval", "public"):
             facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
-        facts["counts"] = dict(self.counts)
+        facts["counts"], facts["notes"] = dict(self.counts), self.counts.notes()
         if planting is not None:
             planting.manifest.write(folder)
             facts["canaries"] = planting.facts()
@@ -311,7 +295,8 @@ class _Preparation:
             private = [(at, label) for at, side, label in placed if side == "train"]
             self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
             placed = [entry for entry in placed if entry[1] != "train"]
-        rows = self.cutter.rows([batch[at].text for at, _, _ in placed])
+        used = [batch[at] for at, _, _ in placed]
+        rows = self.cutter.rows([document.text for document in used], [document.where for document in used])
         for (at, side, label), own in zip(placed, rows, strict=True):
             for row in own:
                 units: Sequence[str] = batch[at].units
@@ -460,6 +445,14 @@ def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
 
 
 def _batches(items: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
+    """Documents, as many at a time as bounded memory allows."""
+    batch: list[Document] = []
+    characters = 0
+    for item in items:
+        batch.append(item)
+        characters += len(item.text)
+        if len(batch) == size or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
         yield batch

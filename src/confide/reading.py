@@ -32,11 +32,29 @@ def documents_of(config: "Config", source: str, counts: Counts) -> Iterator[Docu
 
 def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
     data = config.data
-    found = records(source, format=data.format, split=data.split, counts=counts)
+    found = records(
+        source,
+        data.format,
+        data.split,
+        counts=counts,
+        delimiter=data.delimiter,
+        encoding=data.encoding,
+        largest=data.max_document_bytes,
+    )
     if data.clean == "enron":
         found = clean_enron(found, counts)
-    spans = config.detector.spans
-    for document in documents(found, data.text, data.unit, data.label, counts, data.speakers, spans):
+    made = documents(
+        found,
+        data.text,
+        data.unit,
+        data.label,
+        counts,
+        data.speakers,
+        config.detector.spans,
+        data.without_unit,
+        data.max_document_bytes,
+    )
+    for document in made:
         body = document.text
         if data.strip_quotes:
             body = strip_quotes(body)

@@ -36,10 +36,24 @@ class Data(Section):
     eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
         0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
     )
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code"] = (
-        Field("auto", description="told by what `train` is, or stated here")
-    )
+    format: Literal[
+        "auto", "jsonl", "json", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code"
+    ] = Field("auto", description="told by what `train` is, or stated here")
     split: str = Field("train", description="which split of a hub data set")
+    delimiter: str | None = Field(
+        None,
+        description="what stands between the fields of a CSV or TSV; null: as its content has it, and told",
+    )
+    encoding: str | None = Field(
+        None,
+        description="of JSON, CSV and text files, as `cp1252` or `utf-16`; null: UTF-8, or what the bytes say beyond "
+        "doubt, which is told",
+    )
+    max_document_bytes: Count = Field(
+        1 << 27,
+        description="what no document may be larger than, decompressed (128 MiB): a bound on memory, and on what a "
+        "small compressed file may grow to",
+    )
     text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
     speakers: dict[str, str] = Field(
         default_factory=dict,
@@ -49,6 +63,11 @@ class Data(Section):
     unit: str | list[str] | None = Field(
         None,
         description="field that names the privacy unit; a list makes several owners; null: each document",
+    )
+    without_unit: Literal["refuse", "drop", "own"] = Field(
+        "refuse",
+        description="documents whose unit is empty: `refuse` the data and say how many; `drop` them; or make each a "
+        "unit of its `own`: of somebody who wrote several, each is then protected by itself, not all of them together",
     )
     label: str | None = Field(None, description="field that holds the class, for `task: classification`")
     clean: Literal["none", "enron"] = Field(

@@ -81,8 +81,16 @@ class UnitGraph:
             graph = cls(folder, header, arrays)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{folder / META} is damaged: prepare the data again") from error
-        for offsets, array in (("row_offsets", "tokens"), ("unit_offsets", "unit_rows")):
-            if arrays[offsets][0] != 0 or arrays[offsets][-1] != len(arrays[array]):
+        for offsets, array, length in (
+            ("row_offsets", "tokens", graph.n_rows),
+            ("unit_offsets", "unit_rows", graph.n_units),
+            ("name_offsets", "names", graph.n_units),
+            ("owner_offsets", "owners", graph.n_rows),
+        ):
+            ends = arrays.get(offsets)
+            if ends is not None and (
+                len(ends) != length + 1 or ends[0] != 0 or ends[-1] != len(arrays[array])
+            ):
                 raise InputError(f"{folder / offsets}.bin is damaged: prepare the data again")
         return graph
 

@@ -46,6 +46,8 @@ _OUTSIDE = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
+    errno.EFBIG,
+    errno.ELOOP,
     errno.EEXIST,
     errno.ENOTDIR,
     errno.EISDIR,

@@ -192,6 +192,7 @@ def state_guarantee(
         not_covered=(
             *tuning.not_covered,
             *mechanism.exclusions(),
+            *(_OF_NOBODY if mechanism.grouped and config.data.without_unit == "own" else ()),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
         trust="who runs the training sees all text; who receives release/ sees the model alone and is assumed to "
@@ -208,6 +209,11 @@ def state_guarantee(
         worlds=mechanism.worlds() if protected else "",
         closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )
+
+
+_OF_NOBODY = (
+    "whoever wrote several documents that name no unit, as a whole: each such document is a unit of its own",
+)
 
 
 def _canaries(count: int) -> tuple[str, ...]:
@@ -228,6 +234,8 @@ def _estimates(setting: Setting, published: bool, config: "Config") -> tuple[str
 
 def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
     cut = _ROWS_CUT[config.task].format(config.data.max_length)
+    if config.data.without_unit == "drop":
+        cut = f"documents that name no unit are left out; {cut}"
     if mechanism.redaction == "none":
         return cut
     redacted = f"sensitive spans are replaced by one mask token each before text is tokenised; then {cut}"

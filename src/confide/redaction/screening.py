@@ -27,6 +27,7 @@ from confide.noise import RunKey
 from confide.redaction.counting import Words
 from confide.redaction.masking import merged, outside
 from confide.redaction.pieces import BLOCK, pieces
+from confide.text.opening import check_regular
 
 if TYPE_CHECKING:
     from confide.console import Track
@@ -214,6 +215,7 @@ class Marks:
         empty, does not occur in the text, or is masked wherever it does.
         """
         path = Path(path).expanduser()
+        check_regular(path, key)
         where = f"{key}: {path}"
         lines = _read(path, where)
         header = _header(lines[0], where)

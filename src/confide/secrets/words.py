@@ -39,6 +39,7 @@ from confide.secrets.folding import (
     starts_apart,
 )
 from confide.text.documents import Document
+from confide.text.opening import check_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,6 +92,7 @@ def is_table(path: str | Path) -> bool:
 
 def read_text(path: Path, key: str) -> str:
     """A file's text, without a byte order mark. Raises InputError that names `key`, the file and the line."""
+    check_regular(path, key)
     try:
         content = path.read_bytes()
     except OSError as error:

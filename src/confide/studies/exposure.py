@@ -100,7 +100,7 @@ def _row(method: str, own: dict[str, Any], common: dict[str, Any], folder: Path,
     name = method.replace(",", "").replace(" ", "-")
     options = Options(attacks=("exposure",), secrets=len(TIMES) * EACH * 2)
     trained, outcome, found = attacked(name, raw, folder, options, console)
-    prepared = load(trained.config, trained.data)
+    prepared = load(trained.config, trained.data, trained.data_key())
     assert outcome.final
     assert prepared is not None
     groups = found["exposure"]["groups"].values()

@@ -87,7 +87,7 @@ class Corpus:
         if not outcome.finished:
             raise KeyboardInterrupt
         assert outcome.final
-        prepared, guarantee = load(config, Run(config).data), outcome.guarantee
+        prepared, guarantee = load(config, Run(config).data, Run(config).data_key()), outcome.guarantee
         assert prepared is not None
         redaction = prepared.facts.get("redaction")
         protects = guarantee.notion != "none"
@@ -133,7 +133,7 @@ def detector(level: str, recall: float | None) -> dict[str, Any]:
 
 def _in_the_paper(config: Config, outcome: Outcome) -> float | None:
     """Epsilon of the same run under zero-out, which 004 takes for its own adjacency."""
-    guarantee, prepared = outcome.guarantee, load(config, Run(config).data)
+    guarantee, prepared = outcome.guarantee, load(config, Run(config).data, Run(config).data_key())
     assert prepared is not None
     if guarantee.adjacency == "zero-out" or guarantee.epsilon == 0:
         return guarantee.epsilon

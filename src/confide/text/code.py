@@ -147,7 +147,9 @@ def _set_aside(folder: Path, path: str) -> str:
     if name in _LOCKS or name.endswith(".lock"):
         return LOCK
     file = folder / path
-    if file.is_symlink() or not file.is_file():
+    # A folder of a tracked file may have become a link since.
+    within = any((folder / parent).is_symlink() for parent in PurePosixPath(path).parents[:-1])
+    if within or file.is_symlink() or not file.is_file():
         return ABSENT
     size = file.stat().st_size
     if size > LARGEST:

@@ -12,6 +12,7 @@ from typing import Any
 from confide.errors import InputError
 
 _MISSING = object()
+_DEEPEST = 8  # lists within lists of names
 _HOST = r"[\w-]+(?:\.[\w-]+)+"
 _ADDRESS = re.compile(rf"[\w.!#$%&'*+/=?^`{{|}}~-]+@{_HOST}")
 _BARE_ADDRESS = re.compile(r"[^\s@<>,;:\"()\[\]]+@[^\s@<>,;:\"()\[\]]+")
@@ -144,10 +145,9 @@ def addresses(value: str) -> tuple[str, ...]:
 def owners_of(
     fields: Mapping[str, Any], names: Sequence[str], where: str
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The owners of a record, each once, in order; and which of the fields were blank.
+    """The owners of a record, each once, in order; and which of the fields were blank. Nobody may own a record.
 
-    Raises InputError if a field is not there, holds something that is no name, or nobody is named at all: a
-    text that nobody owns would be protected for nobody.
+    Raises InputError if a field is not there or holds something that is no name.
     """
     owners: dict[str, None] = {}
     blank = []
@@ -156,26 +156,21 @@ def owners_of(
         if not found:
             blank.append(name)
         owners.update(dict.fromkeys(found))
-    if not owners:
-        what = f"field {names[0]!r} is" if len(names) == 1 else f"fields {', '.join(names)} are"
-        raise InputError(
-            f"{where}: no unit, the {what} empty; remove the record or choose another data.unit, "
-            "since a text that nobody owns is protected for nobody."
-        )
     return tuple(owners), blank
 
 
-def _names_in(value: Any, name: str, where: str) -> list[str]:
+def _names_in(value: Any, name: str, where: str, depth: int = 0) -> list[str]:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return []
-    if isinstance(value, list | tuple):
-        return [owner for item in value for owner in _names_in(item, name, where)]
+    if isinstance(value, list | tuple) and depth < _DEEPEST:
+        return [owner for item in value for owner in _names_in(item, name, where, depth + 1)]
     if isinstance(value, str):
         cleaned = clean_text(value).strip()
         return list(addresses(cleaned)) or ([cleaned] if cleaned else [])
-    if isinstance(value, int | float):
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return [str(int(value)) if value == int(value) else str(value)]
-    raise InputError(f"{where}: data.unit field {name!r} holds a {type(value).__name__}, not a name.")
+    what = "an infinite number" if isinstance(value, float) else f"a {type(value).__name__}"
+    raise InputError(f"{where}: data.unit field {name!r} holds {what}, not a name.")
 
 
 def label_of(fields: Mapping[str, Any], name: str, where: str) -> str | int:

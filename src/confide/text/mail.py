@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import email
+import email.errors
 import email.header
 import email.policy
 import re
@@ -20,8 +21,8 @@ from typing import Any
 from confide.errors import InputError
 from confide.text.documents import Record
 from confide.text.fields import addresses, clean_text
-from confide.text.files import SmallFile
-from confide.text.tables import lines_of
+from confide.text.files import SmallFile, linked
+from confide.text.opening import How, lines_of
 
 _HEADER = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
 _SEPARATOR = re.compile(rb"From .*\d{1,2}:\d{2}")
@@ -74,8 +75,8 @@ def _decoded(value: str) -> str:
     """A header unfolded, with encoded words (RFC 2047) and raw 8-bit bytes decoded."""
     value = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if "=?" in value:
-        # An encoded word in a charset that does not exist stays as it is written.
-        with contextlib.suppress(ValueError, LookupError):
+        # An encoded word in a charset that does not exist, or that is not well encoded, stays as it is written.
+        with contextlib.suppress(ValueError, LookupError, email.errors.MessageError):
             value = str(email.header.make_header(email.header.decode_header(value)))
     return " ".join(clean_text(value).split())
 
@@ -84,6 +85,8 @@ def _body(message: EmailMessage) -> str:
     """The plain text part, else the HTML part without tags, else nothing."""
     try:
         part = message.get_body(("plain", "html")) if message.is_multipart() else message
+    except RecursionError:
+        raise
     except Exception:  # the standard library's header parser fails in many ways on broken MIME
         part = _first_text(message)
     if part is None:
@@ -91,7 +94,12 @@ def _body(message: EmailMessage) -> str:
     kind = _content_type(part)
     if not kind.startswith(("text/", "multipart/")):  # a multipart without its boundary is read as it stands
         return ""
-    payload = part.get_payload(decode=True)
+    try:
+        payload = part.get_payload(decode=True)
+    except RecursionError:
+        raise
+    except Exception:  # as above
+        payload = None
     if not isinstance(payload, bytes):
         return ""
     text = clean_text(_decode(payload, _charset(part)))
@@ -149,8 +157,11 @@ class _Text(HTMLParser):
 
 def _without_tags(html: str) -> str:
     parser = _Text()
-    parser.feed(html)
-    parser.close()
+    try:
+        parser.feed(html)
+        parser.close()
+    except AssertionError:  # the standard library's word for some declarations that are none
+        parser.pieces = [re.sub(r"<[^>]*>", " ", html)]
     lines = [line.strip() for line in "".join(parser.pieces).split("\n")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
@@ -177,40 +188,55 @@ def mailbox_and_folder(path: str, source: Path) -> tuple[str, str]:
     return box, "/".join(part.lstrip(".") for part in rest)
 
 
-def message_records(files: Iterator[SmallFile], source: Path) -> Iterator[Record]:
+def message_records(files: Iterator[SmallFile], source: Path, how: How) -> Iterator[Record]:
     """Each file one message. Raises InputError if there are none."""
     empty = True
     for file in files:
         empty = False
         box, folder = mailbox_and_folder(file.path, source)
-        fields = parse_message(file.content) | {"path": file.path, "mailbox": box, "folder": folder}
+        fields = _parsed(file.content, file.where) | {"path": file.path, "mailbox": box, "folder": folder}
         yield Record(fields, file.where)
     if empty:
-        raise InputError(f"{source}: holds no messages.")
+        raise InputError(f"{source}: holds no messages{linked(how)}.")
 
 
-def mbox_records(paths: Sequence[Path]) -> Iterator[Record]:
+def mbox_records(paths: Sequence[Path], how: How) -> Iterator[Record]:
     """Each message of each mbox, one in memory at a time; the mailbox is named after its file."""
     for path in paths:
         number = 0
-        for number, content in enumerate(_mbox_messages(path), 1):
+        for number, content in enumerate(_mbox_messages(path, how), 1):
             name = path.name.partition(".")[0]
-            fields = parse_message(content) | {"path": f"{path.name}#{number}", "mailbox": name, "folder": ""}
-            yield Record(fields, f"{path} message {number}")
+            where = f"{path} message {number}"
+            fields = _parsed(content, where) | {
+                "path": f"{path.name}#{number}",
+                "mailbox": name,
+                "folder": "",
+            }
+            yield Record(fields, where)
         if not number:
             raise InputError(f"{path}: is empty, where an mbox is wanted.")
 
 
-def _mbox_messages(path: Path) -> Iterator[bytes]:
+def _parsed(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        return parse_message(content)
+    except RecursionError:
+        raise InputError(f"{where}: a message whose parts are nested too deeply; remove it.") from None
+
+
+def _mbox_messages(path: Path, how: How) -> Iterator[bytes]:
     """Cut before each "From " line with a time that follows a blank one; one ">" is taken off ">From "."""
     lines: list[bytes] = []
-    started, after_blank = False, True
-    for number, line in lines_of(path):
+    started, after_blank, size = False, True, 0
+    for number, line in lines_of(path, how):
         if after_blank and _SEPARATOR.match(line):
             if started:
                 yield b"".join(lines)
-            lines, started = [], True
+            lines, started, size = [], True, 0
         elif started:
+            size += len(line)
+            if size > how.largest:
+                raise how.too_large(f"{path} line {number}")
             lines.append(line[1:] if _ESCAPED.match(line) else line)
         elif line.strip():
             raise InputError(f'{path} line {number}: an mbox begins with a "From " line.')

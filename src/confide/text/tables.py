@@ -1,72 +1,27 @@
-"""Line by line out of JSONL, JSON, CSV, TSV and Parquet, compressed or not."""
+"""Records out of JSONL, JSON, CSV, TSV and Parquet, compressed or not."""
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import csv
-import gzip
 import json
-import lzma
-import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from confide.errors import InputError
 from confide.text.documents import Record
+from confide.text.encodings import delimiter_for, text_lines, text_pieces
+from confide.text.opening import How, check_regular
 
 _PIECE = 1 << 16
-_LARGEST_ELEMENT = 1 << 26  # characters of one array element or one CSV cell
-# What the decompressors raise on a file that is cut short or altered.
-DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+_ROWS = 256  # of a Parquet file at a time
+_BATCH_BYTES = 1 << 26  # of a Parquet file at a time, as far as its pages allow
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """The file's content, decompressed if its first bytes say gzip, xz or bzip2."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(6)
-        if magic.startswith(b"\x1f\x8b"):
-            return cast(IO[bytes], gzip.open(path, "rb"))
-        if magic == b"\xfd7zXZ\x00":
-            return lzma.open(path, "rb")
-        if magic.startswith(b"BZh"):
-            return bz2.open(path, "rb")
-        return path.open("rb")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from None
-
-
-def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers from 1 and raw lines. Raises InputError for a damaged or unreadable file."""
-    number = 0
-    try:
-        with open_bytes(path) as file:
-            for number, line in enumerate(file, 1):
-                yield number, line
-    except DAMAGE as error:
-        raise InputError(f"{path}: the compressed file is damaged after line {number} ({error}).") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read after line {number} ({error.strerror or error}).") from None
-
-
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The same, decoded as UTF-8 (a byte order mark is dropped). Raises InputError with the line number."""
-    for number, line in lines_of(path):
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{path} line {number}: not valid UTF-8 (byte {error.start + 1} of the line); "
-                "save the file as UTF-8."
-            ) from None
-
-
-def jsonl(path: Path) -> Iterator[Record]:
+def jsonl(path: Path, how: How) -> Iterator[Record]:
     """One JSON object a line; blank lines are passed over."""
     empty = True
-    for number, line in text_lines(path):
+    for number, line in text_lines(path, how):
         if line.isspace():
             continue
         where = f"{path} line {number}"
@@ -80,10 +35,10 @@ def jsonl(path: Path) -> Iterator[Record]:
         raise InputError(f"{path}: is empty, where one JSON object a line is wanted.")
 
 
-def json_array(path: Path) -> Iterator[Record]:
+def json_array(path: Path, how: How) -> Iterator[Record]:
     """One JSON array of objects, element by element: memory is bounded by the largest element."""
     decoder = json.JSONDecoder()
-    pieces = _text_pieces(path)
+    pieces = text_pieces(path, how)
     buffer, wanted, number, ended = "", 0, 0, False
     opened = False
     while True:
@@ -95,6 +50,7 @@ def json_array(path: Path) -> Iterator[Record]:
             opened, buffer, wanted = True, buffer[1:].lstrip(), 0
             continue
         if buffer.startswith("]"):
+            _check_rest(buffer[1:], pieces, path)
             break
         try:
             value, end = decoder.raw_decode(buffer)
@@ -102,8 +58,10 @@ def json_array(path: Path) -> Iterator[Record]:
             if not rest.startswith((",", "]")):
                 raise InputError(f"{path} element {number + 1}: no comma or ] after it.")
         except (ValueError, RecursionError) as error:
-            wanted = 2 * max(len(buffer), _PIECE)
-            if ended or wanted > _LARGEST_ELEMENT:
+            if not ended and len(buffer) >= how.largest:
+                raise how.too_large(f"{path} element {number + 1}") from None
+            wanted = min(2 * max(len(buffer), _PIECE), how.largest + 1)
+            if ended:
                 raise InputError(f"{path} element {number + 1}: not valid JSON ({_reason(error)}).") from None
             continue
         number += 1
@@ -113,20 +71,14 @@ def json_array(path: Path) -> Iterator[Record]:
         raise InputError(f"{path}: the JSON array is empty.")
 
 
-def _text_pieces(path: Path) -> Iterator[str]:
-    """The text in pieces of a fixed size, since an array may stand on one endless line."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    read = 0
-    try:
-        with open_bytes(path) as file:
-            while piece := file.read(_PIECE):
-                read += len(piece)
-                yield decoder.decode(piece)
-            decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not valid UTF-8 (up to byte {read}); save the file as UTF-8.") from None
-    except (*DAMAGE, OSError) as error:
-        raise InputError(f"{path}: cannot be read after byte {read} ({error}).") from None
+def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
+    """Nothing follows an array; read to the end, where a compressed file has its checksum."""
+    while not rest or rest.isspace():
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        rest = piece
+    raise InputError(f"{path}: text follows the end of the JSON array.")
 
 
 def _refill(buffer: str, pieces: Iterator[str], wanted: int) -> tuple[str, bool]:
@@ -156,14 +108,15 @@ def _object(value: Any, where: str) -> Record:
     return Record(value, where)
 
 
-def delimited(path: Path, *, tabs: bool) -> Iterator[Record]:
+def delimited(path: Path, how: How, *, tabs: bool) -> Iterator[Record]:
     """CSV with a header line and quotes; or TSV with a header line and none, as its media type has it."""
-    csv.field_size_limit(_LARGEST_ELEMENT)
-    lines = (line for _, line in text_lines(path))
+    csv.field_size_limit(how.largest)
     kind = "TSV" if tabs else "CSV"
+    delimiter = (how.delimiter or "\t") if tabs else delimiter_for(path, how)
+    lines = (line for _, line in text_lines(path, how))
     reader = csv.reader(
         lines,
-        delimiter="\t" if tabs else ",",
+        delimiter=delimiter,
         quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
         strict=True,
     )
@@ -184,6 +137,8 @@ def delimited(path: Path, *, tabs: bool) -> Iterator[Record]:
             empty = False
             yield Record(dict(zip(header, cells, strict=True)), where)
     except csv.Error as error:
+        if "field limit" in str(error):
+            raise how.too_large(f"{path} line {start}") from None
         raise InputError(f"{path} line {start}: not valid {kind} ({error}).") from None
     if empty:
         raise InputError(f"{path}: {'has a header and no rows' if header else 'is empty'}.")
@@ -206,21 +161,56 @@ def _header(names: list[str], where: str, kind: str) -> list[str]:
     return names
 
 
-def parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[Record]:
+def parquet(path: Path, how: How, fields: Collection[str] | None = None) -> Iterator[Record]:
     """Rows in batches. With `fields`, only those columns are read, if all of them are there."""
-    import pyarrow
     from pyarrow.parquet import ParquetFile
 
+    check_regular(path)
     number = 0
+    # A damaged file makes pyarrow, and its way to Python's values, fail in ways that have no common type.
     try:
-        with ParquetFile(path) as file:
+        with ParquetFile(path, memory_map=False) as file:
             chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
-            for batch in file.iter_batches(batch_size=256, columns=chosen):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Record(row, f"{path} row {number}")
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+            for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
+                for first in range(0, batch.num_rows, step := _rows_of(batch, path, number, how)):
+                    for row in batch.slice(first, step).to_pylist():
+                        number += 1
+                        yield Record(row, f"{path} row {number}")
+    except InputError:
+        raise
+    except Exception as error:
+        # Of a value that cannot be read, what pyarrow says may hold the value.
+        reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
         raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
     if not number:
         raise InputError(f"{path}: has no rows.")
+
+
+def _rows_at_a_time(file: Any) -> int:
+    """As many rows as are sure to be small, by what the file says of its row groups."""
+    groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
+    heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+    return int(min(_ROWS, max(1, _BATCH_BYTES // max(1, heaviest))))
+
+
+def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
+    """How many rows of a batch are made into Python's values at a time. Raises InputError for too large a one."""
+    import pyarrow
+    from pyarrow import compute
+
+    longest = 1
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        kind = column.type
+        if (
+            pyarrow.types.is_string(kind)
+            or pyarrow.types.is_large_string(kind)
+            or pyarrow.types.is_binary(kind)
+        ):
+            longest = max(longest, compute.max(compute.binary_length(column)).as_py() or 0)
+            if longest > how.largest:
+                raise how.too_large(f"{path} rows {before + 1} to {before + batch.num_rows}, {name!r}")
+    return max(1, min(_ROWS, _BATCH_BYTES // longest))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")[:200] or type(error).__name__
