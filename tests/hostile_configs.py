@@ -34,6 +34,20 @@ TREES: tuple[dict[str, Any], ...] = (
     },
 )
 
+_PRIVACY: dict[str, dict[str, Any]] = {
+    "uls": {"privacy": {"epsilon": 8, "rows_per_unit": 2}},
+    "els": {"privacy": {"epsilon": 8}},
+    "group": {"privacy": {"epsilon": 8}},
+    "dp-sgd": {"privacy": {"epsilon": 8}},
+    "owners": {"privacy": {"epsilon": 8}},
+    "secret": {"secrets": {"patterns": {"place": "printer|floor|store"}, "prior": [0.1], "posterior": [0.5]}},
+    "adaptive": {"privacy": {"epsilon": 8}},
+    "concentration": {"privacy": {"epsilon": 8, "tau": 0.5}},
+    "selective": {"privacy": {"epsilon": 8}, "detector": {"expressions": {"place": "printer|floor"}}},
+    "crt": {"privacy": {"epsilon": 8}, "detector": {"expressions": {"place": "printer|floor"}}},
+}
+"""For each mechanism what it needs, of texts as `tests.command.World` writes them."""
+
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400, 0.0, -0.0, 0.5, 1e-320, 1e308,
     float("inf"), float("-inf"), float("nan"), "", " ", "x", "x" * 5000, "\0", "a\0b", "../../etc", "/dev/zero",
@@ -166,11 +180,22 @@ def configs(seed: int, count: int) -> Iterator[bytes]:
         yield made if isinstance(made, bytes) else made.encode("utf-8", "surrogatepass")
 
 
-def typed(seed: int, count: int) -> Iterator[bytes]:
-    """Those alone whose values are of the right types."""
+def planned(seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """Configs of every mechanism with one number or choice at the edge of what its type takes: most load."""
     generator = random.Random(seed)
-    for _ in range(count):
-        yield _typed(generator).encode()
+    for number in range(count):
+        mechanism = list(_PRIVACY)[number % len(_PRIVACY)]
+        tree = _copy(_PRIVACY[mechanism])
+        tree.setdefault("privacy", {}).update(mechanism=mechanism)
+        tree["data"] = {"train": "text.jsonl", "unit": "user", "eval": 0.3, "max_length": 16}
+        tree["train"] = {"steps": 10} if mechanism == "concentration" else {"steps": 10, "batch": 4.0}
+        keys = [key for key in _KEYS if key.partition(".")[0] in ("train", "privacy", "adapter", "canaries", *tree)]
+        key = generator.choice(keys)
+        if key.startswith("canaries."):
+            tree["canaries"] = {"count": 4}
+        if key not in ("data.train", "privacy.mechanism", "data.format"):
+            _put(tree, key, _likely(_KEYS[key], generator))
+        yield tree
 
 
 def overrides(seed: int, count: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from confide import config as configs
 from confide import yaml_text
 from confide.errors import InputError
 from tests import hostile_configs
-from tests.command import World, confide, confide_apart, refused, tiny_model
+from tests.command import tiny_model
 
 _PYTHON = ("Traceback", "<class", "datetime", "object at 0x", "Error(", "NoneType", "pydantic", "ruff")
 

@@ -18,10 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide import mechanisms, yaml_text
-from confide.errors import InputError
+from confide.errors import Faults, InputError
 from confide.secrets.repository import names_secrets
 from confide.settings import Average, Canaries, Config
-
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
@@ -113,7 +112,7 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     """Validate a mapping; all faults are found before one error is raised."""
     faults = [f"{_name(key)}: holds {text}" for key, text in _unspeakable(raw)]
     if faults:
-        raise InputError(_report(where, faults))
+        raise _report(where, faults)
     faulty: set[str] = set()
     try:
         config = Config.model_validate(raw)
@@ -128,10 +127,10 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
         try:
             config = Config.model_validate({"data": {"train": "?"}} | _without(raw, faulty))
         except ValidationError:
-            raise InputError(_report(where, faults)) from None
+            raise _report(where, faults) from None
     faults += [f"{key}: {text}" for key, text in _combinations(config) if not _touches(faulty, key)]
     if faults:
-        raise InputError(_report(where, faults))
+        raise _report(where, faults)
     return config
 
 
@@ -156,13 +155,13 @@ def _name(key: str) -> str:
     return key if key.isprintable() and len(key) <= 80 else yaml_text.shown(key)
 
 
-def _report(where: str, faults: list[str]) -> str:
+def _report(where: str, faults: list[str]) -> InputError:
     if len(faults) == 1:
-        return f"{where}: {faults[0]}"
+        return InputError(f"{where}: {faults[0]}")
     seen = [f"  {fault}" for fault in faults[:_MOST]]
     if len(faults) > _MOST:
         seen.append(f"  and {len(faults) - _MOST} more")
-    return f"{where}: {len(faults)} faults\n" + "\n".join(seen)
+    return Faults(f"{where}: {len(faults)} faults\n" + "\n".join(seen))
 
 
 def _path(detail: ErrorDetails) -> list[str]:

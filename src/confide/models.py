@@ -5,13 +5,12 @@ so. Dropout is set to zero: the clipped gradient of a row is then a function of 
 alone, the same on one machine or many and after a resume.
 """
 
-import contextlib
 import errno
 import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 
+from confide import model_files
 from confide.errors import Diverged, InputError
 from confide.kernels import fuse
 from confide.settings import Policy
@@ -85,22 +85,19 @@ def public_name(name: str) -> str:
     return Path(location(name)).resolve().name if is_local(name) else name
 
 
-@contextlib.contextmanager
-def _said_plainly(key: str, name: str) -> Iterator[None]:
-    """Loading errors of the libraries, as one sentence that names the key."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = " ".join(lines[: 2 if lines[0].rstrip().endswith(":") else 1])[:200]
-        if "custom code" in reason:
-            reason = "it needs code from its own repository, which runs only with trust_remote_code: true"
-        elif "safetensors" in reason:
-            reason = "it has no model.safetensors, and weights load from safetensors only"
-        kind = "folder" if Path(name).exists() else "model (no such folder, and not to be had from the hub)"
-        raise InputError(f"{key}: {name!r} is not a {kind} that can be loaded: {reason}") from error
+def _place(key: str, name: str, config: "Config") -> str:
+    """Where the libraries find a model or tokenizer: a folder or file that was looked into first, or a hub name."""
+    place = location(name)
+    if not Path(place).exists():
+        try:
+            place = model_files.on_hub(name)
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
+    if Path(place).is_dir():
+        model_files.check_folder(Path(place), key, name, config.trust_remote_code)
+    elif Path(place).exists() and Path(place).suffix != ".json":
+        raise InputError(f"{key}: {name!r} is a file: give the folder that it lies in")
+    return place
 
 
 def load_tokenizer(config: "Config") -> Any:
@@ -140,8 +137,12 @@ def _plain_tokenizer(config: "Config") -> Any:
 
     _quiet()
     name = config.tokenizer or config.model
-    with _said_plainly("tokenizer" if config.tokenizer else "model", name):
-        return AutoTokenizer.from_pretrained(location(name), trust_remote_code=config.trust_remote_code)
+    key = "tokenizer" if config.tokenizer else "model"
+    place = _place(key, name, config)
+    if Path(place).is_dir():
+        model_files.check_tokenizer(Path(place), key, name)
+    with model_files.said_plainly(key, name, "its tokenizer"):
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=config.trust_remote_code)
 
 
 def _adds_tokens(config: "Config") -> bool:
@@ -175,11 +176,16 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
 
     _quiet()
     auto = getattr(transformers, AUTO[config.task])
-    place = location(config.model)
+    place = _place("model", config.model, config)
     from_scratch = config.model.endswith(".json")
-    torch.manual_seed(config.train.seed)
-    with _said_plainly("model", config.model):
+    whole: set[str] = set()
+    if Path(place).is_dir():
+        whole = model_files.check_model(Path(place), config.model, from_scratch)
+    with model_files.said_plainly("model", config.model):
         settings = transformers.AutoConfig.from_pretrained(place, trust_remote_code=config.trust_remote_code)
+        model_files.refuse_own_code(settings, config.model, config.trust_remote_code)
+        model_files.refuse_huge(auto, settings, config.model)
+        torch.manual_seed(config.train.seed)
         if classes is not None:
             settings.num_labels = classes
         _no_dropout(settings)
@@ -208,6 +214,8 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         raise InputError(
             f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
         )
+    if found := sorted(whole & {name for name, _ in model.named_parameters()}):
+X
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         _no_dropout(module)

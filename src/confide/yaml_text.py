@@ -56,7 +56,9 @@ class _Loader(yaml.SafeLoader):
         line = node.start_mark.line + 1
         if node.tag not in _TAGS:
             tag = "!!" + node.tag.removeprefix(_TAG) if node.tag.startswith(_TAG) else node.tag
-            raise InputError(f"line {line}: {_short(tag, 40)} is not a tag that a config can use: leave it out")
+            raise InputError(
+                f"line {line}: {_short(tag, 40)} is not a tag that a config can use: leave it out"
+            )
         try:
             value = super().construct_object(node, deep)
         except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError):
