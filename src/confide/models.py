@@ -215,7 +215,10 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
         )
     if found := sorted(whole & {name for name, _ in model.named_parameters()}):
-X
+        raise InputError(
+            f"model: {config.model!r} stores {found[0]} as whole numbers, which is none of the ways that this kind of "
+            "model keeps its weights: it is damaged or quantised, give the model that it was made from"
+        )
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         _no_dropout(module)
