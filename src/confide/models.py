@@ -38,13 +38,10 @@ AUTO = {
 }
 _MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
 _OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
-_FUSED = {
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "falcon_h1",
-    "nemotron_h",
-}  # kernels take out_proj's weight past its layer
+# Kernels of these take out_proj's weight past its layer.
+_FUSED = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}
+# Layers that DeBERTa runs once for all rows, over its relative positions, and not beside each row.
+_SHARED = {"deberta": {"pos_proj", "pos_q_proj"}, "deberta-v2": {"pos_key_proj", "pos_query_proj"}}
 # These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
 _OWN_POSITIONS = {
     "roberta",
@@ -370,7 +367,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=_linear(model) if adapter.targets == "all-linear" else adapter.targets,
+        target_modules=_linear(model, task == "classification") if adapter.targets == "all-linear" else adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=kinds[task],
@@ -386,7 +383,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     return wrapped
 
 
-def _linear(model: Any) -> str | list[str]:
+def _linear(model: Any, classifies: bool = False) -> str | list[str]:
     """All linear layers that an adapter can stand beside, by name where those are not all.
 
     In a mixture of experts they are those that every token goes through: peft takes "all-linear", and names of an
@@ -395,13 +392,19 @@ def _linear(model: Any) -> str | list[str]:
     left = _OF_EXPERTS if routes(model) else set()
     if model.config.model_type in _FUSED:
         left = left | {"out_proj"}
+    left = left | _SHARED.get(model.config.model_type, set())
+    if getattr(model.config, "share_att_key", False):  # DeBERTa-v3 takes those of its rows for its positions, too
+        left = left | {"query_proj", "key_proj"}
     if not left:
         return "all-linear"
     head = model.get_output_embeddings()
     linear = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and not _MIXTURE.search(type(module).__name__)
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and not (classifies and _in_head(model, name))
+        and not _MIXTURE.search(type(module).__name__)
     }
     return sorted(linear - left)
 
