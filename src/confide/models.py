@@ -367,7 +367,9 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=_linear(model, task == "classification") if adapter.targets == "all-linear" else adapter.targets,
+        target_modules=_linear(model, task == "classification")
+        if adapter.targets == "all-linear"
+        else adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=kinds[task],
@@ -393,7 +395,9 @@ def _linear(model: Any, classifies: bool = False) -> str | list[str]:
     if model.config.model_type in _FUSED:
         left = left | {"out_proj"}
     left = left | _SHARED.get(model.config.model_type, set())
-    if getattr(model.config, "share_att_key", False):  # DeBERTa-v3 takes those of its rows for its positions, too
+    if getattr(
+        model.config, "share_att_key", False
+    ):  # DeBERTa-v3 takes those of its rows for its positions, too
         left = left | {"query_proj", "key_proj"}
     if not left:
         return "all-linear"
