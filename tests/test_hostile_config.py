@@ -9,9 +9,14 @@ from confide import config as configs
 from confide import yaml_text
 from confide.errors import InputError
 from tests import hostile_configs
-from tests.command import tiny_model
+from tests.command import Result, World, confide, tiny_model
 
 _PYTHON = ("Traceback", "<class", "datetime", "object at 0x", "Error(", "NoneType", "pydantic", "ruff")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def sentence(error: InputError) -> str:
@@ -36,14 +41,27 @@ def outcome(load) -> str:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_mutated_config_loads_or_is_refused_in_a_sentence(tmp_path, seed):
-    path, loaded = tmp_path / "config.yaml", 0
+def test_a_mutated_config_is_prepared_or_refused_in_a_sentence(tmp_path, monkeypatch, model, seed):
+    """Of 500: what loads is prepared by the command, which ends with exit code 0 or 2."""
+    monkeypatch.chdir(tmp_path)
+    world, codes = World(tmp_path, model), []
     for made in hostile_configs.configs(seed, 100):
-        path.write_bytes(made)
-        found = outcome(lambda: configs.load(path))
-        loaded += not found
-        assert not found or found.startswith(str(path)), found
-    assert 5 < loaded < 60  # else the mutations show nothing
+        world.path.write_bytes(made)
+        found = outcome(lambda: configs.load(world.path))
+        assert not found or found.startswith(str(world.path)), found
+        if not found:
+            codes.append(ended(confide("prepare", world.path, f"model={model}", "tokenizer=bundled", "run=run")))
+    assert 5 < len(codes) < 60  # else the mutations show nothing
+    assert set(codes) == {0, 2}
+
+
+def ended(result: Result) -> int:
+    """The exit code, once it was seen to be 0, or 2 with one sentence."""
+    assert result.code in (0, 2), result
+    assert not [word for word in _PYTHON if word in result.err], result
+    said = [line for line in result.err.splitlines() if line.startswith("confide: ")]
+    assert len(said) == (result.code == 2), result
+    return result.code
 
 
 def test_a_mutated_override_applies_or_is_refused_in_a_sentence(tmp_path):
@@ -140,9 +158,3 @@ def test_a_pipe_a_device_a_loop_and_a_folder_are_no_configs(tmp_path):
         configs.load(type(tmp_path)("/dev/zero"))
     with pytest.raises(InputError, match="NUL"):
         configs.load(tmp_path / "a\0b")
-
-
-# what loads is planned or refused ----------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
