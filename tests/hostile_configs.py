@@ -1,5 +1,7 @@
 """Configs as a slip of the hand, a damaged disk or a hostile hand leaves them, from a seed."""
 
+# ruff: noqa: E501 - one case a line
+
 import random
 import types
 import typing
@@ -134,7 +136,9 @@ def _typed(generator: random.Random) -> str:
 def _wrong(generator: random.Random) -> str:
     tree = _copy(generator.choice(TREES))
     for _ in range(generator.randint(1, 4)):
-        key = generator.choice([*_KEYS, "data", "privacy", "train.average", "nothing", "data.nothing", "secrets.program"])
+        key = generator.choice(
+            [*_KEYS, "data", "privacy", "train.average", "nothing", "data.nothing", "secrets.program"]
+        )
         _put(tree, key, generator.choice(VALUES))
     return yaml.safe_dump(tree, allow_unicode=generator.random() < 0.5)
 
@@ -165,7 +169,9 @@ def _damaged(generator: random.Random) -> bytes:
         elif what < 0.7:
             data[at:at] = data[generator.randrange(len(data) or 1) :][: generator.randint(1, 40)]
         elif what < 0.9:
-            data[at:at] = generator.choice(("\n", " ", ":", "- ", "{", "[", "'", '"', "#", "&a ", "*a", "!!", "\t")).encode()
+            data[at:at] = generator.choice(
+                ("\n", " ", ":", "- ", "{", "[", "'", '"', "#", "&a ", "*a", "!!", "\t")
+            ).encode()
         else:
             del data[at:]
     return bytes(data)
@@ -189,7 +195,11 @@ def planned(seed: int, count: int) -> Iterator[dict[str, Any]]:
         tree.setdefault("privacy", {}).update(mechanism=mechanism)
         tree["data"] = {"train": "text.jsonl", "unit": "user", "eval": 0.3, "max_length": 16}
         tree["train"] = {"steps": 10} if mechanism == "concentration" else {"steps": 10, "batch": 4.0}
-        keys = [key for key in _KEYS if key.partition(".")[0] in ("train", "privacy", "adapter", "canaries", *tree)]
+        keys = [
+            key
+            for key in _KEYS
+            if key.partition(".")[0] in ("train", "privacy", "adapter", "canaries", *tree)
+        ]
         key = generator.choice(keys)
         if key.startswith("canaries."):
             tree["canaries"] = {"count": 4}
@@ -202,5 +212,7 @@ def overrides(seed: int, count: int) -> Iterator[str]:
     """Arguments `key=value`, hostile on either side."""
     generator = random.Random(seed)
     for _ in range(count):
-        key = generator.choice([*_KEYS, "", ".", "a..b", "a." * 3000 + "b", "data", "\x1b[2J", "data.\ud800", "x" * 4000])
+        key = generator.choice(
+            [*_KEYS, "", ".", "a..b", "a." * 3000 + "b", "data", "\x1b[2J", "data.\ud800", "x" * 4000]
+        )
         yield f"{key}{generator.choice(('=', '=', '=', '', '=='))}{generator.choice((*FRAGMENTS, *map(str, VALUES)))}"

@@ -1,5 +1,7 @@
 """No config, however it is damaged, gives more than a config or one sentence that names the fault."""
 
+# ruff: noqa: E501 - one case a line
+
 import os
 import time
 
@@ -50,7 +52,9 @@ def test_a_mutated_config_is_prepared_or_refused_in_a_sentence(tmp_path, monkeyp
         found = outcome(lambda: configs.load(world.path))
         assert not found or found.startswith(str(world.path)), found
         if not found:
-            codes.append(ended(confide("prepare", world.path, f"model={model}", "tokenizer=bundled", "run=run")))
+            codes.append(
+                ended(confide("prepare", world.path, f"model={model}", "tokenizer=bundled", "run=run"))
+            )
     assert 5 < len(codes) < 60  # else the mutations show nothing
     assert set(codes) == {0, 2}
 

@@ -1,5 +1,7 @@
 """Nothing of names and texts reaches a terminal that it would obey: no escape sequence, no mark that turns text."""
 
+# ruff: noqa: E501 - one case a line
+
 import io
 import json
 import sys

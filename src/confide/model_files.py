@@ -35,6 +35,32 @@ _MOST_LAYERS = 1000  # each takes milliseconds to build; the deepest models that
 _PATIENCE = 6.0  # seconds for the one look-up that says whether there is a hub
 
 
+# where it lies ---------------------------------------------------------------------------------------------------
+def place(key: str, name: str, location: str, trusts_code: bool) -> str:
+    """Where the libraries find a model or tokenizer: a folder or file that was looked into first, or a hub name."""
+    if not Path(location).exists():
+        try:
+            location = on_hub(name)
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
+    if Path(location).is_dir():
+        check_folder(Path(location), key, name, trusts_code)
+    elif Path(location).exists() and Path(location).suffix != ".json":
+        raise InputError(f"{key}: {name!r} is a file: give the folder that it lies in")
+    return location
+
+
+def settings_of(key: str, name: str, place: str, trusts_code: bool) -> Any:
+    """The settings of the model at a `place`, as transformers reads its config.json; nothing is built."""
+    from transformers import AutoConfig
+
+    with said_plainly(key, name):
+        settings = AutoConfig.from_pretrained(place, trust_remote_code=trusts_code)
+    if getattr(settings, "auto_map", None) and not trusts_code:  # of a hub
+        raise _own_code(key, name, CONFIG)
+    return settings
+
+
 # what lies in a folder -------------------------------------------------------------------------------------------
 def check_folder(folder: Path, key: str, name: str, trusts_code: bool) -> None:
     """Refuse a folder that holds no model, code that nobody trusts, or settings that are none."""
@@ -127,12 +153,6 @@ def _own_code(key: str, name: str, file: str) -> InputError:
     )
 
 
-def refuse_own_code(settings: Any, name: str, trusts_code: bool) -> None:
-    """As `check_folder`, of settings that came from a hub."""
-    if getattr(settings, "auto_map", None) and not trusts_code:
-        raise _own_code("model", name, CONFIG)
-
-
 def _layers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
     """Every number of layers in a config, however it is called, with the dotted name of its key."""
     for key, value in settings.items():
@@ -187,7 +207,7 @@ def _whole_numbers(path: Path) -> Iterator[str]:
 
 
 # how large a model is --------------------------------------------------------------------------------------------
-def refuse_huge(auto: Any, settings: Any, name: str) -> None:
+def refuse_huge(auto: Any, settings: Any, name: str, trusts_code: bool) -> None:
     """Refuse a model that the machine's memory cannot hold, before anything of it is built.
 
     Says nothing of a model that cannot be built without memory: the library then says what is wrong with it.
@@ -197,7 +217,7 @@ def refuse_huge(auto: Any, settings: Any, name: str) -> None:
         return
     try:
         with torch.device("meta"):
-            model = auto.from_config(copy.deepcopy(settings))
+            model = auto.from_config(copy.deepcopy(settings), trust_remote_code=trusts_code)
     except Exception:  # of the libraries, which have no common type
         return
     count = sum({id(part): part.numel() for part in (*model.parameters(), *model.buffers())}.values())

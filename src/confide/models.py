@@ -82,21 +82,6 @@ def public_name(name: str) -> str:
     return Path(location(name)).resolve().name if is_local(name) else name
 
 
-def _place(key: str, name: str, config: "Config") -> str:
-    """Where the libraries find a model or tokenizer: a folder or file that was looked into first, or a hub name."""
-    place = location(name)
-    if not Path(place).exists():
-        try:
-            place = model_files.on_hub(name)
-        except InputError as error:
-            raise InputError(f"{key}: {error}") from None
-    if Path(place).is_dir():
-        model_files.check_folder(Path(place), key, name, config.trust_remote_code)
-    elif Path(place).exists() and Path(place).suffix != ".json":
-        raise InputError(f"{key}: {name!r} is a file: give the folder that it lies in")
-    return place
-
-
 def load_tokenizer(config: "Config") -> Any:
     """The tokenizer of a config, with a padding token, checked to encode ordinary text.
 
@@ -135,7 +120,7 @@ def _plain_tokenizer(config: "Config") -> Any:
     _quiet()
     name = config.tokenizer or config.model
     key = "tokenizer" if config.tokenizer else "model"
-    place = _place(key, name, config)
+    place = model_files.place(key, name, location(name), config.trust_remote_code)
     if Path(place).is_dir():
         model_files.check_tokenizer(Path(place), key, name)
     with model_files.said_plainly(key, name, "its tokenizer"):
@@ -173,15 +158,14 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
 
     _quiet()
     auto = getattr(transformers, AUTO[config.task])
-    place = _place("model", config.model, config)
+    place = model_files.place("model", config.model, location(config.model), config.trust_remote_code)
     from_scratch = config.model.endswith(".json")
     whole: set[str] = set()
     if Path(place).is_dir():
         whole = model_files.check_model(Path(place), config.model, from_scratch)
+    settings = model_files.settings_of("model", config.model, place, config.trust_remote_code)
     with model_files.said_plainly("model", config.model):
-        settings = transformers.AutoConfig.from_pretrained(place, trust_remote_code=config.trust_remote_code)
-        model_files.refuse_own_code(settings, config.model, config.trust_remote_code)
-        model_files.refuse_huge(auto, settings, config.model)
+        model_files.refuse_huge(auto, settings, config.model, config.trust_remote_code)
         torch.manual_seed(config.train.seed)
         if classes is not None:
             settings.num_labels = classes

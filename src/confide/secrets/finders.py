@@ -137,6 +137,9 @@ class Column:
         return [Mention(secret, 0, len(document.text)) for secret in secrets]
 
 
+_KINDS = {dict: "an object", float: "a number with a fraction"}  # as the formats of data call them
+
+
 def _identifiers(value: Any, name: str, where: str) -> list[str]:
     if value is None or value != value:  # a table's missing number is not equal to itself
         return []
@@ -147,7 +150,7 @@ def _identifiers(value: Any, name: str, where: str) -> list[str]:
     if isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()):
         return [str(int(value))]
     raise InputError(
-        f"{where}: secrets.column field {name!r} holds a {type(value).__name__}, not an identifier."
+        f"{where}: secrets.column field {name!r} holds {_KINDS.get(type(value), 'a value')}, not an identifier."
     )
 
 
