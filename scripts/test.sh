@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 # What was not compiled when it was installed is kept once it is imported: hundreds of processes start in these tests.
 unset PYTHONDONTWRITEBYTECODE
 install ".[dev]"
+bash scripts/versions.sh
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"

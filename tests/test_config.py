@@ -53,11 +53,11 @@ BROKEN = [
     ("privacy.epsilon", "eight", "privacy.epsilon: 'eight' is not valid, must be a number above 0 or null"),
     ("privacy.epsilon", -1, "privacy.epsilon: -1 is not valid, must be a number above 0"),
     ("privacy.epsilon", 0, "privacy.epsilon: 0 is not valid"),
-    ("privacy.epsilon", float("inf"), "privacy.epsilon: inf is not valid"),
-    ("privacy.epsilon", float("nan"), "privacy.epsilon: nan is not valid"),
+    ("privacy.epsilon", float("inf"), "privacy.epsilon: .inf is not valid"),
+    ("privacy.epsilon", float("nan"), "privacy.epsilon: .nan is not valid"),
     ("privacy.epsilon", None, "privacy.epsilon: say how much privacy"),
     ("privacy.epsilon", [1, 2], "privacy.epsilon: is not valid, must be a number"),
-    ("privacy.epsilon", True, "privacy.epsilon: True is not valid"),
+    ("privacy.epsilon", True, "privacy.epsilon: true is not valid"),
     ("privacy.noise_multiplier", 1.0, "privacy.epsilon: epsilon and noise_multiplier are both given"),
     ("privacy.delta", 1, "privacy.delta: 1 is not valid, must be a number above 0 and below 1"),
     ("privacy.delta", 0, "privacy.delta: 0 is not valid"),
@@ -109,8 +109,8 @@ BROKEN = [
         "yes please",
         "trust_remote_code: 'yes please' is not valid, must be true or false",
     ),
-    ("run", None, "run: None is not valid, must be text"),
-    ("data.train", None, "data.train: None is not valid"),
+    ("run", None, "run: null is not valid, must be text"),
+    ("data.train", None, "data.train: null is not valid"),
 ]
 
 
@@ -125,8 +125,8 @@ def test_a_broken_key_is_named(tmp_path, key, value, message):
 
 FILES = [
     ("", "the file is empty"),
-    ("- a\n- b\n", "a config is a mapping of keys to values, this is a list"),
-    ("just text", "this is a str"),
+    ("- a\n- b\n", "a config is keys with values, as in `model: bundled`, and this is a list"),
+    ("just text", "a config is keys with values, as in `model: bundled`, and this is one value alone"),
     ("data: [unclosed", "not valid YAML"),
     ("data:\n  train: a\n  train: b\n", "key 'train' stands twice, again at line 3"),
     ("privacy: {epsilon: 8}\n", "data: is missing"),

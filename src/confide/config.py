@@ -4,43 +4,26 @@ Every key's meaning is its `description`; `docs/config.md` is made from them by 
 """
 
 import difflib
+import functools
 import json
-import re
+import os
+import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from confide import mechanisms
-from confide.errors import InputError
+from confide import mechanisms, yaml_text
+from confide.errors import Faults, InputError
 from confide.secrets.repository import names_secrets
 from confide.settings import Average, Canaries, Config
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML as a tired person writes it: 1e-5 is a number, and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise InputError(f"key {key!r} stands twice, again at line {key_node.start_mark.line + 1}")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 takes 1e-5 for a string.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+_DEEPEST = 8  # sections within one another that an override may name; there are three
+_MOST = 20  # faults that are shown
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -49,11 +32,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         InputError: with every fault that was found, one a line, each naming its key.
     """
+    if "\0" in str(path):
+        raise InputError(f"{str(path)!r}: no path holds the character NUL")
     folder = path if path.is_dir() else None
     if folder is not None:
         path = folder / "config.yaml"  # a run folder stands for its own config
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = _text(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such config file{_near(path)}") from None
     except UnicodeDecodeError:
@@ -61,22 +46,30 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     try:
-        raw = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        raw = yaml_text.read(text)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{path}{' ' if str(error).startswith('line ') else ': '}{error}") from None
     if raw is None:
         raise InputError(f"{path}: the file is empty")
     if not isinstance(raw, dict):
-        raise InputError(f"{path}: a config is a mapping of keys to values, this is a {type(raw).__name__}")
+        kind = "a list" if isinstance(raw, list) else "one value alone"
+        raise InputError(f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}")
     if folder is not None and (folder / "ledger.jsonl").exists():
         raw["run"] = str(folder)  # wherever it lay when it was made
     for override in overrides:
         _apply(raw, override)
     return check(raw, str(path))
+
+
+def _text(path: Path) -> str:
+    """What a config file holds; never waits for a pipe and never reads without end."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise InputError(f"{path}: is not a file (it is a pipe or a device): write the config to a file")
+        found = stream.read(4 * yaml_text.LONGEST + 1)
+    if len(found) > 4 * yaml_text.LONGEST:
+        raise InputError(f"{path}: is far too large for a config: is it the data?")
+    return found.decode("utf-8")
 
 
 def _near(path: Path) -> str:
@@ -92,28 +85,34 @@ def _near(path: Path) -> str:
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"{override!r}: an override is key=value, for example privacy.epsilon=3")
+        raise InputError(
+            f"{yaml_text.shown(override)}: an override is key=value, for example privacy.epsilon=3"
+        )
     value = parsed(text, override)
     *parents, last = key.strip().split(".")
+    if len(parents) > _DEEPEST:
+        raise InputError(f"{yaml_text.shown(override)}: no key of a config lies so deep")
     place = raw
     for parent in parents:
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
-            raise InputError(f"{override!r}: {parent} is not a section of the config")
+            raise InputError(f"{yaml_text.shown(override)}: {_name(parent)} is not a section of the config")
     place[last] = value
 
 
 def parsed(text: str, where: str) -> Any:
     """A value of the command line: YAML, where 1e-5 is a number. `where`: the whole argument, for the error."""
     try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise InputError(f"{where!r}: the value is not valid YAML") from None
+        return yaml_text.read(text)
+    except InputError as error:
+        raise InputError(f"{yaml_text.shown(where)}: {str(error).removeprefix('line 1: ')}") from None
 
 
 def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     """Validate a mapping; all faults are found before one error is raised."""
-    faults: list[str] = []
+    faults = [f"{_name(key)}: holds {text}" for key, text in _unspeakable(raw)]
+    if faults:
+        raise _report(where, faults)
     faulty: set[str] = set()
     try:
         config = Config.model_validate(raw)
@@ -123,22 +122,46 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
             if key in faulty:
                 continue
             faulty.add(key)
-            faults.append(_sentence(key, detail))
+            faults.append(_sentence(key, detail) if len(faults) < _MOST else key)
         # What is left may still hold impossible combinations; the reader should hear of them now.
         try:
             config = Config.model_validate({"data": {"train": "?"}} | _without(raw, faulty))
         except ValidationError:
-            raise InputError(_report(where, faults)) from None
+            raise _report(where, faults) from None
     faults += [f"{key}: {text}" for key, text in _combinations(config) if not _touches(faulty, key)]
     if faults:
-        raise InputError(_report(where, faults))
+        raise _report(where, faults)
     return config
 
 
-def _report(where: str, faults: list[str]) -> str:
+def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, what it holds) of text that no path, field or message can hold."""
+    if isinstance(value, str):
+        if "\0" in value:
+            yield key, "the character NUL, which no text or path can"
+        elif not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            yield key, "half a character (a surrogate, or bytes that are not UTF-8)"
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _unspeakable(name, f"{key}.{name}" if key else str(name))
+            yield from _unspeakable(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _unspeakable(item, key)
+
+
+def _name(key: str) -> str:
+    """A key as a message shows it: as it is, or in quotes where that might be misread."""
+    return key if key.isprintable() and len(key) <= 80 else yaml_text.shown(key)
+
+
+def _report(where: str, faults: list[str]) -> InputError:
     if len(faults) == 1:
-        return f"{where}: {faults[0]}"
-    return f"{where}: {len(faults)} faults\n" + "\n".join(f"  {fault}" for fault in faults)
+        return InputError(f"{where}: {faults[0]}")
+    seen = [f"  {fault}" for fault in faults[:_MOST]]
+    if len(faults) > _MOST:
+        seen.append(f"  and {len(faults) - _MOST} more")
+    return Faults(f"{where}: {len(faults)} faults\n" + "\n".join(seen))
 
 
 def _path(detail: ErrorDetails) -> list[str]:
@@ -156,9 +179,10 @@ def _path(detail: ErrorDetails) -> list[str]:
 
 def _sentence(key: str, detail: ErrorDetails) -> str:
     section, _, name = key.rpartition(".")
+    key = _name(key)
     if detail["type"] == "extra_forbidden":
         near = [k for k in keys() if k.rpartition(".")[2] == name]  # the right name in the wrong section
-        near = near or difflib.get_close_matches(key, keys(), 1, 0.5)
+        near = near or difflib.get_close_matches(key[:99], keys(), 1, 0.5)
         return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section))
     if detail["type"] == "missing":
         return f"{key}: is missing" + (" (what to read)" if key == "data.train" else "")
@@ -167,15 +191,15 @@ def _sentence(key: str, detail: ErrorDetails) -> str:
     expected = _expected(key)
     if expected:
         text = expected
-    shown = "" if isinstance(value, dict | list) else f" {value!r}"
+    shown = "" if isinstance(value, dict | list | tuple) else f" {yaml_text.shown(value)}"
     hint = ""
     if isinstance(value, dict) and "text" in text:
         hint = ": put text with braces in quotes"
     if isinstance(value, str) and "a list of text" in text:
-        hint = f"; of one, [{value}]"
+        hint = f"; of one, [{yaml_text.shown(value)}]"
     options = _options(key)
     if options and isinstance(value, str):
-        near = difflib.get_close_matches(value, options, 1, 0.4)
+        near = difflib.get_close_matches(value[:99], options, 1, 0.4)
         hint = f", did you mean {near[0]}?" if near else ""
     return f"{key}:{shown} is not valid, must be {text}{hint}"
 
@@ -192,9 +216,14 @@ def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple
             yield from _fields(field.annotation, f"{prefix}{name}.")
 
 
+@functools.cache
+def _all() -> dict[str, Any]:
+    return dict(_fields())
+
+
 def keys() -> list[str]:
     """Every key of the config, dotted."""
-    return [key for key, _ in _fields()]
+    return list(_all())
 
 
 def is_whole(key: str) -> bool:
@@ -205,7 +234,7 @@ def is_whole(key: str) -> bool:
 def _options(key: str) -> list[str]:
     if key == "privacy.mechanism":
         return list(mechanisms.NAMES)
-    field = dict(_fields()).get(key)
+    field = _all().get(key)
     return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
 
 
@@ -221,7 +250,7 @@ def _expected(key: str) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
     if key == "privacy.mechanism":
         return "one of " + ", ".join(mechanisms.NAMES)
-    field = dict(_fields()).get(key)
+    field = _all().get(key)
     return _words(field.annotation, field.metadata) if field else ""
 
 
@@ -243,7 +272,8 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is dict:
         return "names, each with text"
     if origin is tuple:
-        return "a list of two numbers"
+        _, _, bounds = _words(typing.get_args(annotation)[0]).partition(_KINDS[float] + " ")
+        return "a list of two numbers" + (f", each {bounds}" if bounds else "")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section with keys"
     bounds = []
@@ -308,7 +338,8 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.unit", "an empty list names no unit: give a field, or null for each document"
     if data.unit is None and data.without_unit != "refuse":
         yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
-    yield from _canary_faults(config)
+    if config.privacy.mechanism in mechanisms.NAMES:
+        yield from _canary_faults(config)
     yield from mechanisms.faults(config)
 
 

@@ -1,13 +1,60 @@
 """What a person sees while they wait: a bar with rate and time left, or one plain line a minute.
 
-Messages and bars go to standard error; results go to standard output, so `--json` stays clean.
+Messages and bars go to standard error; results go to standard output, so `--json` stays clean. Whatever is printed
+goes through `guarded`: names and texts of data may hold what a terminal would obey.
 """
 
+import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, Protocol
+
+# Control characters but for the ends of lines and tabs, what turns or hides text (bidirectional marks, tags), other
+# ends of lines, and halves of characters, which no encoding can write.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
+)
+
+
+def plain(text: str) -> str:
+    """A text as a terminal may have it: what it would obey stands as an escape of Python's, `\\x1b`."""
+    return _OBEYED.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def on_one_line(text: str) -> str:
+    """A sentence that may hold a name with ends of lines, as one line."""
+    return plain(text).replace("\n", "\\n")
+
+
+class _Guarded:
+    """A stream that writes `plain` text; in all else the stream within."""
+
+    def __init__(self, stream: Any) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        written = plain(text)
+        encoding = getattr(self.unguarded, "encoding", None)
+        if encoding:  # of a terminal that knows few characters
+            written = written.encode(encoding, "backslashreplace").decode(encoding)
+        self.unguarded.write(written)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within, standard output and standard error carry nothing that a terminal would obey."""
+    with redirect_stdout(_Guarded(sys.stdout)), redirect_stderr(_Guarded(sys.stderr)):  # type: ignore[type-var]
+        yield
 
 
 class Track(Protocol):
@@ -41,6 +88,7 @@ class Console:
 @contextmanager
 def _bar(what: str, total: int | None, done: int) -> Iterator[Track]:
     from rich.console import Console as Rich
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -51,8 +99,10 @@ def _bar(what: str, total: int | None, done: int) -> Iterator[Track]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Rich(stderr=True)) as progress:
-        task = progress.add_task(what, total=total, completed=done, note="", rate="")
+    # The bar itself is drawn with escape sequences; what it is told is made plain.
+    out = getattr(sys.stderr, "unguarded", sys.stderr)
+    with Progress(*columns, console=Rich(file=out)) as progress:
+        task = progress.add_task(escape(plain(what)), total=total, completed=done, note="", rate="")
         began, count = time.monotonic(), 0
 
         def track(advance: int = 1, note: str = "") -> None:
@@ -60,7 +110,7 @@ def _bar(what: str, total: int | None, done: int) -> Iterator[Track]:
             count += advance
             progress.update(task, advance=advance, rate=_rate(count, time.monotonic() - began))
             if note:
-                progress.update(task, note=note)
+                progress.update(task, note=escape(plain(note)))
 
         yield track
 

@@ -5,6 +5,10 @@ class InputError(Exception):
     """The user's input is at fault: one sentence that names the file, row or key. Exit code 2."""
 
 
+class Faults(InputError):
+    """Several faults of one file: a line that names it, and a line for each of them."""
+
+
 class Diverged(InputError):
     """The training left the numbers: a gradient, a weight or a loss is infinite or not a number."""
 

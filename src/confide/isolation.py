@@ -58,7 +58,7 @@ def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ran
     found = _company(task, model, rows) if ranks.first and len(rows) else ""
     if ranks.any(bool(found)):
         raise InputError(
-            f"model.name: what {type(model).__name__} says of a row depends on {found or 'its company'}"
+            f"model: what {type(model).__name__} says of a row depends on {found or 'its company'}"
             + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.kind))
         )
 

@@ -68,6 +68,14 @@ def free(device: torch.device) -> int | None:
     return min(machine, limit - used + cached)
 
 
+def whole() -> int | None:
+    """Bytes that this process could have at most, were it alone on the machine; None where the system does not tell."""
+    return _least(
+        _least(_line(Path("/proc/meminfo"), "MemTotal:"), _number(_GROUP / "memory.max")),
+        _left(),
+    )
+
+
 def _left() -> int | None:
     """What the limits of this process (`ulimit -v`, `ulimit -d`) leave to it; None where there are none."""
     try:

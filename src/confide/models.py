@@ -5,13 +5,12 @@ so. Dropout is set to zero: the clipped gradient of a row is then a function of 
 alone, the same on one machine or many and after a resume.
 """
 
-import contextlib
 import errno
 import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 
+from confide import model_files
 from confide.errors import Diverged, InputError
 from confide.kernels import fuse
 from confide.settings import Policy
@@ -38,13 +38,10 @@ AUTO = {
 }
 _MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
 _OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
-_FUSED = {
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "falcon_h1",
-    "nemotron_h",
-}  # kernels take out_proj's weight past its layer
+# Kernels of these take out_proj's weight past its layer.
+_FUSED = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}
+# Layers that DeBERTa runs once for all rows, over its relative positions, and not beside each row.
+_SHARED = {"deberta": {"pos_proj", "pos_q_proj"}, "deberta-v2": {"pos_key_proj", "pos_query_proj"}}
 # These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
 _OWN_POSITIONS = {
     "roberta",
@@ -85,24 +82,6 @@ def public_name(name: str) -> str:
     return Path(location(name)).resolve().name if is_local(name) else name
 
 
-@contextlib.contextmanager
-def _said_plainly(key: str, name: str) -> Iterator[None]:
-    """Loading errors of the libraries, as one sentence that names the key."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = " ".join(lines[: 2 if lines[0].rstrip().endswith(":") else 1])[:200]
-        if "custom code" in reason:
-            reason = "it needs code from its own repository, which runs only with trust_remote_code: true"
-        elif "safetensors" in reason:
-            reason = "it has no model.safetensors, and weights load from safetensors only"
-        kind = "folder" if Path(name).exists() else "model (no such folder, and not to be had from the hub)"
-        raise InputError(f"{key}: {name!r} is not a {kind} that can be loaded: {reason}") from error
-
-
 def load_tokenizer(config: "Config") -> Any:
     """The tokenizer of a config, with a padding token, checked to encode ordinary text.
 
@@ -140,8 +119,12 @@ def _plain_tokenizer(config: "Config") -> Any:
 
     _quiet()
     name = config.tokenizer or config.model
-    with _said_plainly("tokenizer" if config.tokenizer else "model", name):
-        return AutoTokenizer.from_pretrained(location(name), trust_remote_code=config.trust_remote_code)
+    key = "tokenizer" if config.tokenizer else "model"
+    place = model_files.place(key, name, location(name), config.trust_remote_code)
+    if Path(place).is_dir():
+        model_files.check_tokenizer(Path(place), key, name)
+    with model_files.said_plainly(key, name, "its tokenizer"):
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=config.trust_remote_code)
 
 
 def _adds_tokens(config: "Config") -> bool:
@@ -175,11 +158,15 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
 
     _quiet()
     auto = getattr(transformers, AUTO[config.task])
-    place = location(config.model)
+    place = model_files.place("model", config.model, location(config.model), config.trust_remote_code)
     from_scratch = config.model.endswith(".json")
-    torch.manual_seed(config.train.seed)
-    with _said_plainly("model", config.model):
-        settings = transformers.AutoConfig.from_pretrained(place, trust_remote_code=config.trust_remote_code)
+    whole: set[str] = set()
+    if Path(place).is_dir():
+        whole = model_files.check_model(Path(place), config.model, from_scratch)
+    settings = model_files.settings_of("model", config.model, place, config.trust_remote_code)
+    with model_files.said_plainly("model", config.model):
+        model_files.refuse_huge(auto, settings, config.model, config.trust_remote_code)
+        torch.manual_seed(config.train.seed)
         if classes is not None:
             settings.num_labels = classes
         _no_dropout(settings)
@@ -207,6 +194,11 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     if longest is not None and config.data.max_length > longest:
         raise InputError(
             f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
+        )
+    if found := sorted(whole & {name for name, _ in model.named_parameters()}):
+        raise InputError(
+            f"model: {config.model!r} stores {found[0]} as whole numbers, which is none of the ways that this kind of "
+            "model keeps its weights: it is damaged or quantised, give the model that it was made from"
         )
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
@@ -359,7 +351,9 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=_linear(model) if adapter.targets == "all-linear" else adapter.targets,
+        target_modules=_linear(model, task == "classification")
+        if adapter.targets == "all-linear"
+        else adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=kinds[task],
@@ -375,7 +369,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     return wrapped
 
 
-def _linear(model: Any) -> str | list[str]:
+def _linear(model: Any, classifies: bool = False) -> str | list[str]:
     """All linear layers that an adapter can stand beside, by name where those are not all.
 
     In a mixture of experts they are those that every token goes through: peft takes "all-linear", and names of an
@@ -384,13 +378,21 @@ def _linear(model: Any) -> str | list[str]:
     left = _OF_EXPERTS if routes(model) else set()
     if model.config.model_type in _FUSED:
         left = left | {"out_proj"}
+    left = left | _SHARED.get(model.config.model_type, set())
+    if getattr(
+        model.config, "share_att_key", False
+    ):  # DeBERTa-v3 takes those of its rows for its positions, too
+        left = left | {"query_proj", "key_proj"}
     if not left:
         return "all-linear"
     head = model.get_output_embeddings()
     linear = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and not _MIXTURE.search(type(module).__name__)
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and not (classifies and _in_head(model, name))
+        and not _MIXTURE.search(type(module).__name__)
     }
     return sorted(linear - left)
 

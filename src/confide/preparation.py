@@ -275,6 +275,10 @@ class _Preparation:
         if self.finders is not None and trains:
             check_rows(self.finders, self.counts["records"])
         if not any(writers[side].rows for side in writers if side != "eval" or not trains):
+            if trains and share and writers["eval"].rows:
+                raise InputError(
+                    f"data.eval: a share of {share:g} held out every unit and left none to train on; lower it"
+                )
             purpose = "train on" if trains else "evaluate on"
             raise InputError(f"{source}: no text was left to {purpose} ({self.counts.sentence()})")
         if trains and share and not writers["eval"].rows:

@@ -354,9 +354,11 @@ class Train(Section):
     )
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up, of each phase")
     optimizer: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="what moves the weights")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled weight decay")
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="decoupled weight decay"
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of adamw", strict=False)
+    betas: tuple[Share, Share] = Field((0.9, 0.999), description="of adamw", strict=False)
     precision: Literal["float32", "bf16"] = Field(
         "float32",
         description="bf16: autocast in forward and backward; weights, norms and sums stay float32. What GPUs are made "

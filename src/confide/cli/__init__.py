@@ -7,8 +7,10 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
 
 from confide.cli import running, secrets, redact, tune, audit  # noqa: F401, I001
 from confide.cli.base import app
+from confide.console import guarded
 
 
 def main() -> None:
     """Entry point of the command `confide`."""
-    app(prog_name="confide")
+    with guarded():
+        app(prog_name="confide")

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.errors import CheckFailed, InputError, RankLost
+from confide import __version__
+from confide.console import on_one_line
+from confide.errors import CheckFailed, Faults, InputError, RankLost
 
 if TYPE_CHECKING:
     from confide.job import Job
@@ -27,6 +29,22 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"confide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all_verbs(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_tell_version)
+    ] = False,
+) -> None:
+    pass
+
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config file, or a run folder")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
@@ -52,6 +70,8 @@ _OUTSIDE = {
     errno.ENOTDIR,
     errno.EISDIR,
     errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENXIO,
 }
 
 
@@ -71,10 +91,12 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             if "WORLD_SIZE" in os.environ and function.__name__ not in _TOGETHER:
                 _refuse_ranks(function.__name__)
             function(*args, **kwargs)
-        except InputError as error:
+        except Faults as error:
             end(2, str(error))
+        except InputError as error:
+            end(2, on_one_line(str(error)))
         except CheckFailed as error:
-            end(1, str(error))
+            end(1, on_one_line(str(error)))
         except RankLost as error:
             end(1, str(error))
         except Stopped as error:
@@ -87,7 +109,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             raise  # whoever read our output has gone, as in `confide plan mail.yaml | head`
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OUTSIDE:
-                end(2, f"{error.filename or 'the run folder'}: {error.strerror}")
+                end(2, on_one_line(f"{error.filename or 'the run folder'}: {error.strerror}"))
             if _ran_out(error):
                 end(
                     2,

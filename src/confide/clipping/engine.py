@@ -348,7 +348,8 @@ class ClippedSum:
         # Without a clip norm no unit is bounded, whatever is kept of it.
         unmoved = nullcontext() if self._clip_norm is None else self._buffers.unmoved()
         with taps.attached(), torch.enable_grad(), unmoved:
-            losses = self._loss(self._model, batch)
+            with taps.forward():
+                losses = self._loss(self._model, batch)
             if losses.shape != (rows,):
                 raise InputError(
                     f"the loss must give one value for each of the {rows} rows, got shape {tuple(losses.shape)}"

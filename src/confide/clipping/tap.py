@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from confide.clipping.rules import Layer
 from confide.errors import InputError
+from confide.memory import ran_out
 
 Receive = Callable[[Layer, Tensor | None, Tensor], None]
 
@@ -96,6 +97,7 @@ class Taps:
         self._rows = rows
         self._widths = widths
         self._receive = receive
+        self._spread: Layer | None = None  # the last that ran once for all rows and gave one for each
         self._anchors: dict[torch.device, Tensor] = {}
 
     @contextmanager
@@ -121,6 +123,25 @@ class Taps:
                 parameter.grad = None
             for name, parameter in self._trainable.items():
                 parameter.grad = before[name]
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the forward pass.
+
+        Raises:
+            InputError: the model failed after it was given one entry for each row where it makes a single one for all.
+        """
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError) as error:
+            layer = self._spread
+            if layer is None or ran_out(error):
+                raise
+            raise InputError(
+                f"module {layer.name} ({type(layer.module).__name__}) runs once for all rows, and the model does not "
+                "take one entry for each of them in its place, so that no row has a gradient of its own there: freeze "
+                "it, or leave it out of adapter.targets"
+            ) from error
 
     def seal(self, loss: Tensor) -> None:
         """End of the forward pass.
@@ -197,6 +218,7 @@ class Taps:
         if self._trusted is not None and layer.name not in self._trusted:
             raise InDoubt(_first_axis(layer, given, rows))
         if count == 1:  # what is one for all rows gets a gradient for each
+            self._spread = layer
             return given.expand(rows, *given.shape[1:]), output.expand(rows, *output.shape[1:])
         return given.unflatten(0, (rows, -1)), output.unflatten(0, (rows, -1))
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from confide.errors import InputError
+from confide.yaml_text import shown
 
 if TYPE_CHECKING:
     from confide.mechanisms.base import Mechanism
@@ -57,9 +58,9 @@ def faults(config: "Config") -> Iterator[tuple[str, str]]:
     except InputError:
         import difflib
 
-        near = difflib.get_close_matches(config.privacy.mechanism, NAMES, 1, 0.4)
+        near = difflib.get_close_matches(config.privacy.mechanism[:99], NAMES, 1, 0.4)
         hint = f", did you mean {near[0]}?" if near else ""
-        yield "privacy.mechanism", f"{config.privacy.mechanism!r} is not one of {', '.join(NAMES)}{hint}"
+        yield "privacy.mechanism", f"{shown(config.privacy.mechanism)} is not one of {', '.join(NAMES)}{hint}"
         return
     yield from mechanism.faults(config)
     yield from _foreign(config)

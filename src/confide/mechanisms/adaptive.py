@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from scipy.stats import rankdata
 
-from confide import models
+from confide import model_files, models
 from confide.accounting import RenyiBudget, RenyiFilter, Scaled
 from confide.errors import InputError
 from confide.mechanisms.base import Sampler, Score, Stage, Terms
@@ -336,15 +336,8 @@ class _Nominal:
 
 
 def _settings(scorer: str) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(models.location(scorer))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"adaptive.scorer: {scorer!r} is not a model that can be loaded (no such folder, and not to be had from "
-            "the hub)"
-        ) from error
+    key, place = "adaptive.scorer", models.location(scorer)
+    return model_files.settings_of(key, scorer, model_files.place(key, scorer, place, False), False)
 
 
 def _vocabulary(scorer: str) -> int:

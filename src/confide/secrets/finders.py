@@ -7,7 +7,6 @@ these are the data owner's own identifiers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 from confide.detectors import RECOGNISERS, Detector, detector, is_contextual, kinds
 from confide.errors import InputError
+from confide.secrets.expressions import Expression
 from confide.secrets.folding import canonical
 from confide.settings import Secrets
 from confide.text.documents import Document
@@ -61,41 +61,29 @@ class Patterns:
     Matches that differ in case or white space alone are one.
 
     Matches of one expression do not overlap (`re.finditer`); those of different ones may.
-    Raises InputError, naming `key`, for a bad expression, and for one that matches the empty string.
+    Raises InputError, naming `key`, for a bad expression, for one that matches the empty string, and for a text in
+    which the search takes too long.
     """
 
     def __init__(self, patterns: Mapping[str, str], key: str = "secrets.patterns") -> None:
-        self._key = key
-        self._expressions: dict[str, re.Pattern[str]] = {}
+        self._expressions = {
+            name: Expression(expression, f"{key}.{name}") for name, expression in patterns.items()
+        }
         self._numbers = _Numbers()
-        for name, expression in patterns.items():
-            try:
-                compiled = re.compile(expression)
-            except re.error as error:  # the expression may hold a secret: it is not shown
-                raise InputError(
-                    f"{key}.{name}: not a regular expression: {error.msg} at character {error.pos}"
-                ) from None
-            if compiled.search(""):
-                raise self._matches_nothing(name)
-            self._expressions[name] = compiled
 
     def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
-        return [self._find_in(document.text) for document in documents]
+        return [self._find_in(document) for document in documents]
 
-    def _find_in(self, text: str) -> list[Mention]:
+    def _find_in(self, document: Document) -> list[Mention]:
         mentions = []
         for name, expression in self._expressions.items():
-            for match in expression.finditer(text):
-                if match.start() == match.end():
-                    raise self._matches_nothing(name)
-                value = match.group().strip()
+            for start, end in expression.spans(document.text, document.where):
+                found = document.text[start:end]
+                value = found.strip()
                 if value:
-                    start = match.start() + match.group().index(value)
+                    start += found.index(value)
                     mentions.append(Mention(self._numbers.name(name, value), start, start + len(value)))
         return _by_place(mentions)
-
-    def _matches_nothing(self, name: str) -> InputError:
-        return InputError(f"{self._key}.{name}: matches the empty string, which is nobody's secret")
 
 
 class Detected:
@@ -149,6 +137,9 @@ class Column:
         return [Mention(secret, 0, len(document.text)) for secret in secrets]
 
 
+_KINDS = {dict: "an object", float: "a number with a fraction"}  # as the formats of data call them
+
+
 def _identifiers(value: Any, name: str, where: str) -> list[str]:
     if value is None or value != value:  # a table's missing number is not equal to itself
         return []
@@ -159,7 +150,7 @@ def _identifiers(value: Any, name: str, where: str) -> list[str]:
     if isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()):
         return [str(int(value))]
     raise InputError(
-        f"{where}: secrets.column field {name!r} holds a {type(value).__name__}, not an identifier."
+        f"{where}: secrets.column field {name!r} holds {_KINDS.get(type(value), 'a value')}, not an identifier."
     )
 
 
