@@ -328,3 +328,9 @@ def test_real_posts(shared, tmp_path, tokenizer):
     assert 50 < found.train.n_units + found.held_out.n_units <= 300
     assert found.train.row_lengths.max() == 128
     assert found.train.row_lengths.min() >= 2
+
+
+def test_a_share_that_holds_out_every_unit_says_to_lower_it(tmp_path, tokenizer):
+    path = write(tmp_path / "two.jsonl", [{"user": f"u{n % 2}", "text": "a b c d e f"} for n in range(6)])
+    with pytest.raises(InputError, match=r"^data\.eval: a share of 0\.99 held out every unit .*; lower it$"):
+        preparation.prepare(settings(path, data__eval=0.99), tokenizer, tmp_path / "out")

@@ -272,8 +272,8 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is dict:
         return "names, each with text"
     if origin is tuple:
-        _, _, bounds = _words(typing.get_args(annotation)[0]).partition(_KINDS[float] + " ")
-        return "a list of two numbers" + (f", each {bounds}" if bounds else "")
+        _, _, each = _words(typing.get_args(annotation)[0]).partition(_KINDS[float] + " ")
+        return "a list of two numbers" + (f", each {each}" if each else "")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section with keys"
     bounds = []

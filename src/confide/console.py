@@ -53,7 +53,7 @@ class _Guarded:
 @contextmanager
 def guarded() -> Iterator[None]:
     """Within, standard output and standard error carry nothing that a terminal would obey."""
-    with redirect_stdout(_Guarded(sys.stdout)), redirect_stderr(_Guarded(sys.stderr)):  # type: ignore[type-var]
+    with redirect_stdout(_Guarded(sys.stdout)), redirect_stderr(_Guarded(sys.stderr)):
         yield
 
 

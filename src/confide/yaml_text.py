@@ -35,6 +35,7 @@ class _Loader(yaml.SafeLoader):
         if self._depth > _DEEPEST:
             raise InputError(f"line {line}: more than {_DEEPEST} lists or sections within one another")
         node = super().compose_node(parent, index)
+        assert node is not None
         self._depth -= 1
         if alias:
             if id(node) not in self._sizes:
