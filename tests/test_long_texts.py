@@ -99,6 +99,14 @@ def same(tokenizer, text: str, piece: int) -> int:
     return len(pieces)
 
 
+def same_or_refused(tokenizer, text: str, piece: int) -> None:
+    try:
+        same(tokenizer, text, piece)
+    except InputError as error:
+        if "no place where the tokenizer can begin anew" not in str(error):
+            raise
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spaces", [True, False])
 def test_the_tokens_of_the_whole(tokenizers, kind, spaces):
@@ -107,31 +115,24 @@ def test_the_tokens_of_the_whole(tokenizers, kind, spaces):
     assert same(tokenizers[kind], text, 20_000) > 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(600, 3000), st.lists(st.text(max_size=8), min_size=1, max_size=6))
 def test_any_text_is_the_tokens_of_the_whole_or_refused(seed, piece, bits):
     from transformers import AutoTokenizer
 
-    tokenizer = _KEPT.setdefault("it", None) or _KEPT.setdefault("made", None)
-    if tokenizer is None:
-        tokenizer = _KEPT["it"] = AutoTokenizer.from_pretrained(models.location("bundled"))
+    if not _KEPT:
+        _KEPT.append(AutoTokenizer.from_pretrained(models.location("bundled")))
     generator = random.Random(seed)
-    text = "".join(generator.choice([*bits, *BITS]) for _ in range(2000))
-    try:
-        same(tokenizer, text, piece)
-    except InputError as error:
-        assert "no place where the tokenizer can begin anew" in str(error)
+    text = "".join(generator.choice([*bits, *BITS]) for _ in range(1500))
+    same_or_refused(_KEPT[0], text, piece)
 
 
-_KEPT: dict = {}
+_KEPT: list = []
 
 
 @pytest.mark.parametrize("letter", ["a", " ", "\n", "7", "é", "😀"])
 def test_one_letter_without_end(tokenizers, letter):
-    try:
-        same(tokenizers["bundled"], letter * 30_000, 4096)
-    except InputError as error:
-        assert "no place where the tokenizer can begin anew" in str(error)
+    same_or_refused(tokenizers["bundled"], letter * 30_000, 4096)
 
 
 @pytest.mark.parametrize("length", [2, 16, 100])
