@@ -7,6 +7,7 @@ import pytest
 from confide.config import Config
 from confide.detectors import Span
 from confide.errors import InputError
+from confide.noise import RunKey
 from confide.redaction.policy import Policy
 from confide.text import read
 from confide.text.documents import Document
@@ -211,11 +212,11 @@ def test_findings_of_the_detector_are_kept_and_the_list_may_change(words, tmp_pa
     cache = tmp_path / "spans.db"
     texts = documents("Ann: ftp://joe:pw@c.de", "Bob")
     settings = {"words": str(words), "patterns": ["URL_PASSWORD"]}
-    with Policy.of(config(settings), cache) as policy:
+    with Policy.of(config(settings), cache, RunKey(bytes(32))) as policy:
         first = policy.find(texts)
     assert first == [[Span(0, 3, "WORD"), Span(15, 17, "URL_PASSWORD")], []]
     words.write_text("Bob\n", encoding="utf-8")
-    with Policy.of(config(settings), cache) as policy:
+    with Policy.of(config(settings), cache, RunKey(bytes(32))) as policy:
         monkeypatch.setattr(policy._detector, "find", lambda texts: pytest.fail("it was looked for again"))
         assert policy.find(texts) == [[Span(15, 17, "URL_PASSWORD")], [Span(0, 3, "WORD")]]
     assert b"pw" not in cache.read_bytes()

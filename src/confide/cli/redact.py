@@ -100,7 +100,7 @@ def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_jso
     if out is None:
         raise InputError("--sample needs --out FILE: where to write the documents that a person is to screen")
     with (
-        Policy.of(run.config, run.root / "spans.db") as policy,
+        Policy.of(run.config, run.root / "spans.db", run.data_key()) as policy,
         Console().track("documents written") as track,
     ):
         read = partial(training_documents, run.config)
@@ -119,6 +119,6 @@ def _check_marks(run: "Run", path: Path, as_json: bool) -> None:
     from confide.redaction.screening import Marks
 
     marks = Marks.load(path)
-    with Policy.of(run.config, run.root / "spans.db") as policy:
+    with Policy.of(run.config, run.root / "spans.db", run.data_key()) as policy:
         marks.check(run.key(), policy.fingerprint)
     print_json(marks.facts()) if as_json else show.marks(marks.facts())

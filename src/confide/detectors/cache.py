@@ -1,7 +1,8 @@
 """Findings kept on disk, so that text is searched once: a private file, since it tells where sensitive text stands.
 
-An entry is filed under a keyed hash of its text; the key is what findings depend on beside the text, so that
-findings of other settings are other entries. A file that is damaged holds nothing and is made anew.
+An entry is filed under a hash of its text, keyed with the run key and what findings depend on beside the text: so
+findings of other settings are other entries, and whoever has the file without the key cannot test guesses of a text.
+A file that is damaged holds nothing and is made anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from confide.detectors.spans import Span
 from confide.errors import InputError
+from confide.noise import RunKey
 
 _WAIT = 60.0  # seconds for another process that writes
 _ASKED = 500  # entries at a time: SQLite takes 999 parameters, or more
@@ -25,14 +27,17 @@ _ASKED = 500  # entries at a time: SQLite takes 999 parameters, or more
 class Cache:
     """Findings of texts by what is named `fingerprint`; `kinds` are all that findings may have, in a fixed order.
 
-    Several processes may use one file at a time. File and folder are made for their owner alone.
+    Entries are hashed under `key`, the run's, and found again under it alone. Several processes may use one file at a
+    time. File and folder are made for their owner alone.
 
     Raises InputError, naming the file, where it cannot be written or another process does not let go of it.
     """
 
-    def __init__(self, path: Path, fingerprint: str, kinds: Sequence[str]) -> None:
+    def __init__(self, path: Path, fingerprint: str, kinds: Sequence[str], key: RunKey) -> None:
         self._path = path
-        self._key = hashlib.blake2b(fingerprint.encode(), digest_size=32).digest()
+        mac = key.authenticator("findings")
+        mac.update(fingerprint.encode())
+        self._key = mac.digest()
         self._kinds = tuple(kinds)
         self._numbers = {kind: number for number, kind in enumerate(kinds)}
         self._file = self._opened()

@@ -49,7 +49,7 @@ class RedactedDocuments:
         self._counts: Counter[str] = Counter()
         self._spans: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._policy = Policy.of(config, cache)
+        self._policy = Policy.of(config, cache, key)
         if self._marks is not None and key is not None:
             self._marks.check(key, self._policy.fingerprint)
 

@@ -26,6 +26,7 @@ from confide.text.fields import Template, clean_text, lookup
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from confide.noise import RunKey
     from confide.settings import Config, Data
 
 WORD = "WORD"  # the kind of a listed word
@@ -56,8 +57,9 @@ class Policy:
         self._finders, self._stated = tuple(finders), stated
 
     @classmethod
-    def of(cls, config: Config, cache: Path | None = None) -> Policy:
-        """The policy of `config.detector`. `cache`: the file that keeps what the detector has found.
+    def of(cls, config: Config, cache: Path | None = None, key: RunKey | None = None) -> Policy:
+        """The policy of `config.detector`. `cache`: the file that keeps what the detector has found, under `key`, that
+        of the run; without a key nothing is kept.
 
         Raises InputError, naming the key, if nothing is asked for or something of it cannot be had.
         """
@@ -90,8 +92,8 @@ class Policy:
             settings.spans,
         ]
         found_before = None
-        if detector is not None and cache is not None:
-            found_before = Cache(cache, detector.fingerprint, kinds(settings))
+        if detector is not None and cache is not None and key is not None:
+            found_before = Cache(cache, detector.fingerprint, kinds(settings), key)
         identity = _digest(json.dumps(parts, sort_keys=True).encode())
         return cls(detector, found_before, finders, stated, (*kinds(settings), *known), identity)
 

@@ -247,13 +247,13 @@ def survey(
     Args:
         documents: as `with_annotations` has them read.
         against: the field of annotated spans to compare with; default: `detector.spans`, if there are other detectors.
-        cache: where findings are kept.
+        cache: where findings are kept, under `key`.
         tokenizer: of the model, whose tokens are counted; without one there are none.
 
     Raises InputError if the config names nothing to find, or annotations both in `against` and in the policy.
     """
     counts, gallery, examples = Counts(), _Gallery(most, key), dict[str, str]()
-    with _detectors(config, against, cache) as found:
+    with _detectors(config, against, cache, key) as found:
         comparison = Comparison() if found.annotations is not None else None
         counts.kinds = {kind: Tally() for kind in found.kinds if kind != STATED}
         stream = iter(documents)
@@ -321,7 +321,7 @@ class _Detectors:
 
 
 @contextmanager
-def _detectors(config: Config, against: str | None, cache: Path | None) -> Iterator[_Detectors]:
+def _detectors(config: Config, against: str | None, cache: Path | None, key: RunKey) -> Iterator[_Detectors]:
     """Opens the policies that a preview asks for, and closes them."""
     detector = config.detector
     others = bool(detector.level or detector.patterns or detector.words or detector.expressions)
@@ -333,12 +333,12 @@ def _detectors(config: Config, against: str | None, cache: Path | None) -> Itera
     field = against or (detector.spans if others else None)
     with ExitStack() as stack:
         if field is None:
-            yield _Detectors(stack.enter_context(Policy.of(config, cache)), None, False)
+            yield _Detectors(stack.enter_context(Policy.of(config, cache, key)), None, False)
             return
         tested = config.model_copy(update={"detector": detector.model_copy(update={"spans": None})})
         annotated = config.model_copy(update={"detector": Settings(spans=field)})
         yield _Detectors(
-            stack.enter_context(Policy.of(tested, cache)),
+            stack.enter_context(Policy.of(tested, cache, key)),
             stack.enter_context(Policy.of(annotated)),
             against is None,
         )
