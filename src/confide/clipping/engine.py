@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from confide.clipping.buffers import Buffers
-from confide.clipping.factors import exact, row_squares
+from confide.clipping.factors import exact, norm_error, row_squares
+from confide.clipping.rounding import last_error, refuse_coarse_products
 from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
 from confide.clipping.tap import InDoubt, Receive, Seen, Taps
@@ -61,7 +62,6 @@ class ClippedSum:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
         refuse_mixing(model)
-        _refuse_unreadable_precision()
         self._model = model
         self._loss = loss
         self._clip_norm = clip_norm
@@ -77,6 +77,9 @@ class ClippedSum:
         self._built = self._contents()
         self._buffers = Buffers(model)
         self._is_split = is_sharded(model)
+        if clip_norm is not None:
+            with exact(self._device):
+                refuse_coarse_products(self._device)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._in_order: set[str] = set()
         self._has_looked = False
@@ -157,10 +160,11 @@ class ClippedSum:
         with exact(self._device), self._failing_together():
             squares = torch.zeros(1, dtype=torch.float64, device=self._device)
             for name in [name for name in self._parameters if name in gradient]:
-                squares += row_squares(gradient[name][None]).to(self._device)
+                own = gradient[name][None]
+                squares += row_squares(own).to(self._device) * (1 + norm_error(own)) ** 2
             if self._is_split:
                 self._ranks.add_up([squares])
-            norm = squares.sqrt_()
+            norm = squares.sqrt_().mul_(1 + last_error(1))
             scale = self._scale(norm)
             for name in list(gradient) if whole else ():
                 own = gradient.pop(name)
@@ -252,7 +256,8 @@ class ClippedSum:
         """Norms of parts of the units' gradients, each [U, parts] -> those of the whole, float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
-        return torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        norms = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        return norms.mul_(1 + last_error(units))
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm)."""
@@ -425,16 +430,6 @@ def _no_zeros(parameters: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for p in zeros:
             p.zero_()
-
-
-def _refuse_unreadable_precision() -> None:
-    try:
-        torch.get_float32_matmul_precision()
-    except RuntimeError as error:
-        raise InputError(
-            "float32 precision was set by torch.backends...fp32_precision, which torch does not let us read: "
-            "use torch.set_float32_matmul_precision instead"
-        ) from error
 
 
 def _refuse_non_finite(values: Tensor) -> None:
