@@ -84,6 +84,7 @@ class ClippedSum:
         self._in_order: set[str] = set()
         self._has_looked = False
         self._sums: dict[str, Tensor] = {}
+        self._added = 0  # units in them
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -120,6 +121,7 @@ class ClippedSum:
             settle(list(slots.values()))
             norms = self._together(units.count, [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
+            self._added += units.count
             for name in list(self._parameters if self._is_split else slots):
                 self._add_scaled(name, slots.pop(name, None), scale)
             return norms[units.on(norms.device).number].float()
@@ -164,8 +166,9 @@ class ClippedSum:
                 squares += row_squares(own).to(self._device) * (1 + norm_error(own)) ** 2
             if self._is_split:
                 self._ranks.add_up([squares])
-            norm = squares.sqrt_().mul_(1 + last_error(1))
+            norm = squares.sqrt_().mul_(1 + last_error(1, self._added, self._ranks.size))
             scale = self._scale(norm)
+            self._added += 1
             for name in list(gradient) if whole else ():
                 own = gradient.pop(name)
                 self._sum(name).addcmul_(own, scale.to(own.device))
@@ -180,7 +183,7 @@ class ClippedSum:
             NonFiniteGradient: without a clip norm, where nothing was measured before, a sum is not finite.
         """
         sums = {name: self._sum(name) for name in self._parameters}
-        self._sums = {}
+        self.forget()
         if not self._is_split:
             self._ranks.add_up(list(sums.values()))
         if self._clip_norm is None:
@@ -190,7 +193,7 @@ class ClippedSum:
 
     def forget(self) -> None:
         """Drop the sums since the last call of `take`."""
-        self._sums = {}
+        self._sums, self._added = {}, 0
 
     @property
     def _device(self) -> torch.device:
@@ -257,7 +260,7 @@ class ClippedSum:
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
         norms = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
-        return norms.mul_(1 + last_error(units))
+        return norms.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm)."""

@@ -218,13 +218,14 @@ def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 def _total(products: Tensor) -> Tensor:
     """[u, n, m] -> float64[u], added up in float64."""
-    return products.sum((-2, -1), dtype=torch.float64)
+    return products.sum(-1, dtype=torch.float64).sum(-1)
 
 
-def _total_error(units: Units, positions: int) -> float:
-    """By how much of sum |terms| a sum over pairs of positions in float64 may be wrong."""
-    longest = positions * max(group.rows_each for group in units.groups)
-    return gamma(_STRIP * longest + longest, ROUNDOFF[torch.float64])
+def _total_error(units: Units, positions: int, others: int) -> float:
+    """By how much of sum |terms| a sum over pairs of positions by `_total`, strip after strip, may be wrong."""
+    rows = max(group.rows_each for group in units.groups)
+    terms = rows * (positions + others) + _STRIP + rows * positions / _STRIP
+    return gamma(terms, ROUNDOFF[torch.float64])
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class Outer:
         """By how much of the squared lengths squared norms from `squares` may be wrong."""
         terms = 1 + sum(_inner_terms(x, y, self.dtype) for x, y in self._pairs)
         roundoff = max(_roundoff(x, y, self.dtype) for x, y in self._pairs)
-        return gamma(terms, roundoff) + _total_error(units, self.positions)
+        return gamma(terms, roundoff) + _total_error(units, self.positions, 0)
 
     def sum_error(self, more: int) -> float:
         """By how much of the lengths what `add_scaled` adds for a unit may be wrong.
@@ -419,7 +420,7 @@ class Lookup:
         return (
             gamma(terms, _roundoff(*pair, other.dtype))
             + gamma(sums, ROUNDOFF[_wide(self.grad).dtype])
-            + _total_error(units, max(self.positions, other.positions))
+            + _total_error(units, self.positions, other.positions)
         )
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:

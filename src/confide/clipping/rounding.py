@@ -34,7 +34,8 @@ Proof, by how a parameter's gradient is held; r is the length of the runs that a
 
 Where gradients cancel, L_u is far above |g_u|, and the bound is larger than the norm: the unit would be clipped more
 than it has to be. Norm and sum are then taken again, both in float64. The engine's last factor, 1 + `last_error`,
-is for what is left: the sum over units, C / norm, and the sums' being float32.
+is for what is left: the sum over units, C / norm, and the running sum. That is float32 and rounds with each call by up
+to u times its own norm, which counts as the share of the units of that call: equal parts round the same way there, too.
 """
 
 from __future__ import annotations
@@ -70,9 +71,15 @@ def gamma(terms: float, roundoff: float) -> float:
     return product / (1 - product)
 
 
-def last_error(units: int) -> float:
-    """Relative error that a whole norm must allow for beyond its parts', where so many units are added up."""
-    return gamma(units + 8, _SINGLE)
+def last_error(units: int, before: int, ranks: int) -> float:
+    """Relative error that a whole norm must allow for beyond its parts'.
+
+    Args:
+        units: that are added up in this call.
+        before: units in the sum that they are added to.
+        ranks: whose sums are added up.
+    """
+    return gamma(units + (before + units) / units + ranks + 8, _SINGLE)
 
 
 def refuse_coarse_products(device: torch.device) -> None:
