@@ -172,7 +172,8 @@ class Slot:
         slack = outer.gram_error(units) * lengths.square()
         if of_table is not None:
             [lookup] = self._lookups
-            squares += of_table + 2 * lookup.cross(outer, units)
+            cross = lookup.cross(outer, units)
+            squares += 2 * cross + of_table
             slack += 2 * lookup.cross_error(outer, units) * lengths * lookup.lengths(units) * _LONGER
         squares.clamp_(min=0)
         norms = (squares + slack).sqrt_().add_(lengths, alpha=outer.sum_error(units.count))
