@@ -36,8 +36,8 @@ FAULTS = [
         "4",
         "tied weights: the cross term is lost",
         "clipping/slot.py",
-        "squares += 2 * lookups",
-        "squares += 0 * lookups",
+        "squares += 2 * cross",
+        "squares += 0 * cross",
         "tests/clipping",
     ),
     Fault(
@@ -187,9 +187,9 @@ FAULTS = [
     Fault(
         "25",
         "the norm of what cancels is not rounded up",
-        "clipping/slot.py",
-        "return (4 + math.sqrt(long) / 2) * max(",
-        "return 0 * max(",
+        "clipping/rounding.py",
+        "return product / (1 - product)",
+        "return 0.0",
         "tests/clipping/test_cancelling.py",
     ),
     Fault(

@@ -22,6 +22,7 @@ from confide.clipping import (
 from confide.clipping.units import Units
 from confide.errors import InputError
 from tests.clipping.brute_force import (
+    ABOVE,
     ROWS,
     UNITS,
     Batch,
@@ -60,7 +61,7 @@ def test_a_clipped_unit_has_norm_c_over_all_layers_and_rows(k: int) -> None:
     one = {name: v[:k] for name, v in batch.items()}
     summed = ClippedSum(model, causal_loss, 0.01)
     assert summed.add(one, torch.zeros(k, dtype=torch.int64), torch.ones(k)) > 0.01
-    assert norm(summed.take()) == pytest.approx(0.01, rel=1e-5)
+    assert 0.01 * (1 - ABOVE) <= norm(summed.take()) <= 0.01 * (1 + 1e-6)
 
 
 def test_clipping_each_layer_or_each_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +283,7 @@ def test_a_huge_unit_takes_the_memory_of_one_micro_batch() -> None:
     summed = ClippedSum(model, loss, 0.01)
     assert summed.add_large(batches()) > 0.01
     assert len(live) == 20
-    assert norm(summed.take()) == pytest.approx(0.01, rel=1e-5)
+    assert 0.01 * (1 - ABOVE) <= norm(summed.take()) <= 0.01 * (1 + 1e-6)
 
 
 # --- what the model looks like meanwhile and afterwards

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from confide.clipping.buffers import Buffers
-from confide.clipping.factors import exact, row_squares
+from confide.clipping.factors import exact, norm_error, row_squares
+from confide.clipping.rounding import last_error, refuse_coarse_products
 from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
 from confide.clipping.tap import InDoubt, Receive, Seen, Taps
@@ -61,7 +62,6 @@ class ClippedSum:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
         refuse_mixing(model)
-        _refuse_unreadable_precision()
         self._model = model
         self._loss = loss
         self._clip_norm = clip_norm
@@ -77,10 +77,14 @@ class ClippedSum:
         self._built = self._contents()
         self._buffers = Buffers(model)
         self._is_split = is_sharded(model)
+        if clip_norm is not None:
+            with exact(self._device):
+                refuse_coarse_products(self._device)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._in_order: set[str] = set()
         self._has_looked = False
         self._sums: dict[str, Tensor] = {}
+        self._added = 0  # units in them
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -117,6 +121,7 @@ class ClippedSum:
             settle(list(slots.values()))
             norms = self._together(units.count, [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
+            self._added += units.count
             for name in list(self._parameters if self._is_split else slots):
                 self._add_scaled(name, slots.pop(name, None), scale)
             return norms[units.on(norms.device).number].float()
@@ -157,11 +162,13 @@ class ClippedSum:
         with exact(self._device), self._failing_together():
             squares = torch.zeros(1, dtype=torch.float64, device=self._device)
             for name in [name for name in self._parameters if name in gradient]:
-                squares += row_squares(gradient[name][None]).to(self._device)
+                own = gradient[name][None]
+                squares += row_squares(own).to(self._device) * (1 + norm_error(own)) ** 2
             if self._is_split:
                 self._ranks.add_up([squares])
-            norm = squares.sqrt_()
+            norm = squares.sqrt_().mul_(1 + last_error(1, self._added, self._ranks.size))
             scale = self._scale(norm)
+            self._added += 1
             for name in list(gradient) if whole else ():
                 own = gradient.pop(name)
                 self._sum(name).addcmul_(own, scale.to(own.device))
@@ -176,7 +183,7 @@ class ClippedSum:
             NonFiniteGradient: without a clip norm, where nothing was measured before, a sum is not finite.
         """
         sums = {name: self._sum(name) for name in self._parameters}
-        self._sums = {}
+        self.forget()
         if not self._is_split:
             self._ranks.add_up(list(sums.values()))
         if self._clip_norm is None:
@@ -186,7 +193,7 @@ class ClippedSum:
 
     def forget(self) -> None:
         """Drop the sums since the last call of `take`."""
-        self._sums = {}
+        self._sums, self._added = {}, 0
 
     @property
     def _device(self) -> torch.device:
@@ -252,7 +259,8 @@ class ClippedSum:
         """Norms of parts of the units' gradients, each [U, parts] -> those of the whole, float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
-        return torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        norms = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        return norms.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm)."""
@@ -426,16 +434,6 @@ def _no_zeros(parameters: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for p in zeros:
             p.zero_()
-
-
-def _refuse_unreadable_precision() -> None:
-    try:
-        torch.get_float32_matmul_precision()
-    except RuntimeError as error:
-        raise InputError(
-            "float32 precision was set by torch.backends...fp32_precision, which torch does not let us read: "
-            "use torch.set_float32_matmul_precision instead"
-        ) from error
 
 
 def _refuse_non_finite(values: Tensor) -> None:

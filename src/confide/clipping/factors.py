@@ -22,14 +22,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.clipping.rounding import CUT_OFF, ROUNDOFF, gamma
 from confide.clipping.units import Units
+from confide.errors import InputError
 
 # Columns of a half-precision factor turned to float32 at a time: bounds the copy of a vocabulary-wide one.
 _BLOCK = 4096
 
-# Columns of two half-precision factors that a GPU multiplies and adds up in one go: the longer a sum, the more of it
-# may be rounding.
-_HALF_BLOCK = 16384
+# Columns of two factors that are multiplied and added up in one go: the longer a sum, the more of it may be rounding.
+# A GPU's tensor cores, which round more, take shorter ones of half precision.
+_SHORT = 256
+_HALF_BLOCK = 256
+
+# Positions whose outer products are added up in one go, for the same reason.
+_TOGETHER = 4096
 
 # Elements of a product on a GPU that is added to another tensor, at a time.
 _PIECE = 1 << 26
@@ -45,16 +51,29 @@ _STRIP = 64
 
 
 def exact(device: torch.device) -> AbstractContextManager[None]:
-    """Float32 products that are float32: neither autocast nor TF32 inside, and no graph."""
-    is_so = torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled(device.type)
-    if is_so and not torch.is_grad_enabled():
+    """Float32 products that are float32: neither autocast nor TF32 inside, and no graph.
+
+    Raises:
+        InputError: torch does not tell what precision was asked for.
+    """
+    precision = _precision()
+    if precision == "highest" and not torch.is_autocast_enabled(device.type) and not torch.is_grad_enabled():
         return nullcontext()  # as it mostly is, and every layer asks
-    return _made_exact(device)
+    return _made_exact(device, precision)
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError as error:
+        raise InputError(
+            "float32 precision was set by torch.backends...fp32_precision, which torch does not let us read: "
+            "use torch.set_float32_matmul_precision instead"
+        ) from error
 
 
 @contextmanager
-def _made_exact(device: torch.device) -> Iterator[None]:
-    precision = torch.get_float32_matmul_precision()
+def _made_exact(device: torch.device, precision: str) -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -71,13 +90,25 @@ def run_norms(values: Tensor) -> Tensor:
     """
     if not values.numel():  # a rank may have nothing of a split bias
         return values.new_zeros(values.shape[0], 1)
-    run = values.shape[-1] if values.dim() > 1 else 1
-    if math.prod(values.shape[1:]) % _RUN == 0:
-        run = _RUN  # of runs that are shorter the calls weigh
-    flat = values.reshape(values.shape[0], -1, run)
+    flat = values.reshape(values.shape[0], -1, _run(values))
     if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
         flat = flat.double()
     return torch.linalg.vector_norm(flat, dim=-1)
+
+
+def norm_error(values: Tensor) -> float:
+    """By how much of itself a norm from `run_norms` may be too small."""
+    run = _run(values)
+    dtype = torch.float64 if run > _BLOCK else values.dtype
+    # Half of what the sum of squares errs by; and the root, with a product by this.
+    return gamma(run / 2 + 4, ROUNDOFF[dtype])
+
+
+def _run(values: Tensor) -> int:
+    """Elements that a float32 sum of squares takes in one go."""
+    if math.prod(values.shape[1:]) % _RUN == 0:
+        return _RUN  # of runs that are shorter the calls weigh
+    return values.shape[-1] if values.dim() > 1 else 1
 
 
 def add_weighted(total: Tensor, each: Tensor, scale: Tensor, fresh: bool) -> None:
@@ -103,22 +134,17 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _blocks(values: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[tuple[slice, Tensor]]:
-    """Column blocks in a type; the whole at once where no copy is needed."""
-    if values.dtype == dtype:
+def _blocks(
+    values: Tensor, dtype: torch.dtype = torch.float32, size: int | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Column blocks in a type, of a size; without one, the whole at once where no copy is needed."""
+    if size is None and values.dtype == dtype:
         yield slice(None), values
         return
-    for start in range(0, values.shape[-1], _BLOCK):
-        columns = slice(start, start + _BLOCK)
+    size = min(size or _BLOCK, _BLOCK)
+    for start in range(0, values.shape[-1], size):
+        columns = slice(start, start + size)
         yield columns, values[..., columns].to(dtype)
-
-
-# The relative error of one operation.
-ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-
-# The same of the tensor cores that multiply bf16, which cut sums off where float32 would round them: by how much is not
-# published, and four times is allowed for.
-_CUT_OFF = 2.0**-22
 
 
 def has_half_products(*factors: Tensor) -> bool:
@@ -145,12 +171,30 @@ def _inner(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
         blocks = [x.split(_HALF_BLOCK, -1) for x in (first, second)]
         products = (_half_product(a, b.mT) for a, b in zip(*blocks, strict=True))
         return functools.reduce(Tensor.add_, products)
-    if first.dtype == second.dtype == dtype:
+    size = _sum_size(first, second, dtype)
+    if size >= first.shape[-1] and first.dtype == second.dtype == dtype:
         return torch.bmm(first, second.mT)
     total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], dtype=dtype, device=first.device)
-    for (_, a), (_, b) in zip(_blocks(first, dtype), _blocks(second, dtype), strict=True):
+    for (_, a), (_, b) in zip(_blocks(first, dtype, size), _blocks(second, dtype, size), strict=True):
         total.baddbmm_(a, b.mT)
     return total
+
+
+def _sum_size(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
+    """Terms that an inner product adds up in one go."""
+    if dtype != torch.float32:
+        return max(1, first.shape[-1])
+    return _HALF_BLOCK if has_half_products(first, second) else _SHORT
+
+
+def _inner_terms(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
+    """How many terms the rounding of an inner product is that of: those of a block, and the blocks."""
+    width, size = first.shape[-1], _sum_size(first, second, dtype)
+    return min(width, size) + -(-width // size)
+
+
+def _roundoff(first: Tensor, second: Tensor, dtype: torch.dtype) -> float:
+    return CUT_OFF if dtype == torch.float32 and has_half_products(first, second) else ROUNDOFF[dtype]
 
 
 def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -173,8 +217,15 @@ def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 
 def _total(products: Tensor) -> Tensor:
-    """[u, n, m] -> float64[u]"""
-    return products.sum(-1).double().sum(-1)
+    """[u, n, m] -> float64[u], added up in float64."""
+    return products.sum(-1, dtype=torch.float64).sum(-1)
+
+
+def _total_error(units: Units, positions: int, others: int) -> float:
+    """By how much of sum |terms| a sum over pairs of positions by `_total`, strip after strip, may be wrong."""
+    rows = max(group.rows_each for group in units.groups)
+    terms = rows * (positions + others) + _STRIP + rows * positions / _STRIP
+    return gamma(terms, ROUNDOFF[torch.float64])
 
 
 @dataclass(frozen=True)
@@ -184,7 +235,7 @@ class Outer:
     Attributes:
         left: [B, n, p] for a parameter of shape (p, q).
         right: [B, n, q].
-        dtype: of the inner products that norms are taken from.
+        dtype: of the inner products that norms are taken from, and of the sum.
     """
 
     left: Tensor
@@ -202,17 +253,27 @@ class Outer:
     @property
     def width(self) -> int:
         """Terms of the longest sum in an inner product of two positions."""
-        width = max(self.left.shape[-1], self.right.shape[-1])
-        # Sums of blocks are added up in float32, which rounds a quarter as much and has few to add.
-        return min(width, _HALF_BLOCK) if self._is_half else width
+        return max(min(x.shape[-1], _sum_size(x, y, self.dtype)) for x, y in self._pairs)
 
     @property
-    def unit_roundoff(self) -> float:
-        return _CUT_OFF if self._is_half else ROUNDOFF[self.dtype]
+    def _pairs(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        return (self.left, self.left), (self.right, self.right)
 
-    @property
-    def _is_half(self) -> bool:
-        return self.dtype == torch.float32 and has_half_products(self.left, self.right)
+    def gram_error(self, units: Units) -> float:
+        """By how much of the squared lengths squared norms from `squares` may be wrong."""
+        terms = 1 + sum(_inner_terms(x, y, self.dtype) for x, y in self._pairs)
+        roundoff = max(_roundoff(x, y, self.dtype) for x, y in self._pairs)
+        return gamma(terms, roundoff) + _total_error(units, self.positions, 0)
+
+    def sum_error(self, more: int) -> float:
+        """By how much of the lengths what `add_scaled` adds for a unit may be wrong.
+
+        Args:
+            more: terms that are added to the same elements by others.
+        """
+        positions = self.left.shape[0] * self.positions
+        terms = min(positions, _TOGETHER) + -(-positions // _TOGETHER) + 4 + more
+        return gamma(terms, _roundoff(self.left, self.right, self.dtype))
 
     @property
     def bytes(self) -> int:
@@ -235,7 +296,7 @@ class Outer:
         return result[0], result[1]
 
     def double(self) -> Outer:
-        """The same factors, of which norms are taken in float64: no copy of a vocabulary-wide one."""
+        """The same factors, of which norms and sums are taken in float64: no copy of a vocabulary-wide one."""
         return Outer(self.left, self.right, torch.float64)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
@@ -255,13 +316,21 @@ class Outer:
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:
         """Add sum_b scale_b * (row b's matrix) to total, float32[p, q]; scale is float32[B]."""
         p, q = total.shape
-        each = scale[:, None, None]
+        each = scale.to(self.dtype)[:, None, None]
         left, right = self.left, self.right
         if p <= q:  # scale the thinner factor: the other may be as wide as the vocabulary
             left = left * each
         else:
             right = right * each
         left, right = left.reshape(-1, p), right.reshape(-1, q)
+        add = self._add_product if self.dtype == torch.float32 else _add_precisely
+        for some in zip(left.split(_TOGETHER), right.split(_TOGETHER), strict=True):
+            add(total, *some, fresh)
+            fresh = False
+
+    def _add_product(self, total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
+        """Add left^T right to total, in float32; the thinner one is float32, the other as it is."""
+        p, q = total.shape
         beta = 0 if fresh else 1
         if has_half_products(self.left, self.right):
             thin, wide = (left, right) if p <= q else (right, left)
@@ -276,6 +345,18 @@ class Outer:
         else:
             for columns, block in _blocks(right):
                 total[:, columns].addmm_(left.T, block, beta=beta)
+
+
+def _add_precisely(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
+    """Add left^T right to total, float32; one of the two is float64, and so is the product until it is added."""
+    if right.dtype == torch.float64:
+        for rows, block in _blocks(left, torch.float64):
+            product = block.T @ right
+            total[rows].copy_(product) if fresh else total[rows].add_(product)
+    else:
+        for columns, block in _blocks(right, torch.float64):
+            product = left.T @ block
+            total[:, columns].copy_(product) if fresh else total[:, columns].add_(product)
 
 
 @dataclass(frozen=True)
@@ -298,28 +379,19 @@ class Lookup:
     def positions(self) -> int:
         return self.index.shape[1]
 
-    @property
-    def width(self) -> int:
-        return self.grad.shape[-1]
-
-    @property
-    def unit_roundoff(self) -> float:
-        return ROUNDOFF[_wide(self.grad).dtype]
-
     @classmethod
     def join(cls, uses: list[Lookup]) -> Lookup:
         if len(uses) == 1:
             return uses[0]
         return cls(torch.cat([use.index for use in uses], 1), torch.cat([use.grad for use in uses], 1))
 
-    def squares(self, units: Units, table: int) -> Tensor:
-        """float64[U]: squared norm of each unit's table, from those of its rows that it looks up."""
-        keys, place = torch.unique(units.of_row[:, None] * table + self.index, return_inverse=True)
+    def table(self, units: Units, entries: int) -> Table:
+        """What each unit's gradients come to at each entry that it looks up, of so many."""
+        keys, place = torch.unique(units.of_row[:, None] * entries + self.index, return_inverse=True)
         grad = _wide(self.grad.flatten(0, 1))
         sums = torch.zeros(keys.numel(), grad.shape[-1], dtype=grad.dtype, device=grad.device)
         sums.index_add_(0, place.flatten(), grad)
-        result = torch.zeros(units.count, dtype=torch.float64, device=self.grad.device)
-        return result.index_add_(0, keys.div(table, rounding_mode="floor"), row_squares(sums))
+        return Table(keys.div(entries, rounding_mode="floor"), keys.remainder(entries), sums)
 
     def lengths(self, units: Units) -> Tensor:
         """float64[U]: the norm if all gradients met in one table row and had one direction."""
@@ -333,11 +405,23 @@ class Lookup:
         result = torch.empty(units.count, dtype=torch.float64, device=self.grad.device)
         for group in units.groups:
             index = group.by_unit(self.index[..., None])[..., 0]
-            left, right = group.by_unit(other.left), group.by_unit(other.right).to(other.dtype)
-            products = torch.bmm(right, group.by_unit(self.grad).to(other.dtype).mT)
+            left, right = group.by_unit(other.left), group.by_unit(other.right)
+            products = _inner(right, group.by_unit(self.grad), other.dtype)
             products *= left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1))
             result[group.units] = _total(products)
         return result
+
+    def cross_error(self, other: Outer, units: Units) -> float:
+        """By how much of the product of both lengths `cross` may differ from the inner product with `table`, whose
+        own sums are rounded."""
+        pair = (other.right, self.grad)
+        terms = 1 + _inner_terms(*pair, other.dtype)
+        sums = self.positions * max(group.rows_each for group in units.groups)
+        return (
+            gamma(terms, _roundoff(*pair, other.dtype))
+            + gamma(sums, ROUNDOFF[_wide(self.grad).dtype])
+            + _total_error(units, self.positions, other.positions)
+        )
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
         """Add each unit's table to dense, float32[U, p, q]; what a fresh one holds does not count."""
@@ -347,12 +431,33 @@ class Lookup:
         keys = units.of_row[:, None] * table + self.index
         dense.view(-1, dense.shape[2]).index_add_(0, keys.flatten(), self.grad.flatten(0, 1).float())
 
+
+@dataclass(frozen=True)
+class Table:
+    """Units' gradients by a table, at the entries where they have one: what is measured is what is added.
+
+    Attributes:
+        unit: int64[K], whose.
+        entry: int64[K], which entry of the table; a unit has each but once.
+        sums: [K, q], float32 or float64.
+    """
+
+    unit: Tensor
+    entry: Tensor
+    sums: Tensor
+
+    def squares(self, units: Units) -> Tensor:
+        """float64[U]: the squared norm of each unit's table, rounded up."""
+        result = torch.zeros(units.count, dtype=torch.float64, device=self.sums.device)
+        result.index_add_(0, self.unit, row_squares(self.sums))
+        return result.mul_((1 + norm_error(self.sums)) ** 2)
+
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:
-        """Add sum_b scale_b * (row b's table) to total, float32[p, q]; scale is float32[B]."""
+        """Add sum_u scale_u * (unit u's table) to total, float32[p, q]; scale is float32[U]."""
         if fresh:
             total.zero_()
-        grad = self.grad * scale[:, None, None]
-        total.index_add_(0, self.index.flatten(), grad.flatten(0, 1))
+        scaled = self.sums * scale.to(self.sums.dtype)[self.unit][:, None]
+        total.index_add_(0, self.entry, scaled.to(total.dtype))
 
 
 @dataclass(frozen=True)

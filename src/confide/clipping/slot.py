@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from confide.clipping.factors import Lookup, Outer, PerRow, Use, add_weighted, run_norms
+from confide.clipping.factors import (
+    Lookup,
+    Outer,
+    PerRow,
+    Table,
+    Use,
+    add_weighted,
+    norm_error,
+    run_norms,
+)
 from confide.clipping.units import Units
 
-# A squared norm of which more than this may be rounding is taken again in float64.
+# A squared norm that is rounded up by more than this part of itself is taken again in float64, and so is the sum.
 _DOUBTFUL = 0.05
 
 # What an element of a dense gradient costs beside its product (being written, measured and summed), in products of
 # a Gram matrix, of which half are taken. Measured by benchmarks/cost_model.py.
 _TOUCHED = 20
+
+# Lengths are rounded, too: by less than this, as sums of no more than 16,000 terms of one sign at a time are.
+_LONGER = 1.001
 
 
 def dense_is_faster(units: Units, positions: int, p: int, q: int) -> bool:
@@ -72,6 +83,7 @@ class Slot:
         self._dense = dense
         self._outers: list[Outer] = []
         self._lookups: list[Lookup] = []
+        self._table: Table | None = None
         self._norms: Tensor | None = None
         self._doubt: Tensor | None = None
         self._measures = dense is None
@@ -125,54 +137,48 @@ class Slot:
         return self._doubt
 
     def resolve(self, is_doubtful: bool) -> None:
-        """Take the norms again in float64 if need be; they are beyond doubt then."""
+        """Take norms and sum in float64 if need be; they are beyond doubt then."""
         if is_doubtful:
-            outers, lookups = [use.double() for use in self._outers], [use.double() for use in self._lookups]
-            self._norms, _ = self._bounded(outers, lookups)
+            self._outers = [use.double() for use in self._outers]
+            self._lookups = [use.double() for use in self._lookups]
+            self._norms, _ = self._bounded()
+        self._lookups = []  # their table is left
         self._doubt = None
 
     def _measure(self) -> None:
         if self._dense is not None:
-            self._norms = run_norms(self._dense)
+            self._norms = run_norms(self._dense).mul_(1 + norm_error(self._dense))
             return
         if self._outers:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
-        self._norms, self._doubt = self._bounded(self._outers, self._lookups)
+        self._norms, self._doubt = self._bounded()
 
-    def _bounded(self, outers: list[Outer], lookups: list[Lookup]) -> tuple[Tensor, Tensor]:
-        """float64[U, 1], norms from the factors in some precision; bool[], whether one is doubtful."""
-        squares, lengths = self._factored(outers, lookups)
-        slack = 2 * self._rounding(outers, lookups) * lengths.square()
-        doubt = (slack > _DOUBTFUL * squares).any()
-        # At least the norm of what is added, whose own rounding is that of the factors as they are.
-        norms = squares.clamp_(min=0).add_(slack).sqrt_()
-        return norms.add_(lengths, alpha=self._rounding(self._outers, self._lookups))[:, None], doubt
-
-    def _rounding(self, outers: list[Outer], lookups: list[Lookup]) -> float:
-        """How much of |a| |b| an inner product of two vectors may be off by.
-
-        Rounding errors of a sum of n terms grow like sqrt(n) (Higham & Mary 2019, section 3), and products are added
-        up in several sums side by side, of which each is shorter: half of the root is what is allowed for. Their worst
-        case, n, no product comes near to (tests/clipping/test_cancelling.py seeks it).
-        """
-        uses: list[Outer | Lookup] = [*outers, *lookups]
-        positions = sum(use.positions for use in uses) * max(group.rows_each for group in self._units.groups)
-        long = max(positions, *(use.width for use in uses))
-        return (4 + math.sqrt(long) / 2) * max(use.unit_roundoff for use in uses)
-
-    def _factored(self, outers: list[Outer], lookups: list[Lookup]) -> tuple[Tensor, Tensor]:
-        """float64[U] twice: squared norms from the factors, cross terms of a tied parameter included, and what the
-        norms would be if all terms had one direction."""
-        parts = [outer.squares(self._units) for outer in outers]
-        parts += [
-            (lookup.squares(self._units, self._shape[0]), lookup.lengths(self._units)) for lookup in lookups
-        ]
-        squares, lengths = (torch.stack(values).sum(0) for values in zip(*parts, strict=True))
-        if outers and lookups:
-            squares += 2 * lookups[0].cross(outers[0], self._units)
-        return squares, lengths
+    def _bounded(self) -> tuple[Tensor, Tensor | None]:
+        """float64[U, 1], at least the norms of what is added (see `rounding`), from the factors in their precision;
+        bool[], whether for some unit that is more by rounding than should be."""
+        units = self._units
+        tables = [lookup.table(units, self._shape[0]) for lookup in self._lookups]
+        self._table = tables[0] if tables else None
+        of_table = self._table.squares(units) if self._table else None
+        if not self._outers:
+            assert of_table is not None
+            self._lookups = []
+            return of_table.sqrt_()[:, None], None
+        [outer] = self._outers
+        squares, lengths = outer.squares(units)
+        lengths *= _LONGER
+        slack = outer.gram_error(units) * lengths.square()
+        if of_table is not None:
+            [lookup] = self._lookups
+            cross = lookup.cross(outer, units)
+            squares += 2 * cross + of_table
+            slack += 2 * lookup.cross_error(outer, units) * lengths * lookup.lengths(units) * _LONGER
+        squares.clamp_(min=0)
+        norms = (squares + slack).sqrt_().add_(lengths, alpha=outer.sum_error(units.count))
+        doubt = (norms.square() > (1 + _DOUBTFUL) * squares).any()
+        return norms[:, None], doubt
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool = False) -> None:
         """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U].
@@ -182,11 +188,11 @@ class Slot:
         if self._dense is not None:
             add_weighted(total.view(-1), self._dense.view(len(scale), -1), scale, fresh)
             return
-        by_row = scale[self._units.of_row]
-        uses: list[Outer | Lookup] = [*self._outers, *self._lookups]
-        for use in uses:
-            use.add_scaled(total, by_row, fresh)
+        for outer in self._outers:
+            outer.add_scaled(total, scale[self._units.of_row], fresh)
             fresh = False
+        if self._table is not None:
+            self._table.add_scaled(total, scale, fresh)
 
 
 def settle(slots: Sequence[Slot]) -> None:

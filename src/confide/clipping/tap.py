@@ -86,6 +86,7 @@ class Taps:
         trusted: Container[str] | None = None,
         doubts: bool = False,
     ) -> None:
+        _refuse_hooks(watched)
         self._seen = seen
         self._trusted = trusted
         self._doubts = doubts
@@ -93,6 +94,7 @@ class Taps:
         self._live = dict(trainable)
         self._unseen: set[str] = set()
         self._handles: list[Any] = []
+        self._first: dict[str, int] = {}
         self._watched = watched
         self._rows = rows
         self._widths = widths
@@ -111,9 +113,10 @@ class Taps:
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
-                handles.append(
-                    layer.module.register_forward_hook(partial(self._leave, layer), with_kwargs=True)
-                )
+                # Before all others: what they make of the output is no part of the layer; autograd passes it first.
+                leave = partial(self._leave, layer)
+                handles.append(layer.module.register_forward_hook(leave, prepend=True, with_kwargs=True))
+                self._first[layer.name] = handles[-1].id
             yield
         finally:
             for handle in handles:
@@ -187,6 +190,11 @@ class Taps:
                 'gradient_checkpointing_kwargs={"use_reentrant": False}, and take no torch.no_grad() in the '
                 "loss; where the model itself lets it learn nothing, freeze it, or leave it out of adapter.targets"
             )
+        if next(iter(module._forward_hooks)) != self._first[layer.name]:
+            raise InputError(
+                f"module {layer.name} got a forward hook with prepend=True inside the loss, which may change its "
+                "output before the tap on it: register the hook before training, or remove it"
+            )
         given, count = layer.rule.reads(layer, args, kwargs), output.shape[:1].numel()
         joined = given.shape[:1] != (self._rows,) or output.shape[:1] != (self._rows,)
         if joined:
@@ -221,6 +229,31 @@ class Taps:
             self._spread = layer
             return given.expand(rows, *given.shape[1:]), output.expand(rows, *output.shape[1:])
         return given.unflatten(0, (rows, -1)), output.unflatten(0, (rows, -1))
+
+
+def _refuse_hooks(watched: Sequence[Layer]) -> None:
+    """Refuse hooks that come between a layer and its tap: the output gradient that arrives would be another's.
+
+    Raises:
+        InputError: a hook on all modules, or one of the kind that changes gradients inside a layer.
+    """
+    every = nn.modules.module
+    if (
+        every._global_forward_hooks
+        or every._global_forward_pre_hooks
+        or every._global_backward_hooks
+        or every._global_backward_pre_hooks
+    ):
+        raise InputError(
+            "a hook is registered on all modules (torch.nn.modules.module.register_module_..._hook), which may change "
+            "gradients before they are clipped: remove it, or register it on the modules that need it"
+        )
+    for layer in watched:
+        if layer.module._backward_hooks and layer.module._is_full_backward_hook is False:
+            raise InputError(
+                f"module {layer.name} has a hook by register_backward_hook, which may change gradients inside the "
+                "layer, where they are not clipped: use register_full_backward_hook, or remove it"
+            )
 
 
 def _first_axis(layer: Layer, given: Tensor, rows: int) -> str:

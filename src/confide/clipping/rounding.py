@@ -1,0 +1,104 @@
+"""How far rounding takes a norm or a sum from the true one, so that no unit adds more than C.
+
+Theorem. Let s_u = min(1, C / norm_u) with the norm that the engine gives a unit u, and let a_u be what is added for it.
+Then |a_u| <= C.
+
+What is added for a unit. Let g_u be its gradient as the layers' inputs and output gradients say, exactly. The sum that
+the engine computes is sum_u s_u g_u + E, where E is rounding. The bound below on E is a sum over units; a_u is s_u g_u
+and u's share of E. Where a unit is alone in the sum, a_u is what the sum holds. A unit's presence also moves how the
+terms of other units round, by at most their shares of E. That is not counted: no sum in floating point is free of it.
+
+Error model (Higham 2002, "Accuracy and Stability of Numerical Algorithms", sections 2.2, 3.1 and 3.5). One operation
+errs by at most `u` of its result. So a sum or an inner product of n terms errs by at most gamma(n) sum |terms|, where
+gamma(n) = n u / (1 - n u): in *any* order of summation, with or without fused operations, and for any terms, such as
+equal ones, whose errors all point one way. No smaller growth, like sqrt(n), may be assumed of a person's text.
+
+Assumptions:
+
+- Float32 arithmetic has u = 2**-24, float64 has u = 2**-53. Products of two bf16 values are exact in float32.
+- Tensor cores that multiply bf16 cut sums off where float32 would round them: u = 2**-22.
+- Products are not taken in TF32 or bf16 where float32 is asked for; see `factors.exact` and `refuse_coarse_products`.
+- Nothing underflows: values below 2**-63 count as 0 in a norm. C is far above that.
+
+Proof, by how a parameter's gradient is held; r is the length of the runs that a norm is summed in.
+
+- *Dense* (`PerRow`; other uses where it is faster) and *tables*: one tensor D_u is measured and added. Its norm errs by
+  `norm_error`, relatively, since all squares have one sign. The sum over U units errs by gamma(U + 2) s_u |D_u|.
+- *Factors*, g_u = sum_t l_t (x) r_t, with L_u = sum_t |l_t| |r_t|: |g_u|^2 is sum_tt' (l_t . l_t') (r_t . r_t'), of
+  which inner products of n and m terms make at most gamma(n + m + 1) |l_t| |l_t'| |r_t| |r_t'| wrong: in all
+  `Outer.gram_error` L_u^2. The sum over N positions has an error of at most gamma(N + 3) s_u |l_ti| |r_tj| for each
+  position, that is a matrix of norm `Outer.sum_error` s_u L_u. So
+  sqrt(squares + gram_error L_u^2) + sum_error L_u is at least |g_u| + |E_u| / s_u.
+- *Tied* parameters have factors and a table. The inner product of the two errs by `Lookup.cross_error` L_u K_u, where
+  K_u is the table's sum of |gradients|.
+
+Where gradients cancel, L_u is far above |g_u|, and the bound is larger than the norm: the unit would be clipped more
+than it has to be. Norm and sum are then taken again, both in float64. The engine's last factor, 1 + `last_error`,
+is for what is left: the sum over units, C / norm, and the running sum. That is float32 and rounds with each call by up
+to u times its own norm, which counts as the share of the units of that call: equal parts round the same way there, too.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from confide.errors import InputError
+
+# The relative error of one operation.
+ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+# The same of tensor cores. By how much they cut off is not published (Fasi et al. 2021 measured it); this allows for
+# more than was measured.
+CUT_OFF = 2.0**-22
+
+_SINGLE = ROUNDOFF[torch.float32]
+
+# Settings from outside the process that make float32 products coarse, and the values that don't.
+_OVERRIDES = {
+    "NVIDIA_TF32_OVERRIDE": {"0"},
+    "DNNL_DEFAULT_FPMATH_MODE": {"STRICT"},
+    "ONEDNN_DEFAULT_FPMATH_MODE": {"STRICT"},
+}
+
+
+def gamma(terms: float, roundoff: float) -> float:
+    """By how much of sum |terms| a sum of so many terms may be wrong, in any order."""
+    product = terms * roundoff
+    if product > 0.5:
+        raise ValueError(f"a sum of {terms} terms with roundoff {roundoff} has no digit that is certain")
+    return product / (1 - product)
+
+
+def last_error(units: int, before: int, ranks: int) -> float:
+    """Relative error that a whole norm must allow for beyond its parts'.
+
+    Args:
+        units: that are added up in this call.
+        before: units in the sum that they are added to.
+        ranks: whose sums are added up.
+    """
+    return gamma(units + (before + units) / units + ranks + 8, _SINGLE)
+
+
+def refuse_coarse_products(device: torch.device) -> None:
+    """Refuse a process whose float32 products are not float32; call it where products are to be exact.
+
+    Raises:
+        InputError: naming the setting.
+    """
+    for name, harmless in _OVERRIDES.items():
+        if os.environ.get(name, "").upper() not in {"", *harmless}:
+            raise InputError(
+                f"the environment variable {name}={os.environ[name]} makes float32 products coarser than the bound on "
+                "norms allows for: unset it"
+            )
+    # TF32 has 10 bits behind the point, bf16 has 7; 1 + 2**-12 is 1 in both.
+    value = 1 + 2.0**-12
+    probe = torch.full((1, 256, 256), value, device=device)
+    if float((torch.bmm(probe, probe) - 256 * value**2).abs().max()) > 256 * value**2 * gamma(256, _SINGLE):
+        raise InputError(
+            f"float32 products on {device} are coarser than float32: switch off whatever setting of torch or of its "
+            "libraries makes them so"
+        )
