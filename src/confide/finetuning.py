@@ -183,9 +183,12 @@ class _Loop:
         return report
 
     def _checkpoint(self) -> None:
+        """Save the state, unless the weights have left the numbers: they are noised, so that a run ends for this tells
+        of no unit."""
         state = self.course.state() if self.done else None
         if state is not None:
             run = self.job.run
+            models.refuse_diverged(state["weights"])
             run.checkpoints.save(self.done, state, self.job.seal, run.ledger_path)
 
     def _look(self) -> None:
@@ -327,6 +330,8 @@ def _note(report: Report) -> str:
         parts.append(f"loss {report.loss:.3f}")
     if report.clipped is not None:
         parts.append(f"{report.clipped:.0%} clipped")
+    if report.left_out:
+        parts.append(f"{report.left_out} with no finite gradient, counted as zero")
     return ", ".join(parts)
 
 

@@ -277,6 +277,11 @@ class Outer:
             for columns, block in _blocks(right):
                 total[:, columns].addmm_(left.T, block, beta=beta)
 
+    def without(self, rows: Tensor) -> Outer:
+        """With zeros in some rows, bool[B]."""
+        out = rows[:, None, None]
+        return Outer(self.left.masked_fill(out, 0), self.right.masked_fill(out, 0), self.dtype)
+
 
 @dataclass(frozen=True)
 class Lookup:
@@ -353,6 +358,10 @@ class Lookup:
             total.zero_()
         grad = self.grad * scale[:, None, None]
         total.index_add_(0, self.index.flatten(), grad.flatten(0, 1))
+
+    def without(self, rows: Tensor) -> Lookup:
+        """With zeros in some rows, bool[B]."""
+        return Lookup(self.index, self.grad.masked_fill(rows[:, None, None], 0))
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,6 @@ class Counted(Tuning):
             *others,
             "the choice of what the sweep searched, and tuning outside of it",
             _CHOSEN_BY,
-            "that a trial ended for a gradient that is no finite number, which ranks it last",
         )
 
     def accountant(self, of_one: str) -> str:
