@@ -22,6 +22,7 @@ from confide.metrics import Metrics
 from confide.noise import generator
 from confide.provenance import code_version
 from confide.ranks import Ranks
+from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.sampling import Draw, Halt
 from confide.seal import Broken
@@ -291,7 +292,7 @@ def _refuse_gaps(ledger: Ledger) -> None:
 
 def _in_short(job: Job) -> str:
     terms, setting = job.setting.terms, job.setting
-    noise = f"noise multiplier {setting.noise_multiplier:.4g}, delta {setting.delta:.3g}"
+    noise = f"noise multiplier {at_least(setting.noise_multiplier, 5)}, delta {at_most(setting.delta, 3)}"
     what = f"{terms.expected_batch:g} {job.mechanism.draws} a step"
     return (
         f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "

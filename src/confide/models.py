@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from confide.settings import Adapter, Config
 
 BUNDLED = "bundled"
-LARGEST = 1e15  # of a weight that a model could compute with: not far above, a gradient's square is no float32
+LARGEST = (
+    1e15  # of a weight that a model could compute with: not far above, a gradient's square is no float32
+)
 MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
 AUTO = {
     "causal-lm": "AutoModelForCausalLM",

@@ -317,6 +317,8 @@ def program_svg(found: dict[str, Any]) -> str:
         "What tightening the program costs and saves",
         [
             Panel("rows", x, "share of rows", kept, log_x=True),
-            Panel("noise multiplier", x, "noise multiplier", noise, log_x=True, log_y=True),
+            Panel(
+                "noise multiplier", x, "noise multiplier", noise, log_x=True, log_y=True, below=tuple(noise)
+            ),
         ],
     )

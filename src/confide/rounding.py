@@ -61,7 +61,7 @@ def _printed(x: float, digits: int, places: int | None, rounding: str) -> str:
     whole = max(0, Decimal(x).adjusted() + 1)
     if digits < whole <= _LONG:
         return f"{_to_places(x, 0, rounding):,f}"
-    return _plain(_to_digits(x, digits, rounding), digits)
+    return _plain(_to_digits(x, digits, rounding))
 
 
 def _percent(x: float, places: int, rounding: str) -> str:
@@ -82,7 +82,7 @@ def _one_in(p: float, rounding_of_odds: str) -> str:
     # The quotient of the shortest decimal that reads as p, so that 1e-3 is 1 in 1,000.
     odds = Context(prec=40, rounding=rounding_of_odds).divide(Decimal(1), Decimal(repr(float(p))))
     odds = Context(prec=2, rounding=rounding_of_odds).plus(odds)
-    return f"1 in {odds:,f}" if odds.adjusted() < _LONG else f"1 in {_plain(odds, 2)}"
+    return f"1 in {odds:,f}" if odds.adjusted() < _LONG else f"1 in {_plain(odds)}"
 
 
 def _to_digits(x: float, digits: int, rounding: str) -> Decimal:
@@ -101,12 +101,12 @@ def _context(digits: int, rounding: str) -> Context:
     return Context(prec=digits, rounding=rounding, Emin=-9999, Emax=9999)
 
 
-def _plain(value: Decimal, digits: int) -> str:
+def _plain(value: Decimal) -> str:
     """As `:g` writes a float: with an exponent where the number is far from 1, without zeros at the end."""
     if value == 0:
         return "0"
     exponent = value.adjusted()
-    if -5 < exponent < max(digits, 4):
+    if -5 < exponent < _LONG:
         return f"{_without_zeros(value):,f}"
     return f"{_without_zeros(value.scaleb(-exponent, _context(40, ROUND_FLOOR))):f}e{exponent:+03d}"
 

@@ -35,7 +35,9 @@ def without(batch: Batch, unit: Tensor, weight: Tensor, bad: int) -> tuple[Batch
     return {name: values[kept] for name, values in batch.items()}, renumbered, weight[kept]
 
 
-def sums(net: nn.Module, loss, batch: Batch, unit: Tensor, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def sums(
+    net: nn.Module, loss, batch: Batch, unit: Tensor, weight: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
     summed = ClippedSum(net, loss, 1.0)
     norms = summed.add(batch, unit, weight)
     return summed.take(), norms

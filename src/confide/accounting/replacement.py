@@ -14,6 +14,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from confide.accounting.composing import mirrored
 from confide.accounting.curves import Curve, exchanged
 from confide.accounting.processes import FINE, Grid, MixtureOfGaussians, Process, checked
+from confide.rounding import at_most
 
 _BEYOND = -float(ndtri(math.exp(-50) / 4))
 """Standard deviations beyond which a tail goes to infinite loss, as dp_accounting has it."""
@@ -47,7 +48,7 @@ class Replacement:
 
     def describe(self) -> str:
         return (
-            f"On each of {self.steps} steps a unit takes part with probability {self.q:.6g}; what one unit does is "
+            f"On each of {self.steps} steps a unit takes part with probability {at_most(self.q, 6)}; what one unit does is "
             "compared with what any other text in its place would do, under Gaussian noise."
         )
 

@@ -13,6 +13,7 @@ from confide.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms, c
 from confide.mechanisms.group import example_level
 from confide.mechanisms.uls import UserLevelSampling, averaging_faults
 from confide.noise import RunKey, Stream
+from confide.rounding import at_most
 from confide.sampling import Sampling
 from confide.shape import Shape
 from confide.units import UnitGraph
@@ -172,7 +173,9 @@ class Concentration(Mechanism):
         proved = self._process_of(shape, delta).proved(noise_multiplier)
         if proved <= self.epsilon:
             return ()
-        reached = "nothing is proved" if math.isinf(proved) else f"what is proved is epsilon {proved:.4g}"
+        reached = (
+            "nothing is proved" if math.isinf(proved) else f"what is proved is epsilon {at_most(proved)}"
+        )
         return (
             f"the noise constant of paper 000 could not be re-derived for {shape.units:,} units: {reached}",
         )

@@ -10,6 +10,7 @@ from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.noise import RunKey, Stream
+from confide.rounding import at_most
 from confide.sampling import Draw, OwnRates, Sampling
 from confide.selection import cap_of, random_chunks, random_rows, select
 from confide.shape import Shape
@@ -133,7 +134,7 @@ class UserLevelSampling(Mechanism):
             rows_per_unit=None,
             contribution=f"all its rows; a step that draws it uses at most {k} ({self.rule})",
             facts=self._facts(
-                f"sampling probability {rate:.6g} of each of the units",
+                f"sampling probability {at_most(rate, 6)} of each of the units",
                 divisor,
                 steps,
                 f"at most {k} rows or chunks of a drawn unit",

@@ -15,6 +15,7 @@ from confide.config import check
 from confide.console import Console
 from confide.finetuning import Outcome, fine_tune
 from confide.quickstart import gap_closed
+from confide.rounding import at_least
 from confide.runs import Run
 from confide.settings import Config
 from confide.studies import corpora
@@ -146,7 +147,7 @@ def _table(rows: Sequence[Row]) -> str:
             str(recipe.steps),
             f"{recipe.learning_rate:g}",
             "inf" if row.epsilon is None else f"{row.epsilon:g}",
-            f"{row.noise_multiplier:.4g}" if row.noise_multiplier else "",
+            at_least(row.noise_multiplier, 5) if row.noise_multiplier else "",
             f"{row.noise_multiplier / recipe.batch:.3g}" if row.noise_multiplier else "",
             ", ".join(f"{loss:.3f}" for loss in row.losses),
             f"{mean(row.losses):.3f}",

@@ -29,6 +29,7 @@ from confide.console import Console
 from confide.finetuning import Outcome
 from confide.job import prepared_data
 from confide.planning import Size
+from confide.rounding import at_least
 from confide.runs import Run
 from confide.settings import Config
 from confide.space import altered
@@ -361,7 +362,7 @@ def _table(found: Compared) -> str:
             f"{row.learning_rate:g}, {row.schedule}",
             row.average,
             "independent" if row.bands == 1 else f"correlated over {row.bands} steps",
-            f"{row.noise_multiplier:.4g}",
+            at_least(row.noise_multiplier, 5),
             ", ".join(f"{loss:.3f}" for loss in row.losses),
             f"{row.loss:.3f}",
             f"{row.perplexity:.1f}",

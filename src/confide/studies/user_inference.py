@@ -11,6 +11,7 @@ from typing import Any
 
 from confide.audit.attack import Options
 from confide.console import Console
+from confide.rounding import percent_at_most
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
 
@@ -102,7 +103,7 @@ def _table(rows: list[Row]) -> str:
             str(row.users),
             "{:.3f} ({:.3f} to {:.3f})".format(*row.auroc),
             "{:.1%} ({:.1%} to {:.1%})".format(*row.tpr),
-            "" if row.ceiling is None else f"{row.ceiling:.1%}",
+            "" if row.ceiling is None else percent_at_most(row.ceiling),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
