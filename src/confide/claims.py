@@ -35,6 +35,9 @@ PRIORS = (1e-6, 1e-4, 1e-3)
 TUNING = "the tuning of hyper-parameters on private rows"
 """What a claim does not cover unless it counts a whole sweep."""
 
+LARGE = 0.01
+"""What the number of units times delta should not exceed."""
+
 NOT_COVERED = (
     "what the base model learnt in its pretraining",
     "the tokenizer and its vocabulary",
@@ -72,6 +75,7 @@ class Guarantee:
     protected_output: which artefact, and whether one release or several with their sum.
     provenance: code version, date, hardware, and keyed fingerprints of config and data.
     evidence: audits made, what they could have shown at most and what they did show; or that none was made.
+    units: how many units there are, None where that is not public.
     estimates: reasons why the figures are not a theorem. words: line 12, written from the rest if left empty.
     """
 
@@ -110,6 +114,7 @@ class Guarantee:
     bands: int = 1
     epsilons: tuple[tuple[str, float], ...] = ()
     worlds: str = ""
+    units: int | None = None
     words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -249,7 +254,7 @@ _TUPLES = (
     "words",
 )
 _MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "epsilons", "words"}
-_MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
+_MAY_BE_NONE = {"rows_per_unit", "clip_norm", "units"}
 
 
 def _title(sampling: str) -> str:
@@ -297,6 +302,7 @@ def _check_numbers(g: Guarantee) -> None:
         "clip_norm": g.clip_norm is None or 0 < g.clip_norm < math.inf,
         "steps": g.steps >= 0,
         "rows_per_unit": g.rows_per_unit is None or g.rows_per_unit >= 1,
+        "units": g.units is None or g.units >= 1,
         "expected_batch": 0 <= g.expected_batch < math.inf,
         "sampling_probability": len(g.sampling_probability) == 2
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
@@ -333,7 +339,8 @@ def _in_words(g: Guarantee) -> list[str]:
         f"What is compared is {g.worlds}. What may be given away is {_bare(g.protected_output)}. "
         f"Whom this trusts: {_bare(g.trust)}.",
         f"From that output nobody can tell the two worlds apart well: a test that wrongly says {said} in 1% of cases "
-        f"rightly says so in at most {percent_at_most(g.true_positive_rate)}, and telling which of the two it was, with "
+        f"rightly says so in at most {percent_at_most(g.true_positive_rate)}, and telling which of "
+        f"the two it was, with "
         f"even odds, succeeds in at most {percent_at_most(right)} of cases (a coin: 50%).",
         "Someone who guesses at something only the unit's text tells, and who, knowing all that is public, would be "
         "right with the chance on the left, is right after studying the output with at most the chance on the right: "
@@ -360,9 +367,11 @@ def _in_words(g: Guarantee) -> list[str]:
         )
     if g.delta > 1e-3:
         words.append(
-            f"delta = {at_most(g.delta, 3)} is large: with about that chance the bound that epsilon states may not hold at "
-            "all."
+            f"delta = {at_most(g.delta, 3)} is large: with about that chance the bound that epsilon states may not "
+            "hold at all."
         )
+    if g.units is not None and (warning := large_delta(g.units, g.delta)):
+        words.append(warning)
     if g.advantage > 0.9 or max(r for _, r in g.reconstruction) > 0.5:
         words.append(
             "These bounds are weak: they do not rule out that a determined attacker tells whether one unit was used, "
@@ -387,6 +396,17 @@ _WORLDS = {
 
 def _bare(text: str) -> str:
     return text.strip().rstrip(".")
+
+
+def large_delta(units: int, delta: float) -> str | None:
+    """A warning where delta is not small beside the number of units; None where it is."""
+    if units * delta <= LARGE:
+        return None
+    return (
+        f"delta is large for {units:,} units: their product is {at_most(units * delta, 2)}, and to give away all text of "
+        "one unit, chosen by lot, with that chance would be within this delta too; a delta of at most "
+        f"{at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
+    )
 
 
 def _chances(pairs: Pairs) -> str:

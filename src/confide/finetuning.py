@@ -18,6 +18,7 @@ from confide.disk import write_text
 from confide.errors import InputError
 from confide.job import Job
 from confide.ledger import Ledger, versions
+from confide.mechanisms.statement import warnings
 from confide.metrics import Metrics
 from confide.noise import generator
 from confide.provenance import code_version
@@ -71,6 +72,8 @@ def fine_tune(
         run.bind()
         job = Job.of(run, console, ranks)
         console.say(_in_short(job))
+        for warning in warnings(job.setting):
+            console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
         try:
             return _Loop(job, ledger, console).go(until)

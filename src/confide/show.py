@@ -203,7 +203,8 @@ def marks(facts: dict[str, Any]) -> None:
         print("recall: nothing was masked and nothing missed in this sample, so it tells nothing of it")
     else:
         print(
-            f"recall about {percent_at_least(facts['recall'], 2)}: masked words among the masked and the missed, which takes "
+            f"recall about {percent_at_least(facts['recall'], 2)}: masked words among the masked and "
+            f"the missed, which takes "
             "all that is masked to be sensitive"
         )
     print(

@@ -38,6 +38,8 @@ def plan(found: dict[str, Any]) -> None:
             print(f"  {above(epsilon)} {what}")
         for reason in found["guarantee"]["estimates"]:
             print(f"  an estimate: {reason}")
+        for warning in found["warnings"]:
+            print(f"  warning: {warning}")
         print()
     stages = found.get("stages", [])
     if len(stages) > 1:

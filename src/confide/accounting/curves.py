@@ -228,8 +228,8 @@ def group(curve: Curve, k: int) -> Curve:
     Formal guarantee: Vadhan 2017, Lemma 2.2, in each direction: P_0, ..., P_k with H(P_i, P_(i+1)) <= delta at
     epsilon give P_0(E) <= e^(k epsilon) P_k(E) + delta (1 + e^epsilon + ... + e^((k-1) epsilon)). All k are removed,
     or all are added: where one text leaves and another comes, links of both directions alternate, and no direction
-    follows from itself (`exchanged`). Only epsilon >= 0 is used, so `reconstruction` and `true_positive_rate` are upper bounds, looser than a curve over all
-    reals would give.
+    follows from itself (`exchanged`). Only epsilon >= 0 is used, so `reconstruction` and `true_positive_rate` are upper
+    bounds, looser than a curve over all reals would give.
     """
     if k == 1:
         return curve

@@ -150,8 +150,10 @@ class RenyiBudget:
         return (
             f"A budget of Renyi divergence at {len(ORDERS)} orders, from {ORDERS[0]:g} to {ORDERS[-1]:g}, fixed before "
             f"the first step: the cost of {self.steps} planned steps. In each a unit takes part with probability "
-            f"{at_most(self.q, 6)}, under Gaussian noise of {at_least(self.planned, 6)} times the noise multiplier, after a release in "
-            f"which it takes part with probability {at_most(self.release_q, 6)}, under Gaussian noise of {noise}. A Renyi "
+            f"{at_most(self.q, 6)}, under Gaussian noise of {at_least(self.planned, 6)} times the "
+            f"noise multiplier, after a release in "
+            f"which it takes part with probability {at_most(self.release_q, 6)}, under Gaussian noise "
+            f"of {noise}. A Renyi "
             "filter stops the run before it would pass the budget at any order, so the claim is the same after fewer "
             "steps."
         )
@@ -168,7 +170,10 @@ class Scaled:
         return self.process.curve(self.factor * noise_multiplier, interval)
 
     def describe(self) -> str:
-        return f"{self.process.describe()} The noise is counted at {at_least(self.factor, 6)} times the noise multiplier."
+        return (
+            f"{self.process.describe()} The noise is counted at {at_least(self.factor, 6)} times "
+            f"the noise multiplier."
+        )
 
 
 def curve_of(divergences: Array) -> Curve:

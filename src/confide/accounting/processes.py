@@ -234,7 +234,8 @@ class TruncatedPoisson:
 
     def describe(self) -> str:
         return (
-            f"On each of {self.steps} steps each of {self.size} rows is drawn with probability {at_most(self.q, 6)}, and "
+            f"On each of {self.steps} steps each of {self.size} rows is drawn with probability "
+            f"{at_most(self.q, 6)}, and "
             f"of more than {self.cap} drawn rows a random {self.cap} are used; one row is compared with the same "
             "row zeroed out, under Gaussian noise."
         )

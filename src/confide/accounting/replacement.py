@@ -48,7 +48,8 @@ class Replacement:
 
     def describe(self) -> str:
         return (
-            f"On each of {self.steps} steps a unit takes part with probability {at_most(self.q, 6)}; what one unit does is "
+            f"On each of {self.steps} steps a unit takes part with probability {at_most(self.q, 6)}; "
+            f"what one unit does is "
             "compared with what any other text in its place would do, under Gaussian noise."
         )
 

@@ -171,6 +171,11 @@ class Mechanism(ABC):
         """What one unit is, in words."""
 
     @property
+    def draws_chunks(self) -> bool:
+        """Whether a step cuts random chunks out of a unit's running text."""
+        return False
+
+    @property
     def unit_is_one_row(self) -> bool:
         return not (self.grouped or self.protects_secrets)
 

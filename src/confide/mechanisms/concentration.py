@@ -123,6 +123,10 @@ class Concentration(Mechanism):
     def unit(self) -> str:
         return self.like.unit
 
+    @property
+    def draws_chunks(self) -> bool:
+        return self.like.draws_chunks
+
     def cap(self, shape: Shape) -> int:
         return self.like.cap(shape)
 
@@ -147,7 +151,7 @@ class Concentration(Mechanism):
                 f"tau {self.tau:g}, and the noise on the mean of those kept: noise multiplier * tau / number of units",
                 f"number of steps {self.steps}; the step at which the test ends the run is released under the claim",
                 "delta, noise multiplier and all other settings of the config",
-                f"at most {self.cap(shape)} rows or chunks of a unit",
+                f"at most {self.cap(shape)} {'random chunks' if self.draws_chunks else 'rows'} of a unit",
             ),
         )
 

@@ -82,7 +82,7 @@ class Selective(SensitiveText):
             terms,
             process=process,
             zeroed=zeroed,
-            contribution="1 row: redacted in the first phase, as it is in the second",
+            contribution="its row, redacted in the first phase and as it is in the second",
             facts=tuple(counted.get(fact, fact) for fact in terms.facts),
         )
 
@@ -133,7 +133,8 @@ class Selective(SensitiveText):
         noise, rate = self._light_noise(shape), self._lightly_noised().terms(shape).sampling.rate
         words = (
             f"on each of {min(steps, self.redacted.steps)} steps a redacted row takes part with probability "
-            f"{at_most(rate, 6)}, which is multiplied by the share of words that were missed, taken to be {at_most(share, 3)}."
+            f"{at_most(rate, 6)}, which is multiplied by the share of words that were missed, taken "
+            f"to be {at_most(share, 3)}."
         )
         return After(self._missed(shape, steps, share, zeroed), noise, process, words)
 
@@ -163,7 +164,8 @@ class Selective(SensitiveText):
             return super().doubts()
         low, high = self._missing_rate
         return (
-            f"the share of words that are sensitive and missed was estimated on a sample ({at_least(low, 3)} to {at_most(high, 3)}), "
+            f"the share of words that are sensitive and missed was estimated on a sample "
+            f"({at_least(low, 3)} to {at_most(high, 3)}), "
             "and its epsilon is an average over words: a row in which something was missed is drawn as often as any "
             "other, and has a larger one (004, section 3.1)",
         )

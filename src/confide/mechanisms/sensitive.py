@@ -34,7 +34,7 @@ class SensitiveText(DPSGD):
     @property
     def unit(self) -> str:
         return (
-            f"the sensitive characters of one row; a row is at most {self.row_length} tokens of one document"
+            f"the sensitive characters of one row (at most {self.row_length} tokens of one document)"
         )
 
     def worlds(self) -> str:

@@ -86,6 +86,10 @@ class UserLevelSampling(Mechanism):
     def rule(self) -> str:
         return self.selection or ("random-chunk" if self.chunked else "random")
 
+    @property
+    def draws_chunks(self) -> bool:
+        return self.rule == "random-chunk"
+
     def cap(self, shape: Shape) -> int:
         return cap_of(self.rows_per_unit, shape)
 
@@ -137,7 +141,7 @@ class UserLevelSampling(Mechanism):
                 f"sampling probability {at_most(rate, 6)} of each of the units",
                 divisor,
                 steps,
-                f"at most {k} rows or chunks of a drawn unit",
+                f"at most {k} {'random chunks' if self.draws_chunks else 'rows'} of a drawn unit",
             ),
         )
 

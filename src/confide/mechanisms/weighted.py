@@ -90,7 +90,8 @@ class WeightedRows(Mechanism):
             delta=self._delta(len(rates), shape.units),
             rows_per_step=self.batch,
             rows_per_unit=int(population.counts.max(initial=0)),
-            contribution=f"at most {at_most(population.means.max(initial=0))} rows expected a step, each drawn with its "
+            contribution=f"at most {at_most(population.means.max(initial=0))} rows expected a step, "
+            f"each drawn with its "
             f"own probability ({at_least(low)} to {at_most(high)}), which follows from the unit graph",
             facts=self._facts(
                 f"sampling probability of each row in use, from {at_least(low, 6)} to {at_most(high, 6)}",

@@ -104,7 +104,8 @@ def _tables(rows: list[dict[str, Any]], noises: list[dict[str, Any]]) -> str:
         sampled = " | ".join(f"{value:.3g}" for value in one["sampling"].values())
         crossings = " | ".join(f"{value:.3f}" for value in one["crossing"].values())
         lines.append(
-            f"| {at_most(one['epsilon'], 6)} | {at_most(one['proved'], 3)} | {one['filter']:.3g} | {sampled} | {crossings} |"
+            f"| {at_most(one['epsilon'], 6)} | {at_most(one['proved'], 3)} | {one['filter']:.3g} | "
+            f"{sampled} | {crossings} |"
         )
     return "\n".join(lines)
 

@@ -85,8 +85,10 @@ def _table(rows: list[dict[str, Any]]) -> str:
         losses = " | ".join(f"{side['loss']:.3f}" for side in sides)
         perplexities = " | ".join(f"{side['perplexity']:.0f}" for side in sides)
         lines.append(
-            f"| {row['data']} | {row['users_a_step']:g} | {at_most(row['sampling_probability'], places=4)} | {row['steps']} | "
-            f"{at_least(row['noise_multiplier'], 5)} | {at_most(row['epsilon'], 3)}, {at_most(row['delta'], 2)} | {losses} | {perplexities} | "
+            f"| {row['data']} | {row['users_a_step']:g} | "
+            f"{at_most(row['sampling_probability'], places=4)} | {row['steps']} | "
+            f"{at_least(row['noise_multiplier'], 5)} | {at_most(row['epsilon'], 3)}, "
+            f"{at_most(row['delta'], 2)} | {losses} | {perplexities} | "
             f"{row['gap_closed']:.0%} |"
         )
     return "\n".join(lines)
