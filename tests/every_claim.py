@@ -70,7 +70,11 @@ def config(mechanism: str, **changes: Any) -> Config:
 @cache
 def stated(name: str) -> Guarantee:
     """One of `CASES`."""
-    mechanism, changes, tuning = CASES[name]
+    return made(*CASES[name])
+
+
+def made(mechanism: str, changes: dict[str, Any], tuning: Tuning = UNTUNED) -> Guarantee:
+    """Args: changes: as of `config`."""
     settings = config(mechanism, **changes)
     privacy = settings.privacy
     shape = data(several_owners=mechanism == "owners")
@@ -126,6 +130,11 @@ CASES: dict[str, tuple[str, dict[str, Any], Tuning]] = {
     "selective, no recall": (
         "selective",
         _AFTER | {"detector": {"patterns": ["email"], "recall": None}},
+        UNTUNED,
+    ),
+    "selective, screened": (
+        "selective",
+        {"redacted": {"mode": "screened", "marks": "marks.jsonl", "steps": 5}},
         UNTUNED,
     ),
     "selective, light noise": ("selective", _LIGHT, UNTUNED),

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from confide.errors import CheckFailed, InputError
@@ -400,11 +401,12 @@ def _bare(text: str) -> str:
 
 def large_delta(units: int, delta: float) -> str | None:
     """A warning where delta is not small beside the number of units; None where it is."""
-    if units * delta <= LARGE:
+    product = float(units * Decimal(repr(float(delta))))  # of 600 and 1e-4 0.06, and not a little more
+    if product <= LARGE:
         return None
     return (
-        f"delta is large for {units:,} units: their product is {at_most(units * delta, 2)}, and to give away all text of "
-        "one unit, chosen by lot, with that chance would be within this delta too; a delta of at most "
+        f"delta is large for {units:,} units: their product is {at_most(product, 2)}, and to give away all "
+        "text of one unit, chosen by lot, with that chance would be within this delta too; a delta of at most "
         f"{at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
     )
 

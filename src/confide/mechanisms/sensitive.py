@@ -33,9 +33,7 @@ class SensitiveText(DPSGD):
 
     @property
     def unit(self) -> str:
-        return (
-            f"the sensitive characters of one row (at most {self.row_length} tokens of one document)"
-        )
+        return f"the sensitive characters of one row (at most {self.row_length} tokens of one document)"
 
     def worlds(self) -> str:
         if self.adjacency == "zero-out":

@@ -113,7 +113,7 @@ def _tables(rows: list[dict[str, Any]], noises: list[dict[str, Any]]) -> str:
 def _picture(measured: list[Nearness], noises: list[dict[str, Any]], users: int) -> str:
     panels = [
         Panel(
-            f"epsilon {one['epsilon']:g}, {users:,} users, {STEPS} steps",
+            f"epsilon {at_most(one['epsilon'], 6)}, {users:,} users, {STEPS} steps",
             "tau / clip norm",
             "noise / clip norm",
             {"filter": [(ratio, ratio * one["filter"]) for ratio in RATIOS]}

@@ -77,7 +77,7 @@ def run(folder: Path) -> dict[str, Any]:
     """Tabulate, draw (`figure6.svg` in `folder`) and look at the conjecture."""
     console, rows = Console(), []
     for epsilon in EPSILONS:
-        console.say(f"noise variance at epsilon {epsilon:g}")
+        console.say(f"noise variance at epsilon {at_most(epsilon, 6)}")
         rows += [variances(epsilon, budget) for budget in BUDGETS]
     console.say("Conjecture 1")
     conjecture = {"usual": looked_at(usual()), "extreme": looked_at(extreme())}
@@ -187,7 +187,7 @@ def _figure(rows: Sequence[dict[str, Any]]) -> str:
                 lines[f"ULS, n = {n}"] = [
                     (row["budget"], row["uls"][name][n]) for row in own if n in row["uls"][name]
                 ]
-            title = f"epsilon {epsilon:g}, {name}"
+            title = f"epsilon {at_most(epsilon, 6)}, {name}"
             panels.append(Panel(title, "rows a step", "noise variance", lines, True, name == ORTHOGONAL))
     return panels_svg("Noise variance of ELS and ULS at equal compute", panels)
 
