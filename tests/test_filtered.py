@@ -18,6 +18,7 @@ from confide.mechanisms.concentration import ConcentrationFilter
 from confide.ranks import Ranks
 from confide.runs import Run
 from confide.sampling import Draw, Halt
+from confide.tasks import Task
 from confide.training import Optimisation
 from tests import small
 from tests.test_halting import entries
@@ -357,3 +358,25 @@ def test_verify_checks_the_filter_and_sees_its_faults(tmp_path, monkeypatch):
             property(lambda self: 0.5 * self.noise_multiplier * self.tau / self.users),
         )
         assert failed() == {"noise of the stated size"}
+
+
+def test_a_user_without_a_finite_gradient_counts_as_zero_and_ends_nothing(monkeypatch):
+    """Twice: what such a user had a step before is not kept either."""
+    row_loss, draw = Task.row_loss, crowd()
+    spoils = False
+
+    def spoilt(self, model, batch):
+        found = row_loss(self, model, batch)
+        return found * torch.nan if spoils and len(found) and calls.pop() == 7 else found
+
+    monkeypatch.setattr(Task, "row_loss", spoilt)
+    step = step_of(small.gpt2(), draw, filter_of(1e9))
+    calls = []
+    step.collect(draw, 0)
+    sound = step.gradients.norms()
+    spoils, calls = True, list(reversed(range(USERS)))
+    norms = torch.cat(step.collect(draw, 0))
+    assert np.flatnonzero(norms.isinf().numpy()).tolist() == [7]
+    expected = sound.copy()
+    expected[7] = 0
+    assert step.gradients.norms() == pytest.approx(expected, rel=1e-4)

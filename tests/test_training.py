@@ -9,6 +9,7 @@ import torch
 from confide.mechanisms.base import Combine
 from confide.noise import RunKey
 from confide.sampling import Draw
+from confide.tasks import Task
 from confide.training import Optimisation, Step
 from tests import small
 
@@ -257,3 +258,53 @@ def test_the_noise_of_a_step_is_multiplied_by_the_draws_factor():
         sizes.append(torch.cat([v.flatten() for v in moved(before, model).values()]))
     torch.testing.assert_close(sizes[1], 0.25 * sizes[0], rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(sizes[2], 3.0 * sizes[0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture
+def unlucky(monkeypatch):
+    """The loss of every row that begins with token 2 is no number, and neither is its gradient."""
+    row_loss = Task.row_loss
+
+    def spoilt(self, model, batch):
+        bad = batch["input_ids"][:, 0] == 2
+        return row_loss(self, model, batch) * torch.where(bad, torch.nan, 1.0)
+
+    monkeypatch.setattr(Task, "row_loss", spoilt)
+
+
+@pytest.mark.parametrize("micro_tokens", [8192, 20])
+def test_a_unit_without_a_finite_gradient_counts_as_zero_and_ends_nothing(unlucky, micro_tokens):
+    """micro_tokens 20 cuts the unit into parts."""
+    moves, draw = [], some_draw()
+    for row in draw.rows:
+        row[0] = 3
+    for bad in (False, True):
+        if bad:
+            draw.rows[2][0] = 2  # of unit 1, which has rows 1 to 3
+        else:
+            whole, draw.rows[1:4] = draw.rows[1:4], []
+            short = Draw(draw.rows, np.array([0, 1, 1]), np.array([1, 0.5, 0.5], np.float32))
+        model = small.gpt2()
+        before = snapshot(model)
+        step = step_of(model, [draw if bad else short], Combine(0.05, 0.7, 0.25), micro_tokens=micro_tokens)
+        report = step(0)
+        moves.append(moved(before, model))
+        assert report.left_out == int(bad)
+        assert np.isfinite(report.loss)
+        if not bad:
+            draw.rows[1:1] = whole
+    for name, expected in moves[0].items():
+        assert torch.allclose(moves[1][name], expected, atol=2e-6, rtol=1e-4), name
+
+
+def test_where_no_unit_has_a_finite_gradient_a_step_is_noise(unlucky):
+    draw = some_draw()
+    for row in draw.rows:
+        row[0] = 2
+    model = small.gpt2()
+    before = snapshot(model)
+    report = step_of(model, [draw], Combine(0.5, 2.0, 0.1))(0)
+    assert (report.left_out, report.loss) == (3, None)
+    for name, got in moved(before, model).items():
+        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        assert torch.allclose(got, values * 0.1, atol=1e-6), name

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from confide.rounding import at_least, at_most
 from confide.svg import BLUE, FAINT, GOLD, GREEN, INK, RED, opening, text
 
 WIDTH, HEIGHT = 420, 300  # of one panel
@@ -16,7 +17,11 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: lines by name, each a sequence of (x, y) by rising x; axes linear or in logs."""
+    """One chart: lines by name, each a sequence of (x, y) by rising x; axes linear or in logs.
+
+    Attributes:
+        above, below: lines that bound something from above or from below, whose values are told so rounded.
+    """
 
     title: str
     x: str
@@ -24,12 +29,20 @@ class Panel:
     lines: Mapping[str, Points]
     log_x: bool = False
     log_y: bool = False
+    above: Sequence[str] = ()
+    below: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not any(self.lines.values()):
             raise ValueError(f"{self.title}: nothing to draw")
         if len(self.lines) > len(COLOURS):
             raise ValueError(f"{self.title}: {len(self.lines)} lines, and there are {len(COLOURS)} colours")
+
+    def value(self, name: str, y: float) -> str:
+        """A value of a line, as it is told."""
+        if name in self.above:
+            return at_most(y)
+        return at_least(y) if name in self.below else f"{y:.4g}"
 
 
 def panels_svg(title: str, panels: Sequence[Panel], columns: int = 2) -> str:
@@ -70,7 +83,7 @@ def _drawn(panel: Panel) -> list[str]:
         for x, y in line:
             parts.append(
                 f'<circle cx="{across.place(x):.1f}" cy="{up.place(y):.1f}" r="3" fill="{colour}">'
-                f"<title>{html.escape(name)}: {x:.4g}, {y:.4g}</title></circle>"
+                f"<title>{html.escape(name)}: {x:.4g}, {panel.value(name, y)}</title></circle>"
             )
         if len(panel.lines) > 1:
             parts.append(f'<rect x="{start:.0f}" y="36" width="10" height="10" fill="{colour}"/>')

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from confide.errors import CheckFailed, InputError
+from confide.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
 
 Notion = Literal[
     "(epsilon, delta)-DP",
@@ -33,6 +35,9 @@ PRIORS = (1e-6, 1e-4, 1e-3)
 
 TUNING = "the tuning of hyper-parameters on private rows"
 """What a claim does not cover unless it counts a whole sweep."""
+
+LARGE = 0.01
+"""What the number of units times delta should not exceed."""
 
 NOT_COVERED = (
     "what the base model learnt in its pretraining",
@@ -71,6 +76,7 @@ class Guarantee:
     protected_output: which artefact, and whether one release or several with their sum.
     provenance: code version, date, hardware, and keyed fingerprints of config and data.
     evidence: audits made, what they could have shown at most and what they did show; or that none was made.
+    units: how many units there are, None where that is not public.
     estimates: reasons why the figures are not a theorem. words: line 12, written from the rest if left empty.
     """
 
@@ -109,6 +115,7 @@ class Guarantee:
     bands: int = 1
     epsilons: tuple[tuple[str, float], ...] = ()
     worlds: str = ""
+    units: int | None = None
     words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -188,20 +195,26 @@ class Guarantee:
     def lines(self) -> list[tuple[str, str]]:
         """The claim's single-valued lines, name and value, for a table."""
         low, high = self.sampling_probability
-        chance = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+        chance = at_most(high, 6) if low == high else f"{at_least(low, 6)} to {at_most(high, 6)}"
         rows = "all it has" if self.rows_per_unit is None else str(self.rows_per_unit)
         lines = [
             ("unit", self.unit),
             ("rows per unit", f"{rows} ({self.contribution})"),
             ("how rows were cut", self.rows_cut),
             ("adjacency", f"{self.adjacency}: {self.worlds}"),
-            ("epsilon", f"{self.epsilon:.6g}"),
-            ("delta", f"{self.delta:.6g}"),
-            ("whole curve (epsilon at delta)", _listed(self.curve, "{:.4g} at {:.0e}")),
-            ("reconstruction r(p)", _listed(self.reconstruction, "r({:.0e}) = {:.3g}")),
-            ("advantage of the best test", f"{self.advantage:.4g}"),
-            ("true positives at 1% false positives", f"{self.true_positive_rate:.4g}"),
-            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
+            ("epsilon", at_most(self.epsilon, 6)),
+            ("delta", at_most(self.delta, 6)),
+            (
+                "whole curve (epsilon at delta)",
+                _listed(f"{at_most(epsilon)} at {at_most(delta, 1)}" for epsilon, delta in self.curve),
+            ),
+            (
+                "reconstruction r(p)",
+                _listed(f"r({at_least(p, 3)}) = {at_most(r, 3)}" for p, r in self.reconstruction),
+            ),
+            ("advantage of the best test", at_most(self.advantage)),
+            ("true positives at 1% false positives", at_most(self.true_positive_rate)),
+            ("noise multiplier", at_least(self.noise_multiplier, 6)),
             ("clip norm", "nothing is clipped" if self.clip_norm is None else f"{self.clip_norm:.6g}"),
             ("steps", str(self.steps)),
             ("sampling assumed", self.sampling),
@@ -219,13 +232,14 @@ class Guarantee:
             ("provenance", "; ".join(f"{k}: {v}" for k, v in self.provenance.items())),
         ]
         if self.secret_targets:
-            lines.append(("asked for secrets", _listed(self.secret_targets, "{:.3g} to at most {:.3g}")))
-            listed = (
-                f"{name}: {p:.3g} to at most {most:.4g} (asked: {r:.4g})"
+            asked = (f"{at_least(p, 3)} to at most {at_most(r, 3)}" for p, r in self.secret_targets)
+            lines.append(("asked for secrets", _listed(asked)))
+            nearest = (
+                f"{name}: {at_least(p, 3)} to at most {at_most(most)} (asked: {at_most(r)})"
                 for name, p, r, most in self.closest_secrets
             )
-            lines.append(("secrets nearest to what was asked", "; ".join(listed)))
-        lines += [(f"epsilon, {what}", f"{value:.6g}") for what, value in self.epsilons]
+            lines.append(("secrets nearest to what was asked", _listed(nearest)))
+        lines += [(f"epsilon, {what}", at_most(value, 6)) for what, value in self.epsilons]
         if self.estimates:
             lines.append(("why it is an estimate", "; ".join(self.estimates)))
         return lines
@@ -241,7 +255,7 @@ _TUPLES = (
     "words",
 )
 _MAY_BE_EMPTY = {"estimates", "secret_targets", "closest_secrets", "epsilons", "words"}
-_MAY_BE_NONE = {"rows_per_unit", "clip_norm"}
+_MAY_BE_NONE = {"rows_per_unit", "clip_norm", "units"}
 
 
 def _title(sampling: str) -> str:
@@ -289,6 +303,7 @@ def _check_numbers(g: Guarantee) -> None:
         "clip_norm": g.clip_norm is None or 0 < g.clip_norm < math.inf,
         "steps": g.steps >= 0,
         "rows_per_unit": g.rows_per_unit is None or g.rows_per_unit >= 1,
+        "units": g.units is None or g.units >= 1,
         "expected_batch": 0 <= g.expected_batch < math.inf,
         "sampling_probability": len(g.sampling_probability) == 2
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
@@ -325,21 +340,21 @@ def _in_words(g: Guarantee) -> list[str]:
         f"What is compared is {g.worlds}. What may be given away is {_bare(g.protected_output)}. "
         f"Whom this trusts: {_bare(g.trust)}.",
         f"From that output nobody can tell the two worlds apart well: a test that wrongly says {said} in 1% of cases "
-        f"rightly says so in at most {_percent(g.true_positive_rate)}, and telling which of the two it was, with "
-        f"even odds, succeeds in at most {_percent(right)} of cases (a coin: 50%).",
+        f"rightly says so in at most {percent_at_most(g.true_positive_rate)}, and telling which of "
+        f"the two it was, with "
+        f"even odds, succeeds in at most {percent_at_most(right)} of cases (a coin: 50%).",
         "Someone who guesses at something only the unit's text tells, and who, knowing all that is public, would be "
         "right with the chance on the left, is right after studying the output with at most the chance on the right: "
-        + "; ".join(f"{_one_in(p)} becomes at most {_one_in(r)}" for p, r in g.reconstruction)
+        + _chances(g.reconstruction)
         + ".",
-        f"The formal statement is {g.notion} with epsilon = {g.epsilon:.4g} at delta = {g.delta:.3g}, {g.adjacency} "
-        f"adjacency.",
+        f"The formal statement is {g.notion} with epsilon = {at_most(g.epsilon)} at delta = "
+        f"{at_most(g.delta, 3)}, {g.adjacency} adjacency.",
         "It does not hide what others' texts tell as well, or what is public: "
         + "; ".join(_bare(fact) for fact in g.public_facts)
         + ".",
         "It does not cover: " + "; ".join(_bare(item) for item in g.not_covered) + ".",
     ]
     if g.secret_targets:
-        asked = "; ".join(f"{_one_in(p)} becomes at most {_one_in(r)}" for p, r in g.secret_targets)
         which = (
             "For each secret"
             if len(g.secret_targets) == 1
@@ -348,19 +363,23 @@ def _in_words(g: Guarantee) -> list[str]:
         words.insert(
             4,
             f"{which} it was asked that what an attacker would guess blindly with the chance on the left is guessed "
-            f"with at most the chance on the right: {asked}. The noise was made so that this holds for every secret.",
+            f"with at most the chance on the right: "
+            f"{_chances(g.secret_targets)}. The noise was made so that this holds for every secret.",
         )
     if g.delta > 1e-3:
         words.append(
-            f"delta = {g.delta:.3g} is large: with about that chance the bound that epsilon states may not hold at all."
+            f"delta = {at_most(g.delta, 3)} is large: with about that chance the bound that epsilon states may not "
+            "hold at all."
         )
+    if g.units is not None and (warning := large_delta(g.units, g.delta)):
+        words.append(warning)
     if g.advantage > 0.9 or max(r for _, r in g.reconstruction) > 0.5:
         words.append(
             "These bounds are weak: they do not rule out that a determined attacker tells whether one unit was used, "
             "or recovers something that was easy to guess."
         )
     if g.epsilons:
-        others = "; ".join(f"{value:.4g} {what}" for what, value in g.epsilons)
+        others = "; ".join(f"{at_most(value)} {what}" for what, value in g.epsilons)
         words.append(f"Under other suppositions epsilon is {others}.")
     if g.estimates:
         reasons = "; ".join(g.estimates)
@@ -380,24 +399,25 @@ def _bare(text: str) -> str:
     return text.strip().rstrip(".")
 
 
-def _percent(rate: float) -> str:
-    """Rounded up: a bound must stay one."""
-    return f"{math.ceil(1000 * rate - 1e-9) / 10:g}%"
+def large_delta(units: int, delta: float) -> str | None:
+    """A warning where delta is not small beside the number of units; None where it is."""
+    product = float(units * Decimal(repr(float(delta))))  # of 600 and 1e-4 0.06, and not a little more
+    if product <= LARGE:
+        return None
+    return (
+        f"delta is large for {units:,} units: their product is {at_most(product, 2)}, and to give away all "
+        "text of one unit, chosen by lot, with that chance would be within this delta too; a delta of at most "
+        f"{at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
+    )
 
 
-def _one_in(p: float) -> str:
-    """A chance as people say it, rounded to the side of the attacker."""
-    if p >= 0.1:
-        return _percent(p)
-    if p <= 0:
-        return "none"
-    odds = 1 / p
-    unit = 10 ** max(0, math.floor(math.log10(odds) + 1e-9) - 1)
-    return f"1 in {math.floor(odds / unit + 1e-6) * unit:,}"
+def _chances(pairs: Pairs) -> str:
+    """(p, r) pairs as people say them."""
+    return "; ".join(f"{one_in_at_least(p)} becomes at most {one_in_at_most(r)}" for p, r in pairs)
 
 
-def _listed(pairs: Pairs, form: str) -> str:
-    return "; ".join(form.format(*pair) for pair in pairs) if pairs else "none"
+def _listed(lines: Iterable[str]) -> str:
+    return "; ".join(lines) or "none"
 
 
 def _cell(text: str) -> str:

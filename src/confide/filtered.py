@@ -1,6 +1,7 @@
 """The step of the concentration filter (000 Algorithm 3): all users' gradients, who is near whom, who is kept."""
 
 import errno
+import math
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from confide import memory
+from confide.clipping import NonFiniteGradient
 from confide.errors import InputError
 from confide.mechanisms.concentration import ConcentrationFilter
 from confide.packing import Pack, alone
@@ -159,7 +161,8 @@ class FilteredStep(Step):
 
     Formal guarantee: with a `ConcentrationFilter`, step t computes mean over the kept users of g_u, plus N(0,
     (s' tau / N)^2 I), if the test passes, and else ends the run; `accounting.concentration.Filtered` claims
-    exactly that. A user's gradient is made by passes over that user's rows alone.
+    exactly that. A user's gradient is made by passes over that user's rows alone, and is zero where it is no
+    finite number.
 
     Args:
         folder: where users' gradients go if memory does not suffice.
@@ -198,8 +201,12 @@ class FilteredStep(Step):
 
     def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
         norms = super()._add(draw, part, step)
-        sums = self.clipped.take()
-        vector = torch.cat([sums[name].flatten().cpu() for name in self.parameters])
+        try:
+            sums = self.clipped.take()
+        except NonFiniteGradient:  # an error would tell of this user what no noise covers
+            sums = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+            norms = torch.full_like(norms, math.inf)
+        vector = torch.cat([sums[name].detach().flatten().cpu() for name in self.parameters])
         self.gradients.put(int(draw.group[part.rows[0]]), vector.numpy())
         return norms
 

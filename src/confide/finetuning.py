@@ -18,10 +18,12 @@ from confide.disk import write_text
 from confide.errors import InputError
 from confide.job import Job
 from confide.ledger import Ledger, versions
+from confide.mechanisms.statement import warnings
 from confide.metrics import Metrics
 from confide.noise import generator
 from confide.provenance import code_version
 from confide.ranks import Ranks
+from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.sampling import Draw, Halt
 from confide.seal import Broken
@@ -70,6 +72,8 @@ def fine_tune(
         run.bind()
         job = Job.of(run, console, ranks)
         console.say(_in_short(job))
+        for warning in warnings(job.setting):
+            console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
         try:
             return _Loop(job, ledger, console).go(until)
@@ -183,9 +187,12 @@ class _Loop:
         return report
 
     def _checkpoint(self) -> None:
+        """Save the state, unless the weights have left the numbers: they are noised, so that a run ends for this tells
+        of no unit."""
         state = self.course.state() if self.done else None
         if state is not None:
             run = self.job.run
+            models.refuse_diverged(state["weights"])
             run.checkpoints.save(self.done, state, self.job.seal, run.ledger_path)
 
     def _look(self) -> None:
@@ -288,7 +295,7 @@ def _refuse_gaps(ledger: Ledger) -> None:
 
 def _in_short(job: Job) -> str:
     terms, setting = job.setting.terms, job.setting
-    noise = f"noise multiplier {setting.noise_multiplier:.4g}, delta {setting.delta:.3g}"
+    noise = f"noise multiplier {at_least(setting.noise_multiplier, 5)}, delta {at_most(setting.delta, 3)}"
     what = f"{terms.expected_batch:g} {job.mechanism.draws} a step"
     return (
         f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "
@@ -327,6 +334,8 @@ def _note(report: Report) -> str:
         parts.append(f"loss {report.loss:.3f}")
     if report.clipped is not None:
         parts.append(f"{report.clipped:.0%} clipped")
+    if report.left_out:
+        parts.append(f"{report.left_out} with no finite gradient, counted as zero")
     return ", ".join(parts)
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from confide.settings import Adapter, Config
 
 BUNDLED = "bundled"
+LARGEST = (
+    1e15  # of a weight that a model could compute with: not far above, a gradient's square is no float32
+)
 MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
 AUTO = {
     "causal-lm": "AutoModelForCausalLM",
@@ -455,7 +458,7 @@ def save(
     """
     _quiet()
     held = dict(model.named_parameters()) if weights is None else weights
-    refuse_unsound(held, "train.learning_rate: the training diverged, lower it;", Diverged)
+    refuse_diverged(held)
     base = public_name(base)
     options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
     if hasattr(model, "peft_config"):
@@ -481,3 +484,12 @@ def refuse_unsound(
     for name, values in weights.items():
         if not bool(torch.isfinite(values).all()):
             raise error(f"{why} {name} holds values that are infinite or not a number")
+
+
+def refuse_diverged(weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises Diverged if a trained weight is no finite number, or too large for any use."""
+    why = "train.learning_rate: the training diverged, lower it;"
+    refuse_unsound(weights, why, Diverged)
+    for name, values in weights.items():
+        if values.numel() and float(values.detach().abs().max()) > LARGEST:
+            raise Diverged(f"{why} {name} holds values above {LARGEST:g}")

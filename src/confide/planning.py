@@ -15,7 +15,7 @@ from confide.claims import PRIORS
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism
 from confide.mechanisms.secret import Choice, SecretProtection
-from confide.mechanisms.statement import Setting, settle, state_guarantee
+from confide.mechanisms.statement import Setting, settle, state_guarantee, warnings
 from confide.physical import MOST, held
 from confide.sampling import Sampling
 from confide.shape import Shape
@@ -81,8 +81,7 @@ def plan(
         `impossible`, the reason; for secrets a neighbour is another c of the program, with what it keeps and its
         noise by both accountants; `stages`, what the steps of the run are; `what_if`, the noise were there more
         units, which is no guarantee; `memory_bytes`, an estimate; `gradients_bytes`, of a mechanism that compares all
-        units; and `guarantee`, what the run would promise after
-        all its steps.
+        units; `warnings`, sentences; and `guarantee`, what the run would promise after all its steps.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
     chosen = settle(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
@@ -104,6 +103,7 @@ def plan(
             "larger_priors": _larger_priors(mechanism, shape),
             "memory_bytes": memory(config, size),
             "guarantee": guarantee.to_json(),
+            "warnings": warnings(chosen),
         }
     if guarantee.notion != "none" and chosen.noise_multiplier > 0:
         target = privacy.epsilon or guarantee.epsilon
@@ -127,6 +127,7 @@ def plan(
         "what_if": what_if,
         "memory_bytes": memory(config, size),
         "guarantee": guarantee.to_json(),
+        "warnings": warnings(chosen),
     } | ({"gradients_bytes": 4 * shape.units * size.trainable} if mechanism.filters else {})
 
 
@@ -317,6 +318,8 @@ def program_svg(found: dict[str, Any]) -> str:
         "What tightening the program costs and saves",
         [
             Panel("rows", x, "share of rows", kept, log_x=True),
-            Panel("noise multiplier", x, "noise multiplier", noise, log_x=True, log_y=True),
+            Panel(
+                "noise multiplier", x, "noise multiplier", noise, log_x=True, log_y=True, below=tuple(noise)
+            ),
         ],
     )

@@ -10,6 +10,7 @@ from confide.disk import write_text
 from confide.finetuning import Outcome, fine_tune
 from confide.job import prepared_data
 from confide.models import load_model, load_tokenizer
+from confide.rounding import at_most
 from confide.runs import Run
 from confide.settings import Config
 
@@ -85,7 +86,10 @@ def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> No
         facts = show.outcome_facts(private) | {"twin": twin.final, "gap_closed": share}
         print(json.dumps(facts, indent=2))
         return
-    rows = [("base model", private.base, "-"), ("private", private.final, f"{private.guarantee.epsilon:.3g}")]
+    rows = [
+        ("base model", private.base, "-"),
+        ("private", private.final, at_most(private.guarantee.epsilon, 3)),
+    ]
     rows.append(("not private, same draws", twin.final, "infinite"))
     show.table(
         ["held-out customers", "epsilon", "loss", "perplexity"],

@@ -12,6 +12,7 @@ from confide.accounting import Accountant, achieved, least_noise_for_secrets
 from confide.disk import whole_file
 from confide.mechanisms.secret import SecretProtection, published
 from confide.reading import training_documents
+from confide.rounding import at_least, at_most
 from confide.secrets.finders import Mention, find_all
 from confide.secrets.program import Spread
 from confide.secrets.sources import searchers
@@ -99,4 +100,4 @@ def write_table(mechanism: SecretProtection, shape: Shape, noise_multiplier: flo
             uses = expected[unit] * population.steps
             shown = published(names[unit], unit, mechanism.secrets)
             row = [names[unit], shown, int(shape.rows_per_unit[unit]), f"{uses:.6g}"]
-            lines.writerow([*row, f"{p:.6g}", f"{r:.6g}", f"{most:.6g}"])
+            lines.writerow([*row, at_least(p, 6), at_most(r, 6), at_most(most, 6)])

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confide.rounding import at_least, at_most, percent_at_least, percent_at_most
+
 if TYPE_CHECKING:
     from confide.finetuning import Outcome
     from confide.runs import Run
@@ -28,6 +30,16 @@ def number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
+
+
+def above(value: Any, digits: int = 4) -> str:
+    """What bounds an attacker from above, where it is known; see `rounding`."""
+    return "-" if value is None else at_most(value, digits)
+
+
+def below(value: Any, digits: int = 5) -> str:
+    """What protects; as many digits as noise is calibrated to, so that it is printed as it is."""
+    return "-" if value is None else at_least(value, digits)
 
 
 def histogram(graph: Path) -> str:
@@ -107,10 +119,10 @@ def solution(found: dict[str, Any]) -> None:
     """What a linear program comes to."""
     for name in ("secrets", "rows", "incidences", "rows_kept", "weights", "effective_rows"):
         print(f"{number(found[name]):>12}  {name.replace('_', ' ')}")
-    print(f"{number(found['largest_probability']):>12}  largest probability of a row in a step")
+    print(f"{above(found['largest_probability']):>12}  largest probability of a row in a step")
     print(f"{number(found['epochs']):>12}  uses of a row of weight 1 over all steps")
     for name, noise in found["noise_multiplier"].items():
-        print(f"{number(noise):>12}  noise multiplier by {name}")
+        print(f"{below(noise):>12}  noise multiplier by {name}")
 
 
 _EXAMPLES = 12  # of masked text: one of each of the kinds that mask most
@@ -182,13 +194,17 @@ def marks(facts: dict[str, Any]) -> None:
         f"\n{number(facts['documents'])} of {number(facts['of'])} documents screened, "
         f"{number(facts['missed_strings'])} texts missed"
     )
-    print(f"missing rate {facts['missing_rate']:.3%} of words, 95% interval {low:.3%} to {high:.3%}")
+    print(
+        f"missing rate {percent_at_most(facts['missing_rate'], 3)} of words, 95% interval "
+        f"{percent_at_least(low, 3)} to {percent_at_most(high, 3)}"
+    )
     print(f"  by {facts['interval_by']}")
     if facts["recall"] is None:
         print("recall: nothing was masked and nothing missed in this sample, so it tells nothing of it")
     else:
         print(
-            f"recall about {facts['recall']:.2%}: masked words among the masked and the missed, which takes "
+            f"recall about {percent_at_least(facts['recall'], 2)}: masked words among the masked and "
+            f"the missed, which takes "
             "all that is masked to be sensitive"
         )
     print(
@@ -267,7 +283,7 @@ def audited(found: dict[str, Any]) -> None:
     print(f"verdict: {found['verdict']}")
     if found["verdict"] != "nothing claimed":
         print(
-            f"claim: epsilon {number(claim['epsilon'])} at delta {claim['delta']:.3g}, {claim['adjacency']}, "
+            f"claim: epsilon {at_most(claim['epsilon'])} at delta {at_most(claim['delta'], 3)}, {claim['adjacency']}, "
             f"unit: {claim['unit']}"
         )
     for game in found.get("games", []):
@@ -284,14 +300,14 @@ def audited(found: dict[str, Any]) -> None:
     if "exposure" in found:
         exposed = found["exposure"]
         how = "" if exposed["ranks"] == "exact" else f", {exposed['ranks']}"
-        print(f"\nexposure in bits{how}, of {exposed['most']:.2f} at most")
+        print(f"\nexposure in bits{how}, of {at_most(exposed['most'], places=2)} at most")
         rows = [
             [
                 name,
                 number(own["count"]),
                 f"{own['mean']:.2f}",
                 f"{own['null_mean']:.2f}",
-                "" if own["p_value"] is None else f"{own['p_value']:.2g}",
+                "" if own["p_value"] is None else at_most(own["p_value"], 2),
             ]
             for name, own in exposed["groups"].items()
         ]
@@ -306,9 +322,9 @@ def audited(found: dict[str, Any]) -> None:
             rows.append(
                 [
                     "the guarantee's ceiling",
-                    f"{most['auroc']:.3f}",
+                    at_most(most["auroc"], places=3),
                     "",
-                    f"{dict(most['true_positive_rate'])[0.01]:.3f}",
+                    at_most(dict(most["true_positive_rate"])[0.01], places=3),
                     "",
                 ]
             )
@@ -324,9 +340,7 @@ def audited(found: dict[str, Any]) -> None:
         for kind, how in kinds.items():
             shares = [own[kind][side] for side in ("tuned", "base", "difference")]
             cells = [f"{share['share']:.1%}" for share in shares]
-            rows.append(
-                [how, number(own[kind]["rows"]), *cells, f"{shares[2]['low']:.1%} to {shares[2]['high']:.1%}"]
-            )
+            rows.append([how, number(own[kind]["rows"]), *cells, _percents(shares[2])])
         table(["", "rows", "this model", "base model", "difference", "95%"], rows)
     for name, why in found.get("left_out", {}).items():
         print(f"\nleft out: {name}: {why}")
@@ -345,7 +359,15 @@ def _rates(name: str, rates: dict[str, Any]) -> list[str]:
     return [
         name,
         f"{area['value']:.3f}",
-        f"{area['low']:.3f} to {area['high']:.3f}",
+        _interval(area),
         f"{low['value']:.3f}",
-        f"{low['low']:.3f} to {low['high']:.3f}",
+        _interval(low),
     ]
+
+
+def _interval(found: dict[str, Any]) -> str:
+    return f"{at_least(found['low'], places=3)} to {at_most(found['high'], places=3)}"
+
+
+def _percents(found: dict[str, Any]) -> str:
+    return f"{percent_at_least(found['low'])} to {percent_at_most(found['high'])}"

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from confide.show import number, table
+from confide.rounding import at_least, at_most
+from confide.show import above, below, number, table
 
 _COLUMNS = {
     "": "change",
@@ -16,31 +17,41 @@ _COLUMNS = {
 }
 
 
+_SHOWN = {
+    "epsilon": above,
+    "noise_multiplier": below,
+}
+
+
+def _cell(key: str, value: Any) -> str:
+    return _SHOWN.get(key, number)(value)
+
+
 def plan(found: dict[str, Any]) -> None:
     chosen = found["chosen"]
     if chosen["epsilon"] is None:
         print("mechanism none: no privacy is claimed")
     else:
         adjacency = found["guarantee"]["adjacency"]
-        print(f"epsilon {number(chosen['epsilon'])} at delta {chosen['delta']:.3g}, {adjacency}")
+        print(f"epsilon {above(chosen['epsilon'])} at delta {at_most(chosen['delta'], 3)}, {adjacency}")
         for what, epsilon in found["guarantee"]["epsilons"]:
-            print(f"  {number(epsilon)} {what}")
+            print(f"  {above(epsilon)} {what}")
         for reason in found["guarantee"]["estimates"]:
             print(f"  an estimate: {reason}")
+        for warning in found["warnings"]:
+            print(f"  warning: {warning}")
         print()
     stages = found.get("stages", [])
     if len(stages) > 1:
-        rows = [
-            [stage["name"], number(stage["steps"]), number(stage["noise_multiplier"])] for stage in stages
-        ]
+        rows = [[stage["name"], number(stage["steps"]), below(stage["noise_multiplier"])] for stage in stages]
         table(["steps of the run", "how many", "noise multiplier"], rows)
         print("\nthe noised ones beside their neighbours; compute counts all:")
     if "larger_priors" in found:
         _secret_plan(found)
     else:
-        rows = [[number(chosen[key]) for key in _COLUMNS.values()]]
+        rows = [[_cell(key, chosen[key]) for key in _COLUMNS.values()]]
         rows += [
-            [number(r[key]) for key in _COLUMNS.values()]
+            [_cell(key, r[key]) for key in _COLUMNS.values()]
             for r in found["neighbours"]
             if "impossible" not in r
         ]
@@ -51,8 +62,8 @@ def plan(found: dict[str, Any]) -> None:
     for row in found.get("what_if", []):
         print(
             f"were there {number(row['units'])} units, {number(row['times_users'])} times as many: noise multiplier "
-            f"{number(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])}, at delta "
-            f"{row['delta']:.3g} ({row['note']})"
+            f"{below(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])}, at delta "
+            f"{at_most(row['delta'], 3)} ({row['note']})"
         )
     print(f"\nnoise per gradient: {found['measure']}")
     if "nearness" in found:
@@ -117,7 +128,7 @@ def suggestions(found: dict[str, Any]) -> None:
     rows = [
         [
             str(row["place"]),
-            *(number(row[key]) for key in (*columns, "rows_seen")),
+            *(_cell(key, row[key]) for key in (*columns, "rows_seen")),
             f"{row['operations']:.2g}",
         ]
         for row in found["ranked"]
@@ -155,7 +166,7 @@ def _secret_plan(found: dict[str, Any]) -> None:
             number(row["effective_rows"]),
             number(row["effective_rows_per_step"]),
             number(row["epochs"]),
-            *(number(row["noise"][name]) for name in ("blow-up", "kl")),
+            *(below(row["noise"][name]) for name in ("blow-up", "kl")),
             number(row["noise_per_gradient"]),
         ]
         for row in found["neighbours"]
@@ -163,10 +174,10 @@ def _secret_plan(found: dict[str, Any]) -> None:
     ]
     header = ["program", "rows kept", "share", "effective rows", "effective a step", "epochs"]
     table([*header, "noise by blow-up", "by kl", "noise per gradient"], rows)
-    print(f"\nthis config: noise multiplier {number(found['chosen']['noise_multiplier'])}")
+    print(f"\nthis config: noise multiplier {below(found['chosen']['noise_multiplier'])}")
     print("  the same posteriors, or ten times the prior where that is more, for larger priors as well:")
     for row in found["larger_priors"]:
-        print(f"  {number(row['noise_multiplier'])} with priors up to {row['prior']:g}")
+        print(f"  {below(row['noise_multiplier'])} with priors up to {at_least(row['prior'], 3)}")
     reached = found["guarantee"]["reconstruction"]
     print("a guess that succeeds by itself with chance p succeeds with the model with at most r:")
-    print("  " + "; ".join(f"p = {p:g}: r = {r:.3g}" for p, r in reached))
+    print("  " + "; ".join(f"p = {at_least(p, 3)}: r = {at_most(r, 3)}" for p, r in reached))

@@ -82,7 +82,13 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Report:
-    """What one step did. Private: made from private rows, for the metrics file only."""
+    """What one step did. Private: made from private rows, for the metrics file only.
+
+    Attributes:
+        loss: mean over the rows whose loss is finite.
+        clipped: share of the units.
+        left_out: units whose gradient was no finite number, and counted as zero.
+    """
 
     step: int
     rows: int
@@ -91,6 +97,7 @@ class Report:
     loss: float | None
     clipped: float | None
     learning_rate: float
+    left_out: int = 0
 
 
 @dataclass
@@ -122,7 +129,8 @@ class Step:
     """One private step after another on a model.
 
     Formal guarantee: with the `Combine` and `Sampler` of one mechanism, step t computes
-    (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale; `accounting` composes exactly that (where
+    (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale, where clip gives 0 for a gradient that is no
+    finite number, so that none ends the run; `accounting` composes exactly that (where
     `combine.bands` is above 1, N is `correlation.Correlated`, times s C and the sensitivity of its matrix). An
     empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
     the same, each clips its share of the units, and the noise of an element of the one sum is the same value
@@ -315,14 +323,16 @@ class Step:
         losses = self.losses.take()
         clip = self.combine.clip_norm
         loss = torch.cat(losses).double() if losses else torch.zeros(0)
+        loss = loss[loss.isfinite()]
         norm = torch.cat([values.cpu() for values in norms]) if norms else torch.zeros(0)
+        over, out = (norm > (clip or math.inf)).sum(), norm.isinf().sum()
         seen = torch.tensor(
-            [float(loss.sum()), len(loss), float((norm > (clip or math.inf)).sum()), len(norm)],
+            [float(loss.sum()), len(loss), float(over), len(norm), float(out)],
             dtype=torch.float64,
             device=self.ranks.device,
         )
         self.ranks.add_up([seen])
-        total, rows, clipped, units = seen.tolist()
+        total, rows, clipped, units, left_out = seen.tolist()
         return Report(
             step=step,
             rows=len(draw.rows),
@@ -331,6 +341,7 @@ class Step:
             loss=total / rows if rows else None,
             clipped=clipped / units if units and clip is not None else None,
             learning_rate=rate,
+            left_out=int(left_out),
         )
 
     def state(self) -> dict[str, object] | None:

@@ -8,6 +8,7 @@ from scipy import stats
 
 from confide.accounting import (
     After,
+    Exchanged,
     GroupOf,
     MixtureOfGaussians,
     Replacement,
@@ -86,7 +87,7 @@ def test_where_it_is_proved_it_stands_for_two_zero_outs():
     assert replaced(bernoulli(0.1, 5)) == Replacement(0.1, 5)
     assert replaced(bernoulli(1.0, 5)) == Replacement(1.0, 5)
     several = MixtureOfGaussians.binomial(3, 0.1, 5)
-    assert replaced(several) == GroupOf(several, 2)
+    assert replaced(several) == Exchanged(several)
 
 
 def test_calibration_meets_its_target_with_less_noise_than_the_black_box():

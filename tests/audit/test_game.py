@@ -178,5 +178,5 @@ def test_each_number_that_one_guess_may_hit_counts():
 def test_bounds_are_rounded_down_in_words():
     claim = gaussian(0.3)
     game = play_numbers(claim, True, np.array([770]))
-    assert f"epsilon >= {np.floor(100 * game.bound) / 100:g} at delta 1e-05" in game.in_words(claim)
+    assert f"epsilon >= {np.floor(100 * game.bound) / 100:.2f} at delta 1e-05" in game.in_words(claim)
     assert float(game.in_words(claim).split("epsilon >= ")[1].split()[0]) <= game.bound

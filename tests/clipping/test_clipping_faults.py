@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from confide.clipping import (
     ClippedSum,
-    NonFiniteGradient,
     UnsupportedModule,
     engine,
     factors,
@@ -332,19 +331,6 @@ def test_the_model_is_restored_after_an_interruption(where: str, error: type[Bas
         summed.add(IDS, EACH, ONES)
     assert all(p.requires_grad for p in net.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-    assert not any(v.any() for v in summed.take().values())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_adds_nothing(value: float) -> None:
-    net = TestNet(nn.Linear(6, 6))
-    weight = ONES.clone()
-    weight[3] = value
-    summed = ClippedSum(net, ids_loss, 1.0)
-    with pytest.raises(NonFiniteGradient):
-        summed.add(IDS, EACH, weight)
-    with pytest.raises(NonFiniteGradient):
-        summed.add_large([(IDS, weight)])
     assert not any(v.any() for v in summed.take().values())
 
 

@@ -13,7 +13,7 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
 from confide import evaluation, mechanisms, models, scoring
-from confide.accounting import GroupOf, MixtureOfGaussians, RenyiBudget, Scaled
+from confide.accounting import Exchanged, MixtureOfGaussians, RenyiBudget, Scaled
 from confide.accounting.filter import ORDERS
 from confide.config import check
 from confide.console import Console
@@ -361,7 +361,7 @@ def test_the_claim_is_the_same_after_fewer_steps():
 
 def test_replacing_a_row_costs_twice_zeroing_it_out():
     setting, _ = claimed(privacy={"adjacency": "replace-one"})
-    assert setting.terms.process == GroupOf(setting.terms.zeroed, 2)
+    assert setting.terms.process == Exchanged(setting.terms.zeroed)
     assert setting.noise_multiplier > 1.4 * claimed()[0].noise_multiplier
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from confide import mechanisms, models, preparation
-from confide.accounting import GroupOf, MixtureOfGaussians
+from confide.accounting import Exchanged, MixtureOfGaussians
 from confide.config import check
 from confide.errors import InputError
 from confide.mechanisms.statement import settle, state_guarantee
@@ -124,7 +124,7 @@ def test_noise_meets_the_target_for_the_worst_owner():
 def test_replace_one_is_two_zero_outs():
     data = shape(random_graph(2, rows=40, users=9))
     own = build(4).terms(data).process
-    assert build(4, adjacency="replace-one").terms(data).process == GroupOf(own, 2)
+    assert build(4, adjacency="replace-one").terms(data).process == Exchanged(own)
 
 
 @pytest.mark.parametrize("bounding", ["greedy", "program"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from confide import mechanisms
-from confide.accounting import After, GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson, Untouched
+from confide.accounting import After, Exchanged, MixtureOfGaussians, Replacement, TruncatedPoisson, Untouched
 from confide.config import check
 from confide.errors import InputError
 from confide.mechanisms.none import NonPrivate
@@ -56,7 +56,7 @@ def test_the_papers_number_is_that_of_zeroing_out():
     assert paper.terms(SHAPE).process == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
     assert any("more than twice as large" in line for line in paper.exclusions())
     cut = mechanisms.build(config("selective", {"sampling": "truncated"}, max_batch=30))
-    assert cut.terms(SHAPE).process == GroupOf(TruncatedPoisson(ROWS, 25 / ROWS, 30, 40), 2)
+    assert cut.terms(SHAPE).process == Exchanged(TruncatedPoisson(ROWS, 25 / ROWS, 30, 40))
 
 
 def test_the_target_is_met_under_replace_one_and_says_so():

@@ -18,7 +18,7 @@ from confide.accounting.processes import (
     delta_default,
 )
 from confide.accounting.repetition import Repeated, Trials
-from confide.accounting.replacement import Replacement, replaced
+from confide.accounting.replacement import Exchanged, Replacement, replaced
 from confide.accounting.stairs import Accountant, achieved, least_noise_for_secrets
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "After",
     "Curve",
     "Direction",
+    "Exchanged",
     "GroupOf",
     "MixtureOfGaussians",
     "Population",

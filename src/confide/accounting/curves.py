@@ -226,9 +226,10 @@ def group(curve: Curve, k: int) -> Curve:
     """k units at once, from the curve of one: at k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1).
 
     Formal guarantee: Vadhan 2017, Lemma 2.2, in each direction: P_0, ..., P_k with H(P_i, P_(i+1)) <= delta at
-    epsilon give P_0(E) <= e^(k epsilon) P_k(E) + delta (1 + e^epsilon + ... + e^((k-1) epsilon)). Only epsilon
-    >= 0 is used, so `reconstruction` and `true_positive_rate` are upper bounds, looser than a curve over all
-    reals would give.
+    epsilon give P_0(E) <= e^(k epsilon) P_k(E) + delta (1 + e^epsilon + ... + e^((k-1) epsilon)). All k are removed,
+    or all are added: where one text leaves and another comes, links of both directions alternate, and no direction
+    follows from itself (`exchanged`). Only epsilon >= 0 is used, so `reconstruction` and `true_positive_rate` are upper
+    bounds, looser than a curve over all reals would give.
     """
     if k == 1:
         return curve
@@ -250,6 +251,21 @@ def between(curve: Curve, points: int = 400) -> Curve:
     arriving = np.exp(chosen) * curve.addition.delta(sums[:, None] - chosen)
     deltas = np.minimum((leaving + arriving).min(axis=1), 1.0)
     found = Direction(sums, np.minimum.accumulate(deltas))
+    return Curve(found, found, curve.interval)
+
+
+def exchanged(curve: Curve) -> Curve:
+    """As `between`, with the same share of both steps at every vertex as well: never more than a group of two.
+
+    Formal guarantee: that of `between`. At 2a it is at most removal(a) + e^a addition(a), which is at most
+    (1 + e^a) delta(a). Each direction by itself bounds one text against the other, whichever comes first.
+    """
+    best = between(curve).removal
+    halves = np.union1d(curve.removal.epsilons, curve.addition.epsilons)
+    halves = np.union1d(halves[np.abs(halves) <= _HIGHEST], best.epsilons / 2)
+    even = curve.removal.delta(halves) + np.exp(halves) * curve.addition.delta(halves)
+    deltas = np.minimum(np.minimum(even, best.delta(2 * halves)), 1.0)
+    found = Direction(2 * halves, np.minimum.accumulate(deltas))
     return Curve(found, found, curve.interval)
 
 

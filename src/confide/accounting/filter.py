@@ -13,6 +13,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from confide.accounting.curves import Array, Curve, Direction
 from confide.accounting.processes import FINE, Process, checked
+from confide.rounding import at_least, at_most
 
 ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 768, 1024])
 """Orders at which budgets are kept: whole ones. dp_accounting's series for the others does not always converge, for one
@@ -142,15 +143,17 @@ class RenyiBudget:
 
     def describe(self) -> str:
         noise = (
-            f"{self.release_share:.4g} times the noise multiplier"
+            f"{at_least(self.release_share)} times the noise multiplier"
             if self.release_noise is None
-            else f"{self.release_noise:.4g}"
+            else at_least(self.release_noise)
         )
         return (
             f"A budget of Renyi divergence at {len(ORDERS)} orders, from {ORDERS[0]:g} to {ORDERS[-1]:g}, fixed before "
             f"the first step: the cost of {self.steps} planned steps. In each a unit takes part with probability "
-            f"{self.q:.6g}, under Gaussian noise of {self.planned:g} times the noise multiplier, after a release in "
-            f"which it takes part with probability {self.release_q:.6g}, under Gaussian noise of {noise}. A Renyi "
+            f"{at_most(self.q, 6)}, under Gaussian noise of {at_least(self.planned, 6)} times the "
+            f"noise multiplier, after a release in "
+            f"which it takes part with probability {at_most(self.release_q, 6)}, under Gaussian noise "
+            f"of {noise}. A Renyi "
             "filter stops the run before it would pass the budget at any order, so the claim is the same after fewer "
             "steps."
         )
@@ -168,7 +171,8 @@ class Scaled:
 
     def describe(self) -> str:
         return (
-            f"{self.process.describe()} The noise is counted at {self.factor:g} times the noise multiplier."
+            f"{self.process.describe()} The noise is counted at {at_least(self.factor, 6)} times "
+            f"the noise multiplier."
         )
 
 

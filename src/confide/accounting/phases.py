@@ -9,6 +9,7 @@ import numpy as np
 
 from confide.accounting.curves import Curve, Direction, compose
 from confide.accounting.processes import FINE, Process
+from confide.rounding import at_least
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,7 @@ class After:
         return compose([first, then])
 
     def describe(self) -> str:
-        first = f"With noise multiplier {self.phase_noise:.6g}: {self.words or self.phase.describe()}"
+        first = (
+            f"With noise multiplier {at_least(self.phase_noise, 6)}: {self.words or self.phase.describe()}"
+        )
         return first if self.process is None else f"{first} After that: {self.process.describe()}"

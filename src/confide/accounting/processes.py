@@ -21,6 +21,7 @@ from scipy import special, stats
 from confide.accounting import composing
 from confide.accounting.curves import Composed, Curve, group
 from confide.errors import InputError
+from confide.rounding import at_least, at_most
 
 FINE = 1e-4
 """The interval at which claims are made, unless a process calls for another (`Grid`)."""
@@ -68,7 +69,7 @@ class MixtureOfGaussians:
         """The unit takes part in each step with probability q, at most one clip norm of it."""
         _check_rate(q)
         _check_steps(steps)
-        words = "takes part" if q == 1 else f"takes part with probability {q:.6g}"
+        words = "takes part" if q == 1 else f"takes part with probability {at_most(q, 6)}"
         if q == 1:
             return cls((1.0,), (1.0,), steps, words)
         return cls((0.0, 1.0), (1.0 - q, q), steps, words)
@@ -80,7 +81,7 @@ class MixtureOfGaussians:
         _check_rows(rows)
         if rows == 1:
             return cls.bernoulli(p, steps)
-        words = f"has each of its {rows} rows drawn independently with probability {p:.6g}"
+        words = f"has each of its {rows} rows drawn independently with probability {at_most(p, 6)}"
         if p == 1:
             return cls((float(rows),), (1.0,), steps, words)
         counts = np.arange(rows + 1)
@@ -95,8 +96,8 @@ class MixtureOfGaussians:
         if len(set(rho)) == 1:
             return cls.binomial(len(rho), rho[0], steps)
         words = (
-            f"has each of its {len(rho)} rows drawn independently, with probabilities from {min(rho):.6g} "
-            f"to {max(rho):.6g}"
+            f"has each of its {len(rho)} rows drawn independently, with probabilities from {at_least(min(rho), 6)} "
+            f"to {at_most(max(rho), 6)}"
         )
         masses, beyond = _poisson_binomial(np.asarray(rho, dtype=np.float64))
         counts = np.arange(len(masses))
@@ -233,7 +234,8 @@ class TruncatedPoisson:
 
     def describe(self) -> str:
         return (
-            f"On each of {self.steps} steps each of {self.size} rows is drawn with probability {self.q:.6g}, and "
+            f"On each of {self.steps} steps each of {self.size} rows is drawn with probability "
+            f"{at_most(self.q, 6)}, and "
             f"of more than {self.cap} drawn rows a random {self.cap} are used; one row is compared with the same "
             "row zeroed out, under Gaussian noise."
         )

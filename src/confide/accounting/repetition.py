@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from confide.accounting.curves import Array, Curve, Direction
 from confide.accounting.processes import FINE, Process
 from confide.errors import InputError
+from confide.rounding import at_most
 
 _FAR = 40.0
 """Losses beyond which e^-loss no longer shows beside 1."""
@@ -80,7 +81,7 @@ class Trials:
     def describe(self) -> str:
         kinds = {0.0: "logarithmic", 1.0: "geometric"}
         kind = kinds.get(self.shape, f"truncated negative binomial of shape {self.shape:g}")
-        return f"{self.mean:g} on average ({kind} distribution)"
+        return f"{at_most(self.mean, 6)} on average ({kind} distribution)"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from dp_accounting.pld.privacy_loss_mechanism import ConnectDotsBounds
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from confide.accounting.composing import mirrored
-from confide.accounting.curves import Curve
-from confide.accounting.processes import FINE, Grid, GroupOf, MixtureOfGaussians, Process, checked
+from confide.accounting.curves import Curve, exchanged
+from confide.accounting.processes import FINE, Grid, MixtureOfGaussians, Process, checked
+from confide.rounding import at_most
 
 _BEYOND = -float(ndtri(math.exp(-50) / 4))
 """Standard deviations beyond which a tail goes to infinite loss, as dp_accounting has it."""
@@ -47,7 +48,8 @@ class Replacement:
 
     def describe(self) -> str:
         return (
-            f"On each of {self.steps} steps a unit takes part with probability {self.q:.6g}; what one unit does is "
+            f"On each of {self.steps} steps a unit takes part with probability {at_most(self.q, 6)}; "
+            f"what one unit does is "
             "compared with what any other text in its place would do, under Gaussian noise."
         )
 
@@ -101,15 +103,36 @@ class _Loss:
         return mirrored(interval, self.delta(np.arange(high + 1) * interval))
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """A process under replace-one, of which nothing is known but what zeroing a unit out costs.
+
+    Formal guarantee: the one text is zeroed out, and then the other is put in: a removal and then an addition, as
+    `curves.exchanged` has it. At most (2 epsilon, (1 + e^epsilon) delta), and in each direction by itself: a bound on
+    true positives, and the best of many runs (`Repeated`), take each direction alone. There is no privacy loss
+    distribution behind it, so it composes with other phases by basic composition alone.
+    """
+
+    process: Process
+
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+        return exchanged(self.process.curve(noise_multiplier, interval))
+
+    def describe(self) -> str:
+        return (
+            f"{self.process.describe()} Any other text in its place is reached by zeroing it out and then putting the "
+            "other in."
+        )
+
+
 def replaced(process: Process) -> Process:
     """A process under replace-one, from the one under zero-out.
 
-    Formal guarantee: `Replacement` where a unit takes part whole or not at all; else zeroing out the one text and
-    then putting in the other, (2 epsilon, (1 + e^epsilon) delta).
+    Formal guarantee: `Replacement` where a unit takes part whole or not at all; else `Exchanged`.
     """
     if isinstance(process, MixtureOfGaussians):
         if process.values == (0.0, 1.0):
             return Replacement(process.probabilities[1], process.steps)
         if process.values == (1.0,):
             return Replacement(1.0, process.steps)
-    return GroupOf(process, 2)
+    return Exchanged(process)

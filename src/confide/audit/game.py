@@ -4,7 +4,6 @@ Who is in the game, what its coins stand for and which curve it is held against 
 that no claim is attacked at another unit or adjacency than its own.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
@@ -18,6 +17,7 @@ from confide.audit.canaries import Canary, Manifest
 from confide.audit.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
 from confide.errors import InputError
 from confide.mechanisms.base import Game
+from confide.rounding import at_least, at_most, percent_at_least
 
 if TYPE_CHECKING:
     from confide.audit.repeated import Repeated
@@ -181,8 +181,8 @@ class Played:
         if claim.curve is None:
             return f"{told}; {shown}"
         if self.needed is None:
-            return f"{told}; not even all of them would refute epsilon {claim.epsilon:.3g}: {shown}"
-        return f"{told}, and {self.needed} would refute epsilon {claim.epsilon:.3g}; {shown}"
+            return f"{told}; not even all of them would refute epsilon {at_most(claim.epsilon)}: {shown}"
+        return f"{told}, and {self.needed} would refute epsilon {at_least(claim.epsilon)}; {shown}"
 
     def _told(self) -> str:
         if self.view == "numbers":
@@ -196,22 +196,18 @@ class Played:
 
 def shown_in_words(found: "Played | Repeated", claim: Claim, of_two_texts: bool) -> str:
     """Lower bounds on epsilon, each with the largest that the game could have shown."""
+    between = " for one text against another" if of_two_texts else ""
     words = (
-        f"with {found.confidence:.1%} confidence this shows epsilon >= {rounded_down(found.bound)} at delta "
-        f"{claim.delta:.3g}{' for one text against another' if of_two_texts else ''}, whatever the mechanism, and "
-        f"{rounded_down(found.strongest)} is the most that it could have shown"
+        f"with {percent_at_least(found.confidence)} confidence this shows epsilon >= {at_least(found.bound, places=2)} "
+        f"at delta {at_least(claim.delta, 3)}{between}, whatever the mechanism, and "
+        f"{at_most(found.strongest, places=2)} is the most that it could have shown"
     )
     if found.own_bound is None or found.own_strongest is None:
         return words
     return (
-        f"{words}; of this mechanism with any noise it shows epsilon >= {rounded_down(found.own_bound)}, at most "
-        f"{rounded_down(found.own_strongest)}"
+        f"{words}; of this mechanism with any noise it shows epsilon >= {at_least(found.own_bound, places=2)}, at most "
+        f"{at_most(found.own_strongest, places=2)}"
     )
-
-
-def rounded_down(bound: float) -> str:
-    """A lower bound in two decimals, never more than it is."""
-    return f"{math.floor(100 * bound) / 100:g}"
 
 
 def play(

@@ -40,6 +40,7 @@ def _exposure(found: dict[str, Any]) -> list[Panel]:
             "bits",
             lines,
             log_x=len(planted) > 1,
+            above=("most",),
         )
     ]
 
@@ -63,4 +64,5 @@ def _beside_ceiling(title: str, rates: dict[str, Any], ceiling: dict[str, Any] |
     }
     if ceiling is not None:
         lines["ceiling"] = [(fpr, bound) for fpr, bound in sorted(ceiling["true_positive_rate"])]
-    return Panel(title, "false positive rate", "true positive rate", lines, log_x=True)
+    x, y = "false positive rate", "true positive rate"
+    return Panel(title, x, y, lines, log_x=True, above=("to", "ceiling"), below=("95%, from",))

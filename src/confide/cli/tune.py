@@ -148,6 +148,7 @@ def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
     from confide import models, show
     from confide.console import Console
     from confide.job import prepared_data
+    from confide.rounding import at_least, at_most
     from confide.tuning import prices
 
     console = Console()
@@ -157,8 +158,8 @@ def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    target = f"epsilon {show.number(found['epsilon'])} at delta {found['delta']:.3g}"
-    print(f"a single run: {target}, noise multiplier {show.number(found['noise_multiplier'])}\n")
+    target = f"epsilon {at_most(found['epsilon'])} at delta {at_most(found['delta'], 3)}"
+    print(f"a single run: {target}, noise multiplier {at_least(found['noise_multiplier'], 5)}\n")
     header = [
         "trials on average",
         "19 of 20 at most",
@@ -166,8 +167,14 @@ def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
         "noise for that epsilon",
         "noise x",
     ]
-    names = ("most", "epsilon_at_same_noise", "noise_multiplier", "relative_noise")
-    show.table(
-        header,
-        [[f"{row['trials']:g}", *(show.number(row[name]) for name in names)] for row in found["sweeps"]],
-    )
+    rows = [
+        [
+            at_most(row["trials"], 6),
+            show.number(row["most"]),
+            at_most(row["epsilon_at_same_noise"]),
+            at_least(row["noise_multiplier"], 5),
+            show.number(row["relative_noise"]),
+        ]
+        for row in found["sweeps"]
+    ]
+    show.table(header, rows)

@@ -26,14 +26,15 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class NonFiniteGradient(Diverged):
-    """A unit's gradient is infinite or not a number; nothing of its call was added."""
+    """Without a clip norm, where no unit is measured by itself: a sum is infinite or not a number."""
 
 
 class ClippedSum:
     """The running sum of clipped unit gradients, at about the price of ordinary training.
 
     A unit's gradient is g_u = sum over its rows b of weight_b * grad(loss_b), over all trainable parameters
-    together; the sum gets min(1, C / |g_u|) g_u. One forward and one backward pass serve a whole batch:
+    together; the sum gets min(1, C / |g_u|) g_u, or nothing where |g_u| is infinite or not a number: an error there
+    would tell of a unit what no noise covers. One forward and one backward pass serve a whole batch:
     taps on the trainable layers see each layer's input and output gradient, take the norms there and then,
     and the clipped sum is one product for each layer after the pass. Weights require no gradient meanwhile,
     so the plain gradient of a weight is never formed.
@@ -100,10 +101,10 @@ class ClippedSum:
             weight: float[B], each row's weight in its unit's gradient.
 
         Returns:
-            float32[U], the norms before clipping; nan without a clip norm, when no unit is measured by itself.
+            float32[U], the norms before clipping, inf of a unit that added nothing since its own is no finite number;
+            nan without a clip norm, when no unit is measured by itself.
 
         Raises:
-            NonFiniteGradient: some unit's norm is infinite or not a number; nothing was added.
             InputError: a layer or the loss does not keep the rows apart, or the loss takes a gradient by itself; the
                 message says where.
         """
@@ -122,9 +123,12 @@ class ClippedSum:
             norms = self._together(units.count, [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
             self._added += units.count
+            if bool((scale == 0).any()):
+                for slot in slots.values():
+                    slot.leave_out(scale == 0)
             for name in list(self._parameters if self._is_split else slots):
                 self._add_scaled(name, slots.pop(name, None), scale)
-            return norms[units.on(norms.device).number].float()
+            return _finite_or_inf(norms[units.on(norms.device).number].float())
 
     def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
         """Add the clipped gradient of one unit whose rows come in several micro-batches.
@@ -136,10 +140,10 @@ class ClippedSum:
             batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows are one unit's.
 
         Returns:
-            The norm before clipping; nan without a clip norm.
+            The norm before clipping, as of `add`; nan without a clip norm.
 
         Raises:
-            NonFiniteGradient, InputError: as for `add`.
+            InputError: as for `add`.
             OutOfMemory: a rank's memory did not suffice.
         """
         if self._clip_norm is None:
@@ -169,10 +173,10 @@ class ClippedSum:
             norm = squares.sqrt_().mul_(1 + last_error(1, self._added, self._ranks.size))
             scale = self._scale(norm)
             self._added += 1
-            for name in list(gradient) if whole else ():
+            for name in list(gradient) if whole and bool(scale) else ():
                 own = gradient.pop(name)
                 self._sum(name).addcmul_(own, scale.to(own.device))
-        return float(norm)
+        return float(_finite_or_inf(norm))
 
     def take(self) -> dict[str, Tensor]:
         """The sums since the last call, over all ranks, float32 by parameter name (a tied one once); starts anew.
@@ -263,10 +267,9 @@ class ClippedSum:
         return norms.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
-        """float32[U]: min(1, C / norm)."""
+        """float32[U]: min(1, C / norm), and 0 where the norm is infinite or not a number."""
         assert self._clip_norm is not None
-        _refuse_non_finite(norms)
-        return (self._clip_norm / norms).clamp_(max=1).float()
+        return (self._clip_norm / norms).clamp_(max=1).nan_to_num_(nan=0.0).float()
 
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
         if self._contents() != self._built or [p.requires_grad for p in self._all] != self._flags:
@@ -439,9 +442,13 @@ def _no_zeros(parameters: list[nn.Parameter]) -> Iterator[None]:
 def _refuse_non_finite(values: Tensor) -> None:
     if not bool(torch.isfinite(values).all()):
         raise NonFiniteGradient(
-            "a unit's gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
+            "a gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
             "instead of float16, or look for empty or overlong rows"
         )
+
+
+def _finite_or_inf(norms: Tensor) -> Tensor:
+    return norms.masked_fill(norms.isnan(), math.inf)
 
 
 def _zeros(parameter: Tensor) -> Tensor:

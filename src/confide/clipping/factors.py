@@ -346,6 +346,11 @@ class Outer:
             for columns, block in _blocks(right):
                 total[:, columns].addmm_(left.T, block, beta=beta)
 
+    def without(self, rows: Tensor) -> Outer:
+        """With zeros in some rows, bool[B]."""
+        out = rows[:, None, None]
+        return Outer(self.left.masked_fill(out, 0), self.right.masked_fill(out, 0), self.dtype)
+
 
 def _add_precisely(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
     """Add left^T right to total, float32; one of the two is float64, and so is the product until it is added."""
@@ -458,6 +463,10 @@ class Table:
             total.zero_()
         scaled = self.sums * scale.to(self.sums.dtype)[self.unit][:, None]
         total.index_add_(0, self.entry, scaled.to(total.dtype))
+
+    def without(self, units: Tensor) -> Table:
+        """With zeros for some units, bool[U]."""
+        return Table(self.unit, self.entry, self.sums.masked_fill(units[self.unit][:, None], 0))
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,16 @@ class Slot:
         if self._table is not None:
             self._table.add_scaled(total, scale, fresh)
 
+    def leave_out(self, units: Tensor) -> None:
+        """Make zeros of what some units, bool[U], would add: 0 times what is not finite is no number."""
+        units = units.to(self._units.of_row.device)
+        rows = units[self._units.of_row]
+        self._outers = [use.without(rows) for use in self._outers]
+        if self._table is not None:
+            self._table = self._table.without(units)
+        if self._dense is not None:
+            self._dense[units] = 0
+
 
 def settle(slots: Sequence[Slot]) -> None:
     """Put the norms of all slots beyond doubt. The host waits for the device once, and not for each slot."""

@@ -20,6 +20,7 @@ from confide.mechanisms.base import Sampler, Score, Stage, Terms
 from confide.mechanisms.dp_sgd import DPSGD
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
+from confide.rounding import at_least, at_most
 from confide.sampling import Draw, Halt
 from confide.settings import Adaptive
 from confide.shape import Shape
@@ -174,10 +175,12 @@ class AdaptiveNoise(DPSGD):
 
     def _released(self, budget: RenyiBudget, rows: float) -> Iterator[str]:
         noise = self.adaptive.gamma_noise
-        size = f"{budget.release_share:.6g} noise multipliers" if noise is None else f"{noise:g}"
+        size = (
+            f"{at_least(budget.release_share, 6)} noise multipliers" if noise is None else at_least(noise, 6)
+        )
         yield (
             "gamma, which multiplies the noise of a step, and with it after how many steps the run ends: made from "
-            f"rows drawn with probability {budget.release_q:.6g} (B_g = {rows:g} expected), noise of standard "
+            f"rows drawn with probability {at_most(budget.release_q, 6)} (B_g = {rows:g} expected), noise of standard "
             f"deviation s_g = {size}, floor {self.adaptive.floor:g}, planned with {self.planned:g}"
         )
         meaning = "its mean token loss over the logarithm of the vocabulary"

@@ -22,6 +22,7 @@ from confide.accounting import Process, delta_default, least_noise, replaced
 from confide.correlation import sensitivity
 from confide.errors import InputError
 from confide.noise import RunKey
+from confide.rounding import at_least
 from confide.sampling import Draw, Halt, OwnRates, Sampling
 from confide.shape import Shape
 from confide.units import UnitGraph
@@ -174,6 +175,11 @@ class Mechanism(ABC):
     @abstractmethod
     def unit(self) -> str:
         """What one unit is, in words."""
+
+    @property
+    def draws_chunks(self) -> bool:
+        """Whether a step cuts random chunks out of a unit's running text."""
+        return False
 
     @property
     def unit_is_one_row(self) -> bool:
@@ -430,7 +436,7 @@ class Mechanism(ABC):
             f"{self.bands} times that probability, which is the mean over steps",
             f"the noise of all steps is C^-1 Z: C is the square root of the matrix of prefix sums, cut off after "
             f"{self.bands} bands, and Z independent, its standard deviation in clip norms the noise multiplier times "
-            f"{sensitivity(self.bands):.6g}, the norm of C's first column",
+            f"{at_least(sensitivity(self.bands), 6)}, the norm of C's first column",
         )
         return (
             *(() if self.adjacency == "add-or-remove" else graph),

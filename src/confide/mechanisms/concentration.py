@@ -13,6 +13,7 @@ from confide.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms, c
 from confide.mechanisms.group import example_level
 from confide.mechanisms.uls import UserLevelSampling, averaging_faults
 from confide.noise import RunKey, Stream
+from confide.rounding import at_most
 from confide.sampling import Sampling
 from confide.shape import Shape
 from confide.units import UnitGraph
@@ -127,6 +128,10 @@ class Concentration(Mechanism):
     def unit(self) -> str:
         return self.like.unit
 
+    @property
+    def draws_chunks(self) -> bool:
+        return self.like.draws_chunks
+
     def cap(self, shape: Shape) -> int:
         return self.like.cap(shape)
 
@@ -151,7 +156,7 @@ class Concentration(Mechanism):
                 f"tau {self.tau:g}, and the noise on the mean of those kept: noise multiplier * tau / number of units",
                 f"number of steps {self.steps}; the step at which the test ends the run is released under the claim",
                 "delta, noise multiplier and all other settings of the config",
-                f"at most {self.cap(shape)} rows or chunks of a unit",
+                f"at most {self.cap(shape)} {'random chunks' if self.draws_chunks else 'rows'} of a unit",
             ),
         )
 
@@ -177,7 +182,9 @@ class Concentration(Mechanism):
         proved = self._process_of(shape, delta).proved(noise_multiplier)
         if proved <= self.epsilon:
             return ()
-        reached = "nothing is proved" if math.isinf(proved) else f"what is proved is epsilon {proved:.4g}"
+        reached = (
+            "nothing is proved" if math.isinf(proved) else f"what is proved is epsilon {at_most(proved)}"
+        )
         return (
             f"the noise constant of paper 000 could not be re-derived for {shape.units:,} units: {reached}",
         )

@@ -36,8 +36,8 @@ class ConfidentiallyRedacted(SensitiveText):
     @property
     def unit(self) -> str:
         return (
-            "a secret in one row in which the detector of the config found something; a row is at most "
-            f"{self.row_length} tokens of one document"
+            "a secret in one row in which the detector of the config found something (a row is at most "
+            f"{self.row_length} tokens of one document)"
         )
 
     @property

@@ -10,6 +10,7 @@ from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
+from confide.rounding import at_most
 from confide.shape import Shape
 from confide.units import UnitGraph
 
@@ -58,7 +59,7 @@ class DPSGD(Mechanism):
             rows_per_step=rate * shape.rows,
             rows_per_unit=1,
             contribution="1 row",
-            facts=self._facts(f"sampling probability {rate:.6g} of each of the rows", divisor, steps),
+            facts=self._facts(f"sampling probability {at_most(rate, 6)} of each of the rows", divisor, steps),
             zeroed=zeroed,
         )
 

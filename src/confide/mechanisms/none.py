@@ -39,6 +39,10 @@ class NonPrivate(Mechanism):
         return self.inner.unit_is_one_row
 
     @property
+    def draws_chunks(self) -> bool:
+        return self.inner.draws_chunks
+
+    @property
     def draws(self) -> str:  # type: ignore[override]
         return self.inner.draws
 

@@ -10,6 +10,7 @@ from confide.accounting import Process
 from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.noise import RunKey
+from confide.rounding import at_most
 from confide.sampling import Draw, OwnRates, Sampling
 from confide.selection import cap_of, select
 from confide.shape import Shape
@@ -102,7 +103,7 @@ class CappedRows(Mechanism):
             rows_per_unit=most,
             contribution=f"at most {most} rows in all, chosen once ({rule}); each may enter any step",
             facts=self._facts(
-                f"sampling probability {rate:.6g} of each of the rows in use",
+                f"sampling probability {at_most(rate, 6)} of each of the rows in use",
                 divisor,
                 steps,
                 f"rows per unit capped at {cap}",

@@ -12,6 +12,7 @@ from confide.detectors import kinds
 from confide.errors import InputError
 from confide.mechanisms.base import Game, Terms
 from confide.mechanisms.weighted import WeightedRows, solved
+from confide.rounding import at_least
 from confide.secrets.program import Spread, largest_c, need
 from confide.secrets.repository import names_secrets
 from confide.secrets.values import resolve
@@ -178,7 +179,9 @@ class SecretProtection(WeightedRows):
         if self.secrets.recall == 1.0:
             return ()
         share = (
-            "is not claimed" if self.secrets.recall is None else f"is claimed to be {self.secrets.recall:g}"
+            "is not claimed"
+            if self.secrets.recall is None
+            else f"is claimed to be {at_least(self.secrets.recall, 6)}"
         )
         return (
             f"the share of mentions of secrets that was found {share} (secrets.recall: 1.0 claims that all were)",

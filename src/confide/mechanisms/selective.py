@@ -8,6 +8,7 @@ from confide.accounting import After, MixtureOfGaussians, Process, Untouched
 from confide.mechanisms.base import Redaction, Stage, Terms, calibrated
 from confide.mechanisms.dp_sgd import DPSGD
 from confide.mechanisms.sensitive import SensitiveText
+from confide.rounding import at_least, at_most
 from confide.shape import Shape
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Selective(SensitiveText):
             terms,
             process=process,
             zeroed=zeroed,
-            contribution="1 row: redacted in the first phase, as it is in the second",
+            contribution="its row, redacted in the first phase and as it is in the second",
             facts=tuple(counted.get(fact, fact) for fact in terms.facts),
         )
 
@@ -132,7 +133,8 @@ class Selective(SensitiveText):
         noise, rate = self._light_noise(shape), self._lightly_noised().terms(shape).sampling.rate
         words = (
             f"on each of {min(steps, self.redacted.steps)} steps a redacted row takes part with probability "
-            f"{rate:.6g}, which is multiplied by the share of words that were missed, taken to be {share:.3g}."
+            f"{at_most(rate, 6)}, which is multiplied by the share of words that were missed, taken "
+            f"to be {at_most(share, 3)}."
         )
         return After(self._missed(shape, steps, share, zeroed), noise, process, words)
 
@@ -150,8 +152,8 @@ class Selective(SensitiveText):
                 self._after_light(process, shape, steps, share=share).curve(noise_multiplier).epsilon(delta),
             )
             for what, share in (
-                (f"if {low:.3g} of all words are missed", low),
-                (f"if {high:.3g} of all words are missed", high),
+                (f"if {at_least(low, 3)} of all words are missed", low),
+                (f"if {at_least(high, 3)} of all words are missed", high),
                 ("for a row in which something was missed", 1.0),
             )
         )
@@ -162,7 +164,8 @@ class Selective(SensitiveText):
             return super().doubts()
         low, high = self._missing_rate
         return (
-            f"the share of words that are sensitive and missed was estimated on a sample ({low:.3g} to {high:.3g}), "
+            f"the share of words that are sensitive and missed was estimated on a sample "
+            f"({at_least(low, 3)} to {at_most(high, 3)}), "
             "and its epsilon is an average over words: a row in which something was missed is drawn as often as any "
             "other, and has a larger one (004, section 3.1)",
         )

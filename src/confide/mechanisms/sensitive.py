@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from confide.mechanisms.base import Combine, Game, Terms
 from confide.mechanisms.dp_sgd import DPSGD
+from confide.rounding import at_least
 from confide.settings import Policy, Redacted
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ class SensitiveText(DPSGD):
 
     @property
     def unit(self) -> str:
-        return (
-            f"the sensitive characters of one row; a row is at most {self.row_length} tokens of one document"
-        )
+        return f"the sensitive characters of one row (at most {self.row_length} tokens of one document)"
 
     def worlds(self) -> str:
         if self.adjacency == "zero-out":
@@ -59,7 +58,7 @@ class SensitiveText(DPSGD):
         recall = self.detector.recall
         if recall == 1.0:
             return ()
-        share = "is not claimed" if recall is None else f"is claimed to be {recall:g}"
+        share = "is not claimed" if recall is None else f"is claimed to be {at_least(recall, 6)}"
         return (
             f"the share of sensitive text that {self._who} {share} (detector.recall: 1.0 claims all), and what is "
             "missed there is trained on without noise and may be recovered word for word",

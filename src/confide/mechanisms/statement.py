@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from confide.accounting import Curve, compose
-from confide.claims import PRIORS, Guarantee
+from confide.claims import PRIORS, Guarantee, large_delta
 from confide.correlation import sensitivity
 from confide.mechanisms.base import Mechanism, Terms
 from confide.mechanisms.tuned import UNTUNED, Tuning
@@ -75,6 +75,14 @@ def settle(
     return setting
 
 
+def warnings(setting: Setting) -> list[str]:
+    """What to say of a setting before it is used. Private under add-or-remove: it tells how many units there are."""
+    if setting.mechanism.notion == "none" or not setting.noise_multiplier:
+        return []
+    found = large_delta(setting.terms.units, setting.delta)
+    return [] if found is None else [found]
+
+
 def promise(setting: Setting, config: "Config") -> tuple[object, ...]:
     """All that a claim rests on: what the candidates of a counted sweep must share."""
     mechanism, terms = setting.mechanism, setting.terms
@@ -113,10 +121,14 @@ def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
 
 _ROWS_CUT = {
     "causal-lm": "each document is tokenised, ended by a separator and cut into rows of at most {} tokens; no row "
-    "holds text of two documents, a random chunk only text of one unit",
+    "holds text of two documents",
     "masked-lm": "each document is one row, cut off at {} tokens",
     "classification": "each document is one row, cut off at {} tokens",
 }
+_CHUNKS = (
+    "; a random chunk is a stretch of at most {} tokens of one unit's rows, put one after the other, and may hold text "
+    "of several of its documents"
+)
 _RANDOMNESS = {
     "secure": "AES-256 in counter mode (noise on a GPU: ChaCha20) under a secret run key from the operating system, "
     "noise by Box-Muller from 64-bit words",
@@ -207,6 +219,7 @@ def state_guarantee(
             *tuning.epsilons(),
         ),
         worlds=mechanism.worlds() if protected else "",
+        units=terms.units if protected and mechanism.adjacency != "add-or-remove" else None,
         closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
     )
 
@@ -236,10 +249,14 @@ def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
     cut = _ROWS_CUT[config.task].format(config.data.max_length)
     if config.data.without_unit == "drop":
         cut = f"documents that name no unit are left out; {cut}"
+    if mechanism.draws_chunks:
+        cut += _CHUNKS.format(config.data.max_length)
     if mechanism.redaction == "none":
         return cut
     redacted = f"sensitive spans are replaced by one mask token each before text is tokenised; then {cut}"
     if mechanism.redaction != "beside":
         return redacted
-    counting = f"a mask counting {config.redacted.span_tokens} tokens"
-    return f"{redacted}, {counting}; a row of the second phase holds the text of its redacted row"
+    return (
+        f"{redacted}; where rows are cut, a mask counts as {config.redacted.span_tokens} tokens, and a row of the "
+        "second phase holds the text of its redacted row"
+    )

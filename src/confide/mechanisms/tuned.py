@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from confide.accounting import Repeated, Trials
 from confide.claims import NOT_COVERED, TUNING
 from confide.errors import InputError
+from confide.rounding import at_most
 
 if TYPE_CHECKING:
     from confide.mechanisms.base import Terms
@@ -76,7 +77,6 @@ class Counted(Tuning):
             *others,
             "the choice of what the sweep searched, and tuning outside of it",
             _CHOSEN_BY,
-            "that a trial ended for a gradient that is no finite number, which ranks it last",
         )
 
     def accountant(self, of_one: str) -> str:
@@ -139,4 +139,4 @@ class Searched(Tuning):
         if self.together is None:
             return ()
         epsilon, delta = self.together
-        return ((f"at delta {delta:.3g} for all {self.runs} runs together, by composition", epsilon),)
+        return ((f"at delta {at_most(delta, 3)} for all {self.runs} runs together, by composition", epsilon),)

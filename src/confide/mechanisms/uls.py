@@ -10,6 +10,7 @@ from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.group import example_level
 from confide.noise import RunKey, Stream
+from confide.rounding import at_most
 from confide.sampling import Draw, OwnRates, Sampling
 from confide.selection import cap_of, random_chunks, random_rows, select
 from confide.shape import Shape
@@ -85,6 +86,10 @@ class UserLevelSampling(Mechanism):
     def rule(self) -> str:
         return self.selection or ("random-chunk" if self.chunked else "random")
 
+    @property
+    def draws_chunks(self) -> bool:
+        return self.rule == "random-chunk"
+
     def cap(self, shape: Shape) -> int:
         return cap_of(self.rows_per_unit, shape)
 
@@ -133,10 +138,10 @@ class UserLevelSampling(Mechanism):
             rows_per_unit=None,
             contribution=f"all its rows; a step that draws it uses at most {k} ({self.rule})",
             facts=self._facts(
-                f"sampling probability {rate:.6g} of each of the units",
+                f"sampling probability {at_most(rate, 6)} of each of the units",
                 divisor,
                 steps,
-                f"at most {k} rows or chunks of a drawn unit",
+                f"at most {k} {'random chunks' if self.draws_chunks else 'rows'} of a drawn unit",
             ),
         )
 

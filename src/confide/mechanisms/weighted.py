@@ -15,6 +15,7 @@ from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Sampler, Score, Terms
 from confide.mechanisms.rows import RowSampler
 from confide.noise import RunKey
+from confide.rounding import at_least, at_most
 from confide.sampling import OwnRates
 from confide.seal import Broken, Seal
 from confide.secrets.program import solve
@@ -89,10 +90,13 @@ class WeightedRows(Mechanism):
             delta=self._delta(len(rates), shape.units),
             rows_per_step=self.batch,
             rows_per_unit=int(population.counts.max(initial=0)),
-            contribution=f"at most {population.means.max(initial=0):.4g} rows expected a step, each drawn with its "
-            f"own probability ({low:.4g} to {high:.4g}), which follows from the unit graph",
+            contribution=f"at most {at_most(population.means.max(initial=0))} rows expected a step, "
+            f"each drawn with its "
+            f"own probability ({at_least(low)} to {at_most(high)}), which follows from the unit graph",
             facts=self._facts(
-                f"sampling probability of each row in use, from {low:.6g} to {high:.6g}", divisor, steps
+                f"sampling probability of each row in use, from {at_least(low, 6)} to {at_most(high, 6)}",
+                divisor,
+                steps,
             ),
         )
 

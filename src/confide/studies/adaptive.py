@@ -20,6 +20,7 @@ from confide.accounting import MixtureOfGaussians, compose
 from confide.config import check
 from confide.console import Console
 from confide.finetuning import Outcome, fine_tune
+from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.settings import Config
 from confide.studies import corpora
@@ -172,12 +173,12 @@ def _table(rows: list[Row]) -> str:
         kind = "" if row.epsilon is None else "proved" if row.is_theorem else "an estimate, at the floor"
         cells = [
             row.method,
-            f"{row.sigma:.4g}" if row.sigma else "",
+            at_least(row.sigma, 5) if row.sigma else "",
             str(row.steps),
             f"{row.gamma:.3f}" if row.sigma else "",
-            "inf" if row.epsilon is None else f"{row.epsilon:.3g}",
+            "inf" if row.epsilon is None else at_most(row.epsilon, 3),
             kind,
-            "" if row.public is None else f"{row.public:.3g}",
+            "" if row.public is None else at_most(row.public, 3),
             f"{row.loss:.3f}",
             f"{row.perplexity:.1f}",
         ]

@@ -11,6 +11,7 @@ from confide.console import Console
 from confide.disk import write_text
 from confide.finetuning import Outcome, fine_tune
 from confide.job import Job
+from confide.rounding import at_most
 from confide.runs import Run
 
 
@@ -45,4 +46,4 @@ def epsilon_of(outcome: Outcome) -> float | None:
 
 
 def in_table(epsilon: float | None) -> str:
-    return "inf" if epsilon is None else f"{epsilon:.3g}"
+    return "inf" if epsilon is None else at_most(epsilon, 3)

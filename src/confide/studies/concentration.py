@@ -18,6 +18,7 @@ from confide.job import Job
 from confide.mechanisms.concentration import Concentration, filter_noise, sampling_noise
 from confide.nearness import USERS, Nearness, nearness
 from confide.noise import RunKey
+from confide.rounding import at_most
 from confide.runs import Run
 from confide.settings import Config
 from confide.studies import corpora
@@ -103,7 +104,8 @@ def _tables(rows: list[dict[str, Any]], noises: list[dict[str, Any]]) -> str:
         sampled = " | ".join(f"{value:.3g}" for value in one["sampling"].values())
         crossings = " | ".join(f"{value:.3f}" for value in one["crossing"].values())
         lines.append(
-            f"| {one['epsilon']:g} | {one['proved']:.3g} | {one['filter']:.3g} | {sampled} | {crossings} |"
+            f"| {at_most(one['epsilon'], 6)} | {at_most(one['proved'], 3)} | {one['filter']:.3g} | "
+            f"{sampled} | {crossings} |"
         )
     return "\n".join(lines)
 
@@ -111,7 +113,7 @@ def _tables(rows: list[dict[str, Any]], noises: list[dict[str, Any]]) -> str:
 def _picture(measured: list[Nearness], noises: list[dict[str, Any]], users: int) -> str:
     panels = [
         Panel(
-            f"epsilon {one['epsilon']:g}, {users:,} users, {STEPS} steps",
+            f"epsilon {at_most(one['epsilon'], 6)}, {users:,} users, {STEPS} steps",
             "tau / clip norm",
             "noise / clip norm",
             {"filter": [(ratio, ratio * one["filter"]) for ratio in RATIOS]}

@@ -29,6 +29,7 @@ from confide.configuring import (
 )
 from confide.console import Console
 from confide.disk import write_text
+from confide.rounding import at_most
 
 N, K, D = 256, 16, 32  # users, rows of each, coordinates
 STEPS, DELTA = 256, 1e-6
@@ -377,7 +378,7 @@ def run(folder: Path) -> dict[str, Any]:
         rows.append(compared(name, setting))
     found = {}
     for epsilon in CHOOSING:
-        console.say(f"strategies at epsilon {epsilon:g}")
+        console.say(f"strategies at epsilon {at_most(epsilon, 6)}")
         found[epsilon] = suboptimalities(epsilon)
     checked = [*claims(), *chosen_well(found)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -439,7 +440,7 @@ def _sweep_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _strategy_table(found: Mapping[float, Mapping[str, np.ndarray]]) -> str:
     lines = [
-        "| strategy | " + " | ".join(f"epsilon {epsilon:g} | 95%" for epsilon in found) + " |",
+        "| strategy | " + " | ".join(f"epsilon {at_most(epsilon, 6)} | 95%" for epsilon in found) + " |",
         "|---|" + "---|---|" * len(found),
     ]
     for name in found[CHOOSING[0]]:

@@ -18,6 +18,7 @@ from confide.chart import Panel, Points, panels_svg
 from confide.configuring import Split, Target, noise_variance, uls_variance
 from confide.console import Console
 from confide.disk import write_text
+from confide.rounding import at_most
 
 N, K, STEPS, DELTA, NORM = 1024, 32, 1000, 1e-6, 10.0
 EPSILONS = (0.25, 1.0, 4.0, 16.0)
@@ -76,7 +77,7 @@ def run(folder: Path) -> dict[str, Any]:
     """Tabulate, draw (`figure6.svg` in `folder`) and look at the conjecture."""
     console, rows = Console(), []
     for epsilon in EPSILONS:
-        console.say(f"noise variance at epsilon {epsilon:g}")
+        console.say(f"noise variance at epsilon {at_most(epsilon, 6)}")
         rows += [variances(epsilon, budget) for budget in BUDGETS]
     console.say("Conjecture 1")
     conjecture = {"usual": looked_at(usual()), "extreme": looked_at(extreme())}
@@ -186,7 +187,7 @@ def _figure(rows: Sequence[dict[str, Any]]) -> str:
                 lines[f"ULS, n = {n}"] = [
                     (row["budget"], row["uls"][name][n]) for row in own if n in row["uls"][name]
                 ]
-            title = f"epsilon {epsilon:g}, {name}"
+            title = f"epsilon {at_most(epsilon, 6)}, {name}"
             panels.append(Panel(title, "rows a step", "noise variance", lines, True, name == ORTHOGONAL))
     return panels_svg("Noise variance of ELS and ULS at equal compute", panels)
 
@@ -197,7 +198,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows[::2]:  # every second budget; all of them are drawn
-        cells = [f"{row['epsilon']:g}", f"{row['budget']:g}", f"{row['els']:.4g}"]
+        cells = [at_most(row["epsilon"], 6), f"{row['budget']:g}", f"{row['els']:.4g}"]
         for name in NORMS:
             n = min(row["uls"][name], key=row["uls"][name].__getitem__)
             cells += [f"{row['uls'][name][n]:.4g}", str(n)]

@@ -15,6 +15,7 @@ from confide.config import check
 from confide.console import Console
 from confide.finetuning import Outcome, fine_tune
 from confide.quickstart import gap_closed
+from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.settings import Config
 from confide.studies import corpora
@@ -55,7 +56,7 @@ class Row:
 
 def config(recipe: Recipe, epsilon: float, seed: int, data: Path, folder: Path) -> Config:
     """Of one run; its key is published, so that the numbers can be repeated."""
-    name = f"{recipe.name}-{epsilon:g}-{seed}"
+    name = f"{recipe.name}-{at_most(epsilon, 6)}-{seed}"
     where = f"study recipe, {name}"
     raw = {
         "model": "bundled",
@@ -89,7 +90,7 @@ class _Study:
 
     def train(self, recipe: Recipe, epsilon: float, seed: int, twin: bool = False) -> Outcome:
         """Train, or resume."""
-        privacy = "without privacy" if twin else f"epsilon {epsilon:g}"
+        privacy = "without privacy" if twin else f"epsilon {at_most(epsilon, 6)}"
         self.console.say(f"{recipe.name}, {privacy}, seed {seed}")
         outcome = fine_tune(
             Run(config(recipe, epsilon, seed, self.data, self.folder), twin=twin), self.console
@@ -145,8 +146,8 @@ def _table(rows: Sequence[Row]) -> str:
             str(recipe.rows),
             str(recipe.steps),
             f"{recipe.learning_rate:g}",
-            "inf" if row.epsilon is None else f"{row.epsilon:g}",
-            f"{row.noise_multiplier:.4g}" if row.noise_multiplier else "",
+            "inf" if row.epsilon is None else at_most(row.epsilon, 6),
+            at_least(row.noise_multiplier, 5) if row.noise_multiplier else "",
             f"{row.noise_multiplier / recipe.batch:.3g}" if row.noise_multiplier else "",
             ", ".join(f"{loss:.3f}" for loss in row.losses),
             f"{mean(row.losses):.3f}",

@@ -27,6 +27,7 @@ from confide.finetuning import fine_tune
 from confide.job import prepared_data
 from confide.mechanisms.secret import Choice, SecretProtection
 from confide.models import load_tokenizer
+from confide.rounding import at_least
 from confide.runs import Run
 from confide.settings import Config
 
@@ -53,7 +54,7 @@ def write_words(source: Path, path: Path) -> int:
     with open(path, "w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream)
         table.writerow(["word", "prior", "posterior"])
-        table.writerows([word, PRIOR, f"{r:.6g}"] for word, r in zip(ranked, allowed, strict=True))
+        table.writerows([word, PRIOR, at_least(r, 6)] for word, r in zip(ranked, allowed, strict=True))
     return len(ranked)
 
 
@@ -193,7 +194,7 @@ def _tables(
             lines.append("| " + " | ".join([*cells, "the batch is too large", *[""] * 5]) + " |")
             continue
         ours, theirs = (choice.noise[name] for name in ACCOUNTANTS)
-        cells += [f"{ours:.4g}", f"{theirs:.4g}", f"{theirs / ours:.1f}"]
+        cells += [at_least(ours, 5), at_least(theirs, 5), f"{theirs / ours:.1f}"]
         for name in ("no noise", *ACCOUNTANTS):
             loss = found[name].get(choice.c)
             cells.append("" if loss is None else f"{loss:.3f}")

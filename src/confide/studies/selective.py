@@ -24,6 +24,7 @@ from confide.preparation import load
 from confide.reading import training_documents
 from confide.redaction.policy import Policy
 from confide.redaction.screening import Marks, sample
+from confide.rounding import at_most
 from confide.runs import Run
 from confide.settings import Config
 from confide.studies import corpora
@@ -327,16 +328,16 @@ def _table(rows: list[Row]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        epsilon = " to ".join(f"{value:.3g}" for value in row.epsilon[:2]) or "inf"
+        epsilon = " to ".join(at_most(value, 3) for value in row.epsilon[:2]) or "inf"
         if len(row.epsilon) > 2:
-            epsilon += f"; {row.epsilon[2]:.3g} for a row with a missed word"
+            epsilon += f"; {at_most(row.epsilon[2], 3)} for a row with a missed word"
         cells = [
             row.corpus,
             row.method,
             row.level,
             "" if row.share is None else f"{row.share:.1%}",
             epsilon,
-            "" if row.paper is None else f"{row.paper:.3g}",
+            "" if row.paper is None else at_most(row.paper, 3),
             f"{row.score:.1f}%" if row.is_accuracy else f"{row.score:.2f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")

@@ -29,6 +29,7 @@ from confide.console import Console
 from confide.finetuning import Outcome
 from confide.job import prepared_data
 from confide.planning import Size
+from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.settings import Config
 from confide.space import altered
@@ -193,7 +194,7 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
         epsilon: [
             altered(
                 study.own(START, epsilon, key),
-                setting | {"run": str(folder / f"suggested-{epsilon:g}-{key}")},
+                setting | {"run": str(folder / f"suggested-{at_most(epsilon, 6)}-{key}")},
             )
             for key in KEYS
         ]
@@ -202,15 +203,17 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
     found = {}
     for epsilon, runs in chosen.items():
         found[epsilon] = study.compared(epsilon, runs)
-        console.say(f"epsilon {epsilon:g}\n\n{_table(found[epsilon])}\n")  # hours before all are done
+        console.say(
+            f"epsilon {at_most(epsilon, 6)}\n\n{_table(found[epsilon])}\n"
+        )  # hours before all are done
     budgets = {rows: [study.own(each, EPSILONS[1]) for each in own] for rows, own in BUDGETS.items()}
     study.train(chain(*budgets.values()))
     own = rule(
         {epsilon: [*each.grid, each.suggested] for epsilon, each in found.items()},
         {rows: [study.row(each) for each in runs] for rows, runs in budgets.items()},
     )
-    tables = [f"epsilon {epsilon:g}\n\n{_table(each)}" for epsilon, each in found.items()]
-    return {f"{epsilon:g}": each.to_json() for epsilon, each in found.items()} | {
+    tables = [f"epsilon {at_most(epsilon, 6)}\n\n{_table(each)}" for epsilon, each in found.items()]
+    return {at_most(epsilon, 6): each.to_json() for epsilon, each in found.items()} | {
         "rule": own,
         "markdown": "\n\n".join([*tables, _rule_table(own)]),
     }
@@ -220,12 +223,12 @@ def beside(data: Path, folder: Path) -> list[Config]:
     """At a higher rate, with independent noise and with noise correlated over all steps; and with averages."""
     epsilon = EPSILONS[0]
     faster, averaged = (config(recipe, epsilon, 0, data, folder) for recipe in (FASTER, AVERAGED))
-    bands = {"privacy.bands": FASTER.steps, "run": str(folder / f"correlated-{epsilon:g}-0")}
+    bands = {"privacy.bands": FASTER.steps, "run": str(folder / f"correlated-{at_most(epsilon, 6)}-0")}
     averages = [
         {
             "train.average.kind": kind,
             "train.schedule": schedule,
-            "run": str(folder / f"{kind}-{schedule}-{epsilon:g}-0"),
+            "run": str(folder / f"{kind}-{schedule}-{at_most(epsilon, 6)}-0"),
         }
         for kind, schedule in AVERAGES
     ]
@@ -251,12 +254,14 @@ def rule(found: Mapping[float, Sequence[Row]], budgets: Mapping[int, Sequence[Ro
     predicted = []
     for epsilon, rows in used.items():
         others, _ = _fitted([row for other, own in used.items() if other != epsilon for row in own])
-        predicted.append(_prediction(f"epsilon {epsilon:g}, from the others", rows, others))
+        predicted.append(_prediction(f"epsilon {at_most(epsilon, 6)}, from the others", rows, others))
     for epsilon, trained in found.items():
         for other in sorted({row.learning_rate for row in trained} - {rate}):
             plain = [row for row in trained if _is_plain(row, other)]
             predicted.append(
-                _prediction(f"epsilon {epsilon:g} at the rate {other:g}, from {rate:g}", plain, whole)
+                _prediction(
+                    f"epsilon {at_most(epsilon, 6)} at the rate {other:g}, from {rate:g}", plain, whole
+                )
             )
     for budget, trained in budgets.items():
         predicted.append(
@@ -361,7 +366,7 @@ def _table(found: Compared) -> str:
             f"{row.learning_rate:g}, {row.schedule}",
             row.average,
             "independent" if row.bands == 1 else f"correlated over {row.bands} steps",
-            f"{row.noise_multiplier:.4g}",
+            at_least(row.noise_multiplier, 5),
             ", ".join(f"{loss:.3f}" for loss in row.losses),
             f"{row.loss:.3f}",
             f"{row.perplexity:.1f}",

@@ -11,6 +11,7 @@ from typing import Any
 
 from confide.audit.attack import Options
 from confide.console import Console
+from confide.rounding import at_least, at_most, percent_at_least, percent_at_most
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
 
@@ -100,9 +101,19 @@ def _table(rows: list[Row]) -> str:
             in_table(row.epsilon),
             f"{row.perplexity:.2f}",
             str(row.users),
-            "{:.3f} ({:.3f} to {:.3f})".format(*row.auroc),
-            "{:.1%} ({:.1%} to {:.1%})".format(*row.tpr),
-            "" if row.ceiling is None else f"{row.ceiling:.1%}",
+            _measured(row.auroc),
+            _shares(row.tpr),
+            "" if row.ceiling is None else percent_at_most(row.ceiling),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _measured(found: tuple[float, float, float]) -> str:
+    value, low, high = found
+    return f"{value:.3f} ({at_least(low, places=3)} to {at_most(high, places=3)})"
+
+
+def _shares(found: tuple[float, float, float]) -> str:
+    value, low, high = found
+    return f"{value:.1%} ({percent_at_least(low)} to {percent_at_most(high)})"

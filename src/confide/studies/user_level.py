@@ -12,6 +12,7 @@ from confide.config import check
 from confide.console import Console
 from confide.finetuning import Outcome, fine_tune
 from confide.quickstart import gap_closed
+from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.settings import Config
 from confide.studies import corpora
@@ -84,8 +85,10 @@ def _table(rows: list[dict[str, Any]]) -> str:
         losses = " | ".join(f"{side['loss']:.3f}" for side in sides)
         perplexities = " | ".join(f"{side['perplexity']:.0f}" for side in sides)
         lines.append(
-            f"| {row['data']} | {row['users_a_step']:g} | {row['sampling_probability']:.4f} | {row['steps']} | "
-            f"{row['noise_multiplier']:.4g} | {row['epsilon']:.3g}, {row['delta']:.2g} | {losses} | {perplexities} | "
+            f"| {row['data']} | {row['users_a_step']:g} | "
+            f"{at_most(row['sampling_probability'], places=4)} | {row['steps']} | "
+            f"{at_least(row['noise_multiplier'], 5)} | {at_most(row['epsilon'], 3)}, "
+            f"{at_most(row['delta'], 2)} | {losses} | {perplexities} | "
             f"{row['gap_closed']:.0%} |"
         )
     return "\n".join(lines)
