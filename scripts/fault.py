@@ -34,6 +34,10 @@ class Fault:
     new: str
     tests: str
 
+    def files(self) -> list[str]:
+        """The files and folders of its tests, by their paths in the project."""
+        return [test.partition("::")[0] for test in self.tests.split() if test.startswith("tests/")]
+
 
 class CannotBePutIn(Exception):
     """The sources have no such place, or several."""

@@ -69,7 +69,7 @@ STEPS = [
         "15",
         "resume starts the sampler anew",
         "finetuning.py::_Loop.__init__",
-        "found[0] if found is not None else 0",
+        "checkpoint.step if checkpoint is not None else 0",
         "0",
         "tests/test_resume.py",
     ),
