@@ -61,14 +61,6 @@ CLIPPING = [
     ),
     Fault(
         "25",
-        "the norm of what cancels is not rounded up",
-        "clipping/slot.py::Slot._rounding",
-        "4 + math.sqrt(long) / 2",
-        "0",
-        "tests/clipping/test_cancelling.py",
-    ),
-    Fault(
-        "25",
         "one float32 norm over a long run",
         "clipping/factors.py::run_norms",
         "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"

@@ -21,7 +21,7 @@ class Fault:
         place: `clipping/slot.py::Slot.norms`: the end of a file's path below src/confide, and the qualified name of a
             class or function in it; without a name, the whole file. Folders may be left out.
         old: an expression, or statements that follow one another. Layout, comments and quotes do not matter. `...`
-            stands for anything: one expression, or any number of statements or arguments.
+            stands for anything: one expression, or any number of statements or arguments; `**...` for named ones.
         new: what stands there instead, where the first `...` is what the first one of `old` stood for, and so on; "" for
             nothing.
         tests: arguments of pytest, as narrow as they can be.
@@ -83,16 +83,15 @@ class _Spot:
 
     def change(self, tree: ast.AST, new: str) -> None:
         left = [copy.deepcopy(each) for each in self.stands_for]
-        made: list[ast.stmt] = _filled(_body(new), left)
         if self.among is not None:
             statements = _at(tree, self.way)
-            statements[self.among] = made
+            statements[self.among] = _filled(_body(new), left)
             if not statements:
                 statements.append(ast.Pass())
             return
         *way, last = self.way
         above = _at(tree, way)
-        value = made[0].value
+        value = _filled(_body(new)[0].value, left)  # type: ignore[attr-defined]  # an expression
         if isinstance(last, int):
             above[last] = value
         else:
@@ -210,8 +209,8 @@ def _joined(pairs: list[tuple[Any, Any]]) -> list[Any] | None:
 
 
 def _is_anything(pattern: ast.AST) -> bool:
-    """Whether it is `...`, as an expression or as a statement."""
-    if isinstance(pattern, ast.Expr):
+    """Whether it is `...`, as an expression or as a statement, or `**...` among arguments."""
+    if isinstance(pattern, ast.Expr) or (isinstance(pattern, ast.keyword) and pattern.arg is None):
         pattern = pattern.value
     return isinstance(pattern, ast.Constant) and pattern.value is ...
 
@@ -228,7 +227,10 @@ def _filled(value: Any, left: list[Any]) -> Any:
                 made.append(_filled(one, left))
         return made
     if isinstance(value, ast.expr) and _is_anything(value) and left:
-        return left.pop(0)
+        some = left.pop(0)
+        if isinstance(some, list):  # what one of several values stood for
+            (some,) = some
+        return some
     if isinstance(value, ast.AST):
         for name, inner in ast.iter_fields(value):
             setattr(value, name, _filled(inner, left))

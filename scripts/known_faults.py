@@ -6,12 +6,16 @@ from batch_faults import BATCHES
 from clipping_faults import CLIPPING
 from mechanism_faults import MECHANISMS
 from noise_faults import NOISE
+from pitfall_faults import PITFALLS
 from rows_faults import ROWS
+from run_faults import RUNS
 from step_faults import STEPS
 from text_faults import TEXT
 
 FAULTS = [
+    *PITFALLS,
     *STEPS,
+    *RUNS,
     *CLIPPING,
     *NOISE,
     *BATCHES,

@@ -44,7 +44,7 @@ ROWS = [
         "tests/clipping/test_rows_apart.py",
     ),
     Fault(
-        "company",
+        "27",
         "a model whose rows depend on each other trains",
         "job.py::Job.of",
         "refuse_company(task, model, prepared.train.fetch(some), ranks)",

@@ -111,7 +111,7 @@ STEPS = [
         "job.py::Job.of",
         "if apart:\n    bound.append(apart)",
         "if False:\n    bound.append(apart)",
-        "tests/test_secrecy.py tests/mechanisms/test_secret.py",
+        "tests/test_secret_key.py",
     ),
     Fault(
         "selective",

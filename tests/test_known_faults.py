@@ -108,7 +108,7 @@ def changed(tmp_path, place, old, new, source=SOURCE):
 )
 def test_a_fault_goes_in_where_the_code_is_what_it_says(tmp_path, place, old, new, there):
     if new == "":
-        old = f'{old}\nside = LIMIT'
+        old = f"{old}\nside = LIMIT"
     assert there in changed(tmp_path, place, old, new)
 
 
@@ -116,7 +116,9 @@ def test_layout_comments_and_quotes_do_not_matter(tmp_path):
     """Reformatted, it is the same place."""
     old, new = 'print("large")\nside = LIMIT', "side = LIMIT"
     before = changed(tmp_path, "box.py::Box.area", old, new)
-    other = SOURCE.replace("# a comment", "").replace('print("large")', "print(\n                'large',\n            )")
+    other = SOURCE.replace("# a comment", "").replace(
+        'print("large")', "print(\n                'large',\n            )"
+    )
     other = other.replace("side > LIMIT", "(side > LIMIT)")
     assert other != SOURCE
     assert changed(tmp_path, "box.py::Box.area", old, new, other) == before

@@ -100,7 +100,12 @@ class Taps:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Attach the taps; on leaving, whatever happened, the model is as it was."""
+        """Attach the taps; on leaving, whatever happened, the model is as it was.
+
+        Raises:
+            InputError: a hook on all modules would run before them.
+        """
+        _refuse_global_hooks()
         handles = self._handles
         before = {name: parameter.grad for name, parameter in self._trainable.items()}
         for name, parameter in self._trainable.items():
@@ -109,9 +114,9 @@ class Taps:
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
-                handles.append(
-                    layer.module.register_forward_hook(partial(self._leave, layer), with_kwargs=True)
-                )
+                # Before all others, which may change the output: the tap's input and output are of the layer's function.
+                leave = partial(self._leave, layer)
+                handles.append(layer.module.register_forward_hook(leave, with_kwargs=True, prepend=True))
             yield
         finally:
             for handle in handles:
@@ -199,6 +204,15 @@ class Taps:
         if count == 1:  # what is one for all rows gets a gradient for each
             return given.expand(rows, *given.shape[1:]), output.expand(rows, *output.shape[1:])
         return given.unflatten(0, (rows, -1)), output.unflatten(0, (rows, -1))
+
+
+def _refuse_global_hooks() -> None:
+    """Hooks on all modules run before any of a module's own."""
+    if torch.nn.modules.module._global_forward_hooks:
+        raise InputError(
+            "a forward hook on all modules (torch.nn.modules.module.register_module_forward_hook) may change what a "
+            "layer gives before its gradient is measured: remove it, or register it on the modules that it is for"
+        )
 
 
 def _first_axis(layer: Layer, given: Tensor, rows: int) -> str:
