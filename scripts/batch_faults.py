@@ -39,8 +39,8 @@ BATCHES = [
         "batches",
         "memory that runs out in oneDNN's words is taken for a fault of confide",
         "memory.py",
-        "(\"can't allocate memory\", 'could not create a primitive', 'could not create a memory object', 'out of memory', 'CUBLAS_STATUS_ALLOC_FAILED', 'CUDNN_STATUS_ALLOC_FAILED')",
-        "(\"can't allocate memory\", 'could not create a memory object', 'out of memory', 'CUBLAS_STATUS_ALLOC_FAILED', 'CUDNN_STATUS_ALLOC_FAILED')",
+        "(..., 'could not create a primitive', ...)",
+        "(..., ...)",
         "tests/test_physical.py",
     ),
     Fault(

@@ -1,10 +1,10 @@
-"""A fault that somebody might put into the sources, and how it goes in: by what the code is, not by how it is laid out."""
+"""A fault that somebody might put into the sources, and how it goes in: by what the code is, not by its layout."""
 
 import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ class Fault:
             class or function in it; without a name, the whole file. Folders may be left out.
         old: an expression, or statements that follow one another. Layout, comments and quotes do not matter. `...`
             stands for anything: one expression, or any number of statements or arguments; `**...` for named ones.
-        new: what stands there instead, where the first `...` is what the first one of `old` stood for, and so on; "" for
-            nothing.
+        new: what stands there instead, "" for nothing; the first `...` is what the first one of `old` stood for, and so
+            on.
         tests: arguments of pytest, as narrow as they can be.
     """
 
@@ -247,6 +247,6 @@ def _body(code: str) -> list[ast.stmt]:
     return ast.parse(code).body
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parsed(text: str) -> ast.Module:
     return ast.parse(text)

@@ -1,8 +1,9 @@
 """Put each known fault into a copy of the sources and see that a test fails: python scripts/faults.py [-k WORDS]
 
-A check that cannot fail checks nothing. Every fault of `known_faults` names the pitfall, where it goes in, and the tests
-that must notice it. What came of each is kept in a file: a run that was cut off goes on, and a fault is tried again
-where its file, its tests or itself have changed. Exit code 1 if a fault survives, or can no longer be put in.
+A check that cannot fail checks nothing. Every fault of `known_faults` names the pitfall, where it goes in, and the
+tests that must notice it. What came of each is kept in a file: a run that was cut off goes on, and a fault is tried
+again where its file, its tests or itself have changed. Exit code 1 if a fault survives, or can no longer be put in; 2
+if none is so named.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -81,13 +82,15 @@ def _tested(tests: list[str], copy: Path) -> tuple[int | None, str]:
     if child == 0:
         _be_pytest(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests], copy, log)
     code, began = None, time.monotonic()
-    while time.monotonic() - began < LONGEST:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            break
-        time.sleep(0.2)
-    _end(child, code is None)
+    try:
+        while time.monotonic() - began < LONGEST:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                break
+            time.sleep(0.2)
+    finally:
+        _end(child, code is None)
     return code, log.read_text("utf-8", "replace")
 
 
@@ -115,10 +118,8 @@ def _be_pytest(arguments: list[str], copy: Path, log: Path) -> None:
 
 def _end(child: int, still_runs: bool) -> None:
     """Whatever a fault's tests have started ends with them."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     if still_runs:
         os.waitpid(child, 0)
 
@@ -175,7 +176,8 @@ def chosen(words: list[str]) -> list[Fault]:
     """The faults whose row is one of the words, or whose sentence or place has one in it."""
 
     def fits(fault: Fault) -> bool:
-        return any(word == fault.row or word in f"{fault.what} {fault.place}" for word in words)
+        said = f"{fault.what} {fault.place}"
+        return any(word == fault.row or (word in said and not word.isdecimal()) for word in words)
 
     found = [fault for fault in FAULTS if not words or fits(fault)]
     return sorted(found, key=lambda fault: "test_distributed" in fault.tests)  # which take longest

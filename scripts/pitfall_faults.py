@@ -8,7 +8,8 @@ PITFALLS = [
         "an empty draw is skipped",
         "training.py::Step.__call__",
         "if isinstance(draw, Halt):\n    return draw",
-        "if isinstance(draw, Halt):\n    return draw\nif not draw.groups:\n    return self._report(step, draw, [], 0.0)",
+        "if isinstance(draw, Halt):\n    return draw\n"
+        "if not draw.groups:\n    return self._report(step, draw, [], 0.0)",
         "tests/test_training.py -k empty_draw",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Faults of runs: keys and what they are bound to, checkpoints and what goes on from them, and what leaves the house."""
+"""Faults of runs: keys and what they are bound to, checkpoints and what goes on from them, what leaves the house."""
 
 from fault import Fault
 

@@ -54,56 +54,9 @@ TEXT = [
     Fault(
         "secret",
         "an owner above the bound",
-        "secrets/program.py",
-        "def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int) -> np.ndarray:\n"
-        '    """Rows kept so that no unit has more than `cap` of them, and none could be added; bool[M].\n'
-        "\n"
-        "    The rule is fixed and reads the incidence alone: rows are taken in order of their number of owners, then of their\n"
-        "    own number, and kept where every owner has room. A row without an owner is kept. Raises InputError if cap < 1.\n"
-        '    """\n'
-        "    if cap < 1:\n"
-        '        raise InputError(f"rows_per_unit is {cap}: a unit needs at least 1 row")\n'
-        "    owners = np.bincount(rows, minlength=n_rows)\n"
-        "    incidence, _, free = _binding(offsets, rows, n_rows, np.full(len(offsets) - 1, float(cap)))\n"
-        "    kept: np.ndarray = free > 0\n"
-        '    order = np.argsort(owners, kind="stable")\n'
-        "    order = order[~kept[order]]\n"
-        "    room = [cap] * incidence.shape[0]\n"
-        "    units, starts = incidence.indices.tolist(), incidence.indptr\n"
-        "    for row, first, last in zip(\n"
-        "        order.tolist(), starts[order].tolist(), starts[order + 1].tolist(), strict=True\n"
-        "    ):\n"
-        "        own = units[first:last]\n"
-        "        if all(room[unit] for unit in own):\n"
-        "            kept[row] = True\n"
-        "            for unit in own:\n"
-        "                room[unit] -= 1\n"
-        "    return kept",
-        "def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int) -> np.ndarray:\n"
-        "    cap += 1\n"
-        '    """Rows kept so that no unit has more than `cap` of them, and none could be added; bool[M].\n'
-        "\n"
-        "    The rule is fixed and reads the incidence alone: rows are taken in order of their number of owners, then of their\n"
-        "    own number, and kept where every owner has room. A row without an owner is kept. Raises InputError if cap < 1.\n"
-        '    """\n'
-        "    if cap < 1:\n"
-        '        raise InputError(f"rows_per_unit is {cap}: a unit needs at least 1 row")\n'
-        "    owners = np.bincount(rows, minlength=n_rows)\n"
-        "    incidence, _, free = _binding(offsets, rows, n_rows, np.full(len(offsets) - 1, float(cap)))\n"
-        "    kept: np.ndarray = free > 0\n"
-        '    order = np.argsort(owners, kind="stable")\n'
-        "    order = order[~kept[order]]\n"
-        "    room = [cap] * incidence.shape[0]\n"
-        "    units, starts = incidence.indices.tolist(), incidence.indptr\n"
-        "    for row, first, last in zip(\n"
-        "        order.tolist(), starts[order].tolist(), starts[order + 1].tolist(), strict=True\n"
-        "    ):\n"
-        "        own = units[first:last]\n"
-        "        if all(room[unit] for unit in own):\n"
-        "            kept[row] = True\n"
-        "            for unit in own:\n"
-        "                room[unit] -= 1\n"
-        "    return kept",
+        "secrets/program.py::bound_greedily",
+        "room = [cap] * ...",
+        "room = [cap + 1] * ...",
         "tests/mechanisms/test_owners.py",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Hooks that are not ours may change what a layer gives: its gradient is then that of what the layer itself gave. Pitfall 40."""
+"""Hooks that are not ours may change what a layer gives: its gradient is that of what it gave itself. Pitfall 40."""
 
 import pytest
 import torch

@@ -114,7 +114,7 @@ class Taps:
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
-                # Before all others, which may change the output: the tap's input and output are of the layer's function.
+                # Before all others, which may change the output: what the tap sees is the layer's own function.
                 leave = partial(self._leave, layer)
                 handles.append(layer.module.register_forward_hook(leave, with_kwargs=True, prepend=True))
             yield
