@@ -8,10 +8,11 @@ from collections import Counter
 
 import pytest
 
+import faults
 from fault import SOURCES, CannotBePutIn, Fault, put_in
 from known_faults import FAULTS
-from tests.command import ROOT
 
+ROOT = SOURCES.parents[1]
 PITFALLS = 41  # rows of what broke elsewhere, each of which has two faults at least
 
 
@@ -147,3 +148,52 @@ def test_a_place_may_move_within_its_file_and_to_another_folder(tmp_path):
 def test_what_cannot_be_put_in_is_said(tmp_path, place, old, new, why):
     with pytest.raises(CannotBePutIn, match=why):
         changed(tmp_path, place, old, new)
+
+
+# what the script makes of it -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("code", "said", "what"),
+    [
+        (1, "..F\nFAILED tests/x.py::test_a - assert 1 == 2\n1 failed", "noticed"),
+        (2, "ERROR tests/x.py\n!!! Interrupted: 1 error during collection !!!", "noticed"),
+        (0, "3 passed", "SURVIVED"),
+        (5, "no tests ran", "SURVIVED"),  # no test of that name: nothing was looked at
+        (4, "ERROR: file or directory not found: tests/y.py", "SURVIVED"),
+        (98, "not the copy was tested", "SURVIVED"),
+        (-9, "", "SURVIVED"),
+        (None, "", "SURVIVED"),
+    ],
+)
+def test_a_fault_is_noticed_by_a_test_that_fails_and_by_nothing_else(code, said, what):
+    assert faults.judged(code, said).what == what
+
+
+def test_what_was_noticed_is_not_tried_again_until_something_changes(tmp_path):
+    (tmp_path / "src/confide").mkdir(parents=True)
+    (tmp_path / "src/confide/box.py").write_text(SOURCE)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/x.py").write_text("def test(): pass\n")
+    fault = Fault("own", "a fault", "box.py::area", "width * width", "0", "tests/x.py")
+    first = faults.name(fault, tmp_path)
+    assert faults.name(fault, tmp_path) == first
+    kept = faults.Kept(tmp_path / "kept", again=False)
+    kept.add(first, fault, faults.Outcome(faults.NOTICED, "why"), 1.0)
+    kept.add("other", fault, faults.Outcome(faults.SURVIVED, "why"), 1.0)
+    read = faults.Kept(tmp_path / "kept", again=False)
+    assert read.get(first) == faults.Outcome(faults.NOTICED, "why")
+    assert read.get("other") is None
+    assert faults.Kept(tmp_path / "kept", again=True).get(first) is None
+    names = {first}
+    for path, text in (("tests/x.py", "def test(): assert 1\n"), ("src/confide/box.py", SOURCE + "x = 1\n")):
+        (tmp_path / path).write_text(text)
+        names.add(faults.name(fault, tmp_path))
+    assert len(names) == 3
+
+
+def test_faults_are_chosen_by_row_or_words():
+    assert {fault.row for fault in faults.chosen(["3"])} == {"3"}
+    assert [fault.what for fault in faults.chosen(["int(N q)"])] == [
+        "the divisor of user sampling is int(N q)",
+        "the divisor of row sampling is int(N q)",
+    ]
+    assert len(faults.chosen([])) == len(FAULTS)
