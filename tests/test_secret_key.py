@@ -19,9 +19,12 @@ NAMES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32,}(?![0-9a-f])")  # digests
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> list[Path]:
-    """Two runs of one config on one text, each with a key of its own; rows are drawn by rates of their own."""
+    """Two runs of one config on one text, each with a key of its own; rows are drawn by rates of their own.
+
+    Without canaries: these differ by key, and with them the rows, and all that is a hash of them, plain or not.
+    """
     world = World(tmp_path_factory.mktemp("world"), tiny_model(tmp_path_factory.mktemp("model")))
-    world.set(privacy__mechanism="owners", data__unit=["user"], canaries={"count": 4})
+    world.set(privacy__mechanism="owners", data__unit=["user"])
     folders = [world.folder / name for name in ("one", "two")]
     for folder in folders:
         assert confide("train", world.path, f"run={folder}").code == 0
@@ -87,6 +90,6 @@ def test_what_names_data_differs_from_run_to_run(runs):
         assert first, name
         assert not first & second, name
     headers = [ledger(run)[0] for run in runs]
-    for entry in ("config", "data", "model", "canaries", "planted"):
+    for entry in ("config", "data", "model"):
         assert headers[0][entry] != headers[1][entry], entry
     assert headers[0]["sampling"]["rates"] != headers[1]["sampling"]["rates"]
