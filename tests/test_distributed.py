@@ -94,11 +94,11 @@ def children(process: subprocess.Popen) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are found through /proc")
 def test_a_rank_dies_and_another_number_of_ranks_goes_on(tmp_path):
-    whole, cut = (config(tmp_path / name, train__steps=60) for name in "ab")
+    whole, cut = (config(tmp_path / name, secret=True, train__steps=60) for name in "ab")
     paths = []
     for settings in (whole, cut):
         path = Path(settings.run).parent / "config.yaml"
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(settings.to_yaml())
         paths.append(path)
     assert command.confide("train", paths[0]).code == 0

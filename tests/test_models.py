@@ -7,8 +7,11 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from confide import models
 from confide.clipping import ClippedSum
@@ -432,6 +435,17 @@ def test_a_mask_is_added_where_text_is_redacted_and_there_is_none(tmp_path):
             ids = tokenizer(f"hi {token} yes", add_special_tokens=False)["input_ids"]
             assert tokenizer.convert_tokens_to_ids(token) in ids
             assert tokenizer.convert_tokens_to_ids(token) in tokenizer.all_special_ids
+
+
+def test_a_tokenizer_that_encodes_all_to_one_kind_is_refused(tmp_path):
+    """Pitfall 26: rows of nothing but unknown words train as well as any."""
+    one = Tokenizer(WordLevel({"<pad>": 0, "<unk>": 1}, unk_token="<unk>"))
+    one.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=one, pad_token="<pad>", unk_token="<unk>").save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(InputError, match=r"tokenizer: the tokenizer of .* to 10 tokens of one kind"):
+        models.load_tokenizer(config("bundled", tokenizer=str(tmp_path)))
 
 
 def test_a_blank_special_token_is_refused():

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from confide import finetuning, models
+from confide import job as jobs
 from confide.config import check
 from confide.errors import InputError
 from confide.finetuning import fine_tune
@@ -32,8 +33,22 @@ def corpus(path: Path, users: int = 30) -> Path:
     return path
 
 
-def config(folder: Path, **changes):
-    """One text and one model for all runs of a test; the run folder is `folder`/run."""
+@pytest.fixture(params=[False, True], ids=["published key", "secret key"])
+def secret(request) -> bool:
+    """Noise and draws of a secret key take branches of their own. Pitfall 36."""
+    return request.param
+
+
+def config(folder: Path, secret: bool = False, **changes):
+    """One text and one model for all runs of a test; the run folder is `folder`/run.
+
+    With `secret` the key is published nowhere, and in the run folder already: the same one for all runs of a test.
+    """
+    if secret:
+        changes = {"privacy__published_key": None} | changes
+        (folder / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / "run" / "key").write_bytes(bytes(range(32)))
+        (folder / "run" / "key").chmod(0o600)
     common = folder.parent / "common"
     common.mkdir(parents=True, exist_ok=True)
     raw = {
@@ -68,8 +83,8 @@ def same(run: Run, other: Run) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def test_stopping_and_resuming_is_the_same_run(tmp_path):
-    whole, cut = Run(config(tmp_path / "whole")), Run(config(tmp_path / "cut"))
+def test_stopping_and_resuming_is_the_same_run(tmp_path, secret):
+    whole, cut = Run(config(tmp_path / "whole", secret)), Run(config(tmp_path / "cut", secret))
     fine_tune(whole)
     for until in (1, 7, 24):
         outcome = fine_tune(cut, until=until)
@@ -84,8 +99,8 @@ def test_stopping_and_resuming_is_the_same_run(tmp_path):
     assert [line["step"] for line in measured if "step" in line] == list(range(24))
 
 
-def test_a_lost_checkpoint_repeats_steps_and_spends_nothing_new(tmp_path):
-    run = Run(config(tmp_path / "a"))
+def test_a_lost_checkpoint_repeats_steps_and_spends_nothing_new(tmp_path, secret):
+    run = Run(config(tmp_path / "a", secret))
     fine_tune(run, until=9)
     ledger = run.ledger_path.read_bytes()
     for folder in run.checkpoints.folder.iterdir():
@@ -182,9 +197,9 @@ def test_nothing_holds_the_model_of_a_run_that_is_done(tmp_path, monkeypatch):
         gc.enable()
 
 
-def test_a_step_is_not_taken_again_with_noise_by_another_generator(tmp_path, monkeypatch):
+def test_a_step_is_not_taken_again_with_noise_by_another_generator(tmp_path, monkeypatch, secret):
     """A checkpoint is lost, and the run goes on where noise is made otherwise: the same draws, other noise."""
-    run = Run(config(tmp_path / "a"))
+    run = Run(config(tmp_path / "a", secret))
     fine_tune(run, until=4)
     shutil.rmtree(run.checkpoints.folder)
     monkeypatch.setattr(finetuning, "generator", lambda kind, device, parts: "chacha20")
@@ -203,3 +218,23 @@ def test_a_run_may_lie_in_a_folder_called_trials(tmp_path):
     run = Run(config(tmp_path / "trials").model_copy(update={"run": str(tmp_path / "trials" / "a")}))
     fine_tune(run, until=1)
     assert Run.load(run.root).root == run.root
+
+
+def test_a_run_that_began_with_noise_of_another_layout_does_not_go_on(tmp_path, monkeypatch, secret):
+    """Pitfall 35: a step that is taken again would have other noise."""
+    run = Run(config(tmp_path / "a", secret))
+    fine_tune(run, until=2)
+    before = run.ledger_path.read_bytes()
+    monkeypatch.setattr(jobs, "LAYOUT", jobs.LAYOUT + 1)
+    with pytest.raises(InputError, match=r"line 1 records another step .*differs in noise"):
+        fine_tune(Run(run.config))
+    assert run.ledger_path.read_bytes() == before
+
+
+def test_a_run_goes_on_with_what_its_optimiser_knew(tmp_path, secret):
+    """Pitfall 15: AdamW's moments and the schedule are part of what a run goes on from."""
+    runs = [Run(config(tmp_path / name, secret, train__steps=6)) for name in "ab"]
+    fine_tune(runs[0])
+    for until in (3, 6):
+        fine_tune(runs[1], until=until)
+    same(*runs)

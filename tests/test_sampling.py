@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from confide.noise import RunKey
-from confide.sampling import Sampling
+from confide.sampling import OwnRates, Sampling
 
 KEY = RunKey.from_text("test")
 
@@ -72,3 +72,34 @@ def test_indices_are_distinct_and_ascending():
     for kind in ("poisson", "truncated", "shuffle"):
         drawn = Sampling(kind, 0.4, 30).draw(100, KEY, "main", 1)
         assert (np.diff(drawn) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling("poisson", 0.2),
+        Sampling("poisson", 0.05, bands=4),
+        Sampling("truncated", 0.2, 30_000),
+        OwnRates(np.full(20_000, 0.2)),
+        OwnRates(np.linspace(0.1, 0.3, 20_000)),
+    ],
+    ids=["poisson", "in groups", "truncated", "own rates", "own rates that differ"],
+)
+def test_draws_are_as_many_as_is_accounted_for_to_half_a_percent(sampling):
+    """Two million chances: drawing at 1.01 times the rate would be seven standard deviations off."""
+    mean = sizes(sampling, 20_000, 100).mean() / 20_000
+    assert mean == pytest.approx(sampling.rate, rel=0.005)
+    if isinstance(sampling, OwnRates):  # each at its own
+        counts = np.zeros(20_000)
+        for step in range(100):
+            counts[sampling.draw(20_000, KEY, "main", step)] += 1
+        for part in np.split(np.arange(20_000), 4):
+            assert counts[part].mean() / 100 == pytest.approx(sampling.rates[part].mean(), rel=0.01)
+
+
+def test_rates_of_rows_are_recorded_under_the_key_alone():
+    """Pitfall 31: they follow from who owns how much, and a plain hash would let others test guesses of that."""
+    sampling = OwnRates(np.array([0.1, 0.2]))
+    first, second = (sampling.record(RunKey(bytes([n]) * 32).fingerprint) for n in (1, 2))
+    assert first["rates"] != second["rates"]
+    assert first == sampling.record(RunKey(bytes([1]) * 32).fingerprint)

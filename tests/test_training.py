@@ -14,6 +14,10 @@ from confide.training import Optimisation, Step
 from tests import small
 
 KEY = RunKey.from_text("test")
+KEYS = {
+    "published": KEY,
+    "secret": RunKey(bytes(range(32))),
+}  # noise of a secret key takes a branch of its own
 NOTHING = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
@@ -61,6 +65,16 @@ def snapshot(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@pytest.fixture(params=KEYS)
+def key(request) -> RunKey:
+    return KEYS[request.param]
+
+
+def noise_key(key, combine):
+    """The key of a step's noise, as it is in the plainest of steps."""
+    return step_of(small.gpt2(), [NOTHING], combine, key).noise_key
+
+
 def expected_move(model, draw, clip, noise, scale, key=KEY, step=0):
     gradients = unit_gradients(model, draw)
     norms = [sum(float((g**2).sum()) for g in gradient.values()) ** 0.5 for gradient in gradients]
@@ -77,24 +91,55 @@ def expected_move(model, draw, clip, noise, scale, key=KEY, step=0):
 @pytest.mark.parametrize("clip", [0.05, 0.8, 100.0, None])
 @pytest.mark.parametrize("noise", [0.0, 0.7])
 @pytest.mark.parametrize("micro_tokens", [8192, 20])
-def test_a_step_is_the_formula(clip, noise, micro_tokens):
+def test_a_step_is_the_formula(clip, noise, micro_tokens, key):
     """(sum of clipped means + s C N) * scale: pitfalls 1, 5, 7, 29. micro_tokens 20 cuts units into parts."""
     model, draw = small.gpt2(), some_draw()
     noise = noise if clip else 0.0
-    expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25)
+    combine = Combine(clip, noise, 0.25)
+    expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25, key=noise_key(key, combine))
     before = snapshot(model)
-    step_of(model, [draw], Combine(clip, noise, 0.25), micro_tokens=micro_tokens)(0)
+    step_of(model, [draw], combine, key, micro_tokens=micro_tokens)(0)
     for name, got in moved(before, model).items():
         assert torch.allclose(got, expected[name], atol=2e-6, rtol=1e-4), name
 
 
-def test_an_empty_draw_is_a_noise_only_step():
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_micro_batches_make_no_difference(key, optimizer):
+    """Neither to clipped sums nor to noise, however small they are and whatever there was room for in between."""
+    optimisation = Optimisation(steps=3, learning_rate=0.1, optimizer=optimizer)
+    ends = []
+    for micro_tokens in (8192, 4096, 64, 20):
+        model = small.gpt2()
+        draws = [some_draw(seed=1), NOTHING, some_draw((4, 1), seed=2)]
+        step = step_of(
+            model, draws, Combine(0.8, 0.7, 0.25), key, micro_tokens=micro_tokens, optimisation=optimisation
+        )
+        for number in range(3):
+            step(number)
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    for end in ends[1:]:
+        assert float((end - ends[0]).abs().max()) < 1e-4
+
+
+def test_noise_is_the_one_that_recorded_steps_had(key):
+    """Pitfall 35: a step that is taken again must have the noise that it had. Where this fails, what it rests on has
+    changed, such as a name that is printed or a new default: runs that have begun cannot go on, and must be told so
+    (`noise.LAYOUT`)."""
+    words = noise_key(key, Combine(1.0, 0.5, 0.25)).stream("main", "noise", 3, "wte").uint64(2).tolist()
+    published, secret = (
+        [17846484518905707339, 12177650735458955727],
+        [13883548879574924177, 3329263155813852942],
+    )
+    assert words == (published if key.published else secret)
+
+
+def test_an_empty_draw_is_a_noise_only_step(key):
     """Pitfall 2."""
-    model = small.gpt2()
+    model, combine = small.gpt2(), Combine(0.5, 2.0, 0.1)
     before = snapshot(model)
-    report = step_of(model, [NOTHING], Combine(0.5, 2.0, 0.1))(0)
+    report = step_of(model, [NOTHING], combine, key)(0)
     for name, got in moved(before, model).items():
-        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        values = noise_key(key, combine).stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
         assert torch.allclose(got, values * 0.1, atol=1e-6), name
     assert (report.rows, report.units, report.loss) == (0, 0, None)
 
@@ -114,10 +159,10 @@ def test_the_divisor_does_not_depend_on_what_was_drawn():
     assert moves[1].norm().item() <= 4 * 1e-3 / 8 * 1.001
 
 
-def test_noise_differs_between_steps_and_parameters_and_is_the_same_again():
+def test_noise_differs_between_steps_and_parameters_and_is_the_same_again(key):
     model = small.gpt2()
     taken = []
-    step = step_of(model, [NOTHING], Combine(1.0, 1.0, 1.0))
+    step = step_of(model, [NOTHING], Combine(1.0, 1.0, 1.0), key)
     for number in (0, 1, 0):
         before = snapshot(model)
         step(number)
@@ -178,21 +223,21 @@ def test_the_schedule_is_followed(schedule, rates):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
-def test_state_restores_to_the_bit(optimizer):
+def test_state_restores_to_the_bit(optimizer, key):
     optimisation = Optimisation(
         steps=6, learning_rate=1e-2, optimizer=optimizer, schedule="cosine", weight_decay=0.01
     )
     draws = [some_draw(seed=s) for s in range(6)]
     whole, cut = small.gpt2(), small.gpt2()
-    step = step_of(whole, draws, Combine(1.0, 0.5, 0.3), optimisation=optimisation)
+    step = step_of(whole, draws, Combine(1.0, 0.5, 0.3), key, optimisation=optimisation)
     for number in range(6):
         step(number)
-    first = step_of(cut, draws, Combine(1.0, 0.5, 0.3), optimisation=optimisation)
+    first = step_of(cut, draws, Combine(1.0, 0.5, 0.3), key, optimisation=optimisation)
     for number in range(3):
         first(number)
     state = first.state()
     resumed = small.gpt2(seed=9)
-    second = step_of(resumed, draws, Combine(1.0, 0.5, 0.3), optimisation=optimisation)
+    second = step_of(resumed, draws, Combine(1.0, 0.5, 0.3), key, optimisation=optimisation)
     second.restore(state)
     for number in range(3, 6):
         second(number)

@@ -1,6 +1,7 @@
 import math
 import time
 
+import numpy as np
 import pytest
 
 from confide.accounting import (
@@ -156,3 +157,12 @@ def test_a_search_ends_where_epsilon_leaps_over_the_target(monkeypatch):
     assert len(asked) < 15
     assert process.curve(1.03 * found, 1e-2).epsilon(1e-5) < 7.0
     assert math.isinf(process.curve(0.95 * found, 1e-2).epsilon(1e-5))
+
+
+@pytest.mark.parametrize("digits", [1, 3, 5])
+def test_rounding_up_never_goes_below(digits):
+    """Pitfall 37: noise that is stated, and then made, is at least what was found to be enough."""
+    for value in (*np.geomspace(1e-3, 1e7, 400), 1.00004, 9.99999, 0.1, 1234.5):
+        rounded = round_up(float(value), digits)
+        assert value <= rounded <= value * (1 + 10.0 ** (1 - digits) * 1.001)
+        assert rounded == float(f"{rounded:.{digits - 1}e}")

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
 from confide.accounting import Curve, GroupOf, MixtureOfGaussians, compose
-from confide.accounting.curves import Composed, _coarsened
+from confide.accounting.curves import Composed, _coarsened, between, group
 from confide.errors import InputError
 
 PRIORS = np.array([1e-10, 1e-6, 1e-3, 0.1, 0.5, 0.9])
@@ -175,3 +175,29 @@ def test_nonsense_is_refused(delta):
 
 def test_pure_privacy_is_what_gaussian_noise_never_gives():
     assert math.isinf(MixtureOfGaussians.bernoulli(0.02, 100).curve(50.0).epsilon(0.0))
+
+
+def test_a_group_is_charged_for_each_direction_by_the_lemma():
+    """Pitfall 41: taking k units out has another price than putting them in; delta grows by the whole geometric sum."""
+    curve, k = MixtureOfGaussians.bernoulli(0.05, 20).curve(0.8, 1e-3), 3
+    grouped = group(curve, k)
+    epsilons = np.linspace(0.05, 0.9, 30)
+    for one, of_all in ((curve.removal, grouped.removal), (curve.addition, grouped.addition)):
+        at = one.epsilons[np.searchsorted(one.epsilons, epsilons)]  # between vertices lie lines
+        expected = np.minimum(1.0, one.delta(at) * np.expm1(k * at) / np.expm1(at))
+        assert of_all.delta(k * at) == pytest.approx(expected, rel=1e-6, abs=1e-300)
+    assert grouped.removal.delta(2.4) > 1.5 * grouped.addition.delta(2.4)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_of_two_texts_one_is_taken_out_and_the_other_put_in(is_turned):
+    """Pitfall 41: each at the price of its own direction, at the best way to share out epsilon."""
+    curve = MixtureOfGaussians.bernoulli(0.05, 20).curve(0.8, 1e-3)
+    if is_turned:
+        curve = Curve(curve.addition, curve.removal, curve.interval)
+    both = between(curve, points=2000)
+    ways = np.linspace(-4, 4, 4001)
+    for epsilon in (0.0, 0.5, 1.0, 2.0):
+        least = (curve.removal.delta(ways) + np.exp(ways) * curve.addition.delta(epsilon - ways)).min()
+        assert float(both.removal.delta(epsilon)) == pytest.approx(least, rel=0.02)
+        assert both.delta(epsilon) >= 0.999 * least

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from confide.accounting import MixtureOfGaussians
+from confide.audit.bounds import one_run
 from confide.audit.canaries import Canary, Manifest
 from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
 from confide.errors import InputError
@@ -73,6 +74,16 @@ def test_the_bound_of_the_claimed_mechanism_refutes_exactly_what_the_verdict_doe
         assert own.bound < own.own_bound < own.own_strongest
         assert f"at most {math.floor(100 * best.own_bound) / 100:g}" in own.in_words(gaussian(mu))
     assert played(0, is_known=False).own_bound is None
+
+
+def test_the_most_that_a_game_could_have_shown_is_as_if_every_guess_were_right():
+    """Pitfall 20: else a game with few right guesses seems to have had no power, and one with many all there is."""
+    coins = np.arange(300) >= 150
+    best = play(gaussian(1.0), "steps", np.arange(300.0), coins, 100)
+    coins[:30] = True  # guessed to be out
+    found = play(gaussian(1.0), "steps", np.arange(300.0), coins, 100)
+    assert (found.correct, best.correct) == (70, 100)
+    assert found.bound < found.strongest == best.strongest == best.bound == one_run(300, 100, 100, 1e-5)
 
 
 def test_a_claim_that_no_score_could_refute_is_underpowered():

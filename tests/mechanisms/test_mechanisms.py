@@ -67,6 +67,20 @@ def test_rows_in_use_rate_and_divisor_follow_from_the_shape(graph):
         )
 
 
+@pytest.mark.parametrize("batch", [2.5, 3.9])
+@pytest.mark.parametrize("name", ["dp-sgd", "els", "group", "uls"])
+def test_the_divisor_is_the_expected_batch_whatever_the_number_of_units(name, batch):
+    """Pitfall 6: int(N * q) is another number, and jumps with N."""
+    options = {} if name == "dp-sgd" else {"rows_per_unit": 3}
+    for units in (7, 10, 11, 13):
+        terms = build(name, batch=batch, **options).terms(
+            Shape(np.full(units, 3), 3 * units, 30 * units, True)
+        )
+        assert terms.divisor == pytest.approx(batch, rel=1e-12)
+        combine = build(name, batch=batch, normalised=False, **options).combine(terms, 1.0)
+        assert combine.scale == pytest.approx(1 / batch, rel=1e-12)
+
+
 def test_processes_are_those_of_the_papers(graph):
     shape, capped = graph.shape(), int(np.minimum(COUNTS, 3).sum())
     assert build("dp-sgd").terms(shape).process == MixtureOfGaussians.bernoulli(5 / sum(COUNTS), 50)

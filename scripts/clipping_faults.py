@@ -1,0 +1,74 @@
+"""Faults of clipped sums: norms, products, layers without a rule."""
+
+from fault import Fault
+
+CLIPPING = [
+    Fault(
+        "4",
+        "tied weights: the cross term is lost",
+        "clipping/slot.py::Slot._factored",
+        "2 * lookups[0].cross(outers[0], self._units)",
+        "0 * lookups[0].cross(outers[0], self._units)",
+        "tests/clipping",
+    ),
+    Fault(
+        "5",
+        "every parameter clipped to C by itself",
+        "clipping/engine.py::ClippedSum.add",
+        "self._add_scaled(name, slots.pop(name, None), scale)",
+        "self._add_scaled(name, slots[name], self._scale(slots[name].norms().double().norm(dim=1)))",
+        "tests/test_training.py::test_a_step_is_the_formula tests/clipping",
+    ),
+    Fault(
+        "8",
+        "the sums of the other ranks are left out",
+        "clipping/engine.py::ClippedSum.take",
+        "self._ranks.add_up(list(sums.values()))",
+        "pass",
+        "tests/test_distributed.py -k two_ranks",
+    ),
+    Fault(
+        "12",
+        "norms taken in bf16",
+        "clipping/factors.py::run_norms",
+        "flat = values.reshape(values.shape[0], -1, run)",
+        "values = values.bfloat16()\nflat = values.reshape(values.shape[0], -1, run)",
+        "tests/clipping",
+    ),
+    Fault(
+        "13",
+        "a layer that draws lots in training is taken for a linear one",
+        "clipping/probes.py::_gives",
+        "(False, True)",
+        "(False,)",
+        "tests/clipping/test_layers.py",
+    ),
+    Fault(
+        "13",
+        "a parameter without a rule is left out silently",
+        "clipping/rules.py::layers",
+        "name not in covered_names",
+        "False",
+        "tests/clipping/test_layers.py",
+    ),
+    Fault(
+        "22",
+        "dense gradients without regard to memory",
+        "clipping/slot.py::Allowance.covers",
+        "needed - replaced > self.left",
+        "False",
+        "tests/clipping/test_clipped_sum.py",
+    ),
+    Fault(
+        "25",
+        "one float32 norm over a long run",
+        "clipping/factors.py::run_norms",
+        "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
+        "    flat = flat.double()\n"
+        "return torch.linalg.vector_norm(flat, dim=-1)",
+        "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
+        "    flat = flat.flatten(1)\n"
+        "return torch.linalg.vector_norm(flat, dim=-1).view(len(flat), -1)",
+        "tests/clipping/test_precision.py",
+    ),
+]

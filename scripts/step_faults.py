@@ -1,0 +1,167 @@
+"""Faults of a step: what it draws, adds up, divides by, records, and goes on from."""
+
+from fault import Fault
+
+STEPS = [
+    Fault(
+        "2",
+        "an empty draw is filled with a row",
+        "sampling.py::Sampling.draw",
+        'if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:\n'
+        '    order = key.stream(phase, "truncate", step).permutation(len(drawn))\n'
+        "    drawn = np.sort(drawn[order[: self.cap]])",
+        "if len(drawn) == 0:\n"
+        "    drawn = np.array([0])\n"
+        'if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:\n'
+        '    order = key.stream(phase, "truncate", step).permutation(len(drawn))\n'
+        "    drawn = np.sort(drawn[order[: self.cap]])",
+        "tests/test_sampling.py",
+    ),
+    Fault(
+        "3",
+        "a batch holds a row twice",
+        "sampling.py::Sampling._shuffled",
+        "np.unique(np.concatenate(parts))",
+        "np.concatenate([*parts, parts[0]])",
+        "tests/test_sampling.py",
+    ),
+    Fault(
+        "6",
+        "divided by what was drawn",
+        "training.py::Step._add_noise",
+        "add_noise(self._with_sources(total, step), noise_scale, self.combine.scale)",
+        "add_noise(self._with_sources(total, step), noise_scale, 1 / max(len(self.sampler.draw(step).rows), 1))",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "8",
+        "every rank processes the whole draw",
+        "training.py::Step._share",
+        "shares[self.ranks.number]",
+        "share(draw, self.micro_tokens, 1)[0]",
+        "tests/test_distributed.py -k two_ranks",
+    ),
+    Fault(
+        "8",
+        "parts of a split parameter take the same noise",
+        "training.py::Step._with_sources",
+        "first_index(self.parameters[name])",
+        "0",
+        "tests/test_distributed.py -k two_ranks",
+    ),
+    Fault(
+        "9",
+        "only biases and norms are summed",
+        "training.py::Step.__call__",
+        "like(vector, self.parameters[name])",
+        "like(vector * (vector.dim() < 2), self.parameters[name])",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "10",
+        "the schedule is ignored",
+        "training.py::Step.__call__",
+        'group["lr"] = rate',
+        'group["lr"] = self.optimisation.learning_rate',
+        "tests/test_training.py",
+    ),
+    Fault(
+        "15",
+        "resume starts the sampler anew",
+        "finetuning.py::_Loop.__init__",
+        "checkpoint.step if checkpoint is not None else 0",
+        "0",
+        "tests/test_resume.py",
+    ),
+    Fault(
+        "22",
+        "a huge unit goes through in one piece",
+        "packing.py::_Lines.is_large",
+        "self.tokens > micro_tokens",
+        "self.tokens < 0",
+        "tests/test_packing.py",
+    ),
+    Fault(
+        "22",
+        "what was added before memory ran out is added again",
+        "training.py::Step._halve",
+        "self.clipped.forget()",
+        "",
+        "tests/test_physical.py",
+    ),
+    Fault(
+        "29",
+        "normalised clipping divides before the noise",
+        "training.py::Step._with_sources",
+        "(vector, self._source(step, name), first_index(self.parameters[name]))",
+        "(vector.div_(self.combine.clip_norm or 1), self._source(step, name), first_index(self.parameters[name]))",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "ledger",
+        "the ledger hears after the weights have moved",
+        "training.py::Step.__call__",
+        "if before_update is not None:\n    before_update(draw)",
+        "",
+        "tests/test_training.py::test_the_ledger_hears_before_the_weights_move",
+    ),
+    Fault(
+        "secret",
+        "runs with other priors draw the same noise",
+        "job.py::Job.of",
+        "if apart:\n    bound.append(apart)",
+        "if False:\n    bound.append(apart)",
+        "tests/test_secret_key.py",
+    ),
+    Fault(
+        "selective",
+        "the first phase trains on rows that were not redacted",
+        "job.py::Job._graph",
+        "return self.prepared.public",
+        "return self.prepared.train",
+        "tests/test_selective_run.py",
+    ),
+    Fault(
+        "selective",
+        "runs with other redacted rows draw the same noise",
+        "job.py::Job.of",
+        "bound.append(_digest(prepared.public))",
+        "pass",
+        "tests/test_selective_run.py",
+    ),
+    Fault(
+        "adaptive",
+        "a step's noise is not the one that was paid for",
+        "training.py::Step._add_noise",
+        "self.combine.noise_scale * factor",
+        "self.combine.noise_scale",
+        "tests/test_training.py",
+    ),
+    Fault(
+        "sweep",
+        "every trial leaves a release with the guarantee of the best",
+        "finetuning.py::_Loop.go",
+        "if self.job.run.releases:\n    self._release(guarantee)",
+        "if True:\n    self._release(guarantee)",
+        "tests/test_tuning.py",
+    ),
+    Fault(
+        "correlation",
+        "units are drawn out of turn",
+        "sampling.py::Sampling.draw",
+        "group[drawn] == step % self.bands",
+        "group[drawn] < self.bands",
+        "tests/test_correlation.py",
+    ),
+    Fault(
+        "correlation",
+        "a run that goes on forgets the noise before",
+        "correlation.py::Correlated.at",
+        'if step < self._next:\n    raise AssertionError(f"step {step} comes after step {self._next - 1}")',
+        "if not self._said:\n"
+        "    self._next = step\n"
+        "if step < self._next:\n"
+        '    raise AssertionError(f"step {step} comes after step {self._next - 1}")',
+        "tests/test_correlation.py",
+    ),
+]
