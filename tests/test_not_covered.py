@@ -154,8 +154,8 @@ def test_a_delta_that_is_large_for_so_many_units_is_said(name):
         product, most = {200: ("0.02", "5e-05"), 600: ("0.06", "1.6e-05")}[units]
         assert told[0] == (
             f"delta is large for {units} units: their product is {product}, and to give away all text of one unit, "
-            f"chosen by lot, with that chance would be within this delta too; a delta of at most {most} (privacy.delta) "
-            "keeps the product at 0.01 or below."
+            f"chosen by lot, with that chance would be within this delta too; a delta of at most {most} "
+            "(privacy.delta) keeps the product at 0.01 or below."
         )
 
 
