@@ -124,16 +124,14 @@ def stated_with(name, **changes):
 def test_the_sentences_of_selective_training_hold_together():
     found = stated("selective")
     assert found.sentences()[0] == (
-        "One unit is the sensitive characters of one row (at most 64 tokens of one document); it may "
-        "contribute its row, "
-        "redacted in the first phase and as it is in the second."
+        "One unit is the sensitive characters of one row (at most 64 tokens of one document); it may contribute its "
+        "row, redacted in the first phase and as it is in the second."
     )
     assert found.rows_cut == (
-        "sensitive spans are replaced by one mask token each before text is tokenised; then each document "
-        "is tokenised, "
-        "ended by a separator and cut into rows of at most 64 tokens; no row holds text of two documents; "
-        "where rows are "
-        "cut, a mask counts as 3 tokens, and a row of the second phase holds the text of its redacted row"
+        "sensitive spans are replaced by one mask token each before text is tokenised; then each document is "
+        "tokenised, ended by a separator and cut into rows of at most 64 tokens; no row holds text of two documents; "
+        "where rows are cut, a mask counts as 3 tokens, and a row of the second phase holds the text of its redacted "
+        "row"
     )
 
 
@@ -155,10 +153,9 @@ def test_a_delta_that_is_large_for_so_many_units_is_said(name):
     if told and found.delta == 1e-4:
         product, most = {200: ("0.02", "5e-05"), 600: ("0.06", "1.6e-05")}[units]
         assert told[0] == (
-            f"delta is large for {units} units: their product is {product}, and to give away all text of one "
-            f"unit, chosen "
-            f"by lot, with that chance would be within this delta too; a delta of at most {most} (privacy.delta) keeps "
-            "the product at 0.01 or below."
+            f"delta is large for {units} units: their product is {product}, and to give away all text of one unit, "
+            f"chosen by lot, with that chance would be within this delta too; a delta of at most {most} "
+            "(privacy.delta) keeps the product at 0.01 or below."
         )
 
 

@@ -12,7 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import confide
+from confide import planning, show_plans
 from confide.claims import Guarantee
+from confide.planning import Size
 from confide.rounding import (
     at_least,
     at_most,
@@ -21,6 +23,7 @@ from confide.rounding import (
     percent_at_least,
     percent_at_most,
 )
+from tests.every_claim import CASES, config, data
 from tests.test_claims import fields
 
 NUMBERS = st.one_of(
@@ -204,6 +207,33 @@ def test_no_word_or_line_of_a_claim_formats_its_numbers_by_itself():
     assert isinstance(again.epsilon, Bound)
     assert len(again.sentences()) > 6
     assert "privacy" in claim.model_card_section().lower()
+
+
+CLAIMED_KEYS = {"epsilon", "delta", "noise_multiplier", "epsilon_at_same_noise", "prior", "posterior"}
+
+
+def guarded(found):
+    """The same facts, in which a claimed number cannot be printed to the nearest."""
+    if isinstance(found, dict):
+        return {
+            key: Bound(value) if key in CLAIMED_KEYS and isinstance(value, float) else guarded(value)
+            for key, value in found.items()
+        }
+    return [guarded(value) for value in found] if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize("name", ["uls", "dp-sgd, target", "selective, light noise", "secret"])
+def test_a_plan_prints_no_claimed_number_to_the_nearest(name, capsys):
+    mechanism, given, _ = CASES[name]
+    times = (10.0,) if name == "uls" else ()
+    found = planning.plan(config(mechanism, **given), data(), Size(1000, 1000, 1, 8, 64), times_users=times)
+    show_plans.plan(guarded(found))
+    told = capsys.readouterr().out
+    if found["chosen"]["epsilon"] is not None:
+        stated = re.search(r"^epsilon (\S+) at delta (\S+), ", told)
+        if stated is not None:
+            assert float(read(stated[1])) >= found["chosen"]["epsilon"]
+            assert float(read(stated[2])) >= found["chosen"]["delta"]
 
 
 # the sources ----------------------------------------------------------------------------------------------------
