@@ -10,8 +10,13 @@ import yaml
 
 from confide.looking import Candidate, Look, look, named
 from confide.reading import side_of
+from confide.settings import Data
 
 _SHARES = (0.1, 0.2)  # of the units, held out: the second where the first would hold out none
+
+_TAKES_WITHOUT = (
+    "without_unit" in Data.model_fields
+)  # whether a config may say what becomes of documents of nobody
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,12 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
         "model: bundled              # or a folder or hub name of any causal LM",
         "data:",
         f"  train: {_quoted(found.source)}",
-        f"  text: {_quoted(found.text)}   # {'put together, as there is no field of all the text; ' * found.combined}"
-        f"{fields}",
+        f"  text: {_quoted(found.text)}   # {_HOW.get(found.chosen, '')}{fields}",
         *([f"  speakers: {_speakers(found)}   # the prompt of each speaker"] if found.roles else []),
         f"  unit: {_quoted(unit.name) if unit else 'null'}   # {_protected(unit)}",
         *(
-            ["  # without_unit: drop       # what to do with records that name nobody: refuse, drop or own"]
-            if unit and unit.without
+            ["  # without_unit: drop       # what to do with documents that name nobody: refuse, drop or own"]
+            if unit and unit.without and _TAKES_WITHOUT
             else []
         ),
         f"  eval: {share or 'null'}                 # "
@@ -63,7 +67,9 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
         f"  mechanism: {mechanism}            # `confide plan` shows others beside it",
         "  epsilon: 8",
         *(
-            ["  rows_per_unit: 1          # of each user in a step: fewer of each leave compute for more users"]
+            [
+                "  rows_per_unit: 1          # of each user in a step: fewer of each leave compute for more users"
+            ]
             if unit
             else []
         ),
@@ -78,10 +84,16 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
     return Draft("\n".join(lines) + "\n", warnings)
 
 
+_HOW = {
+    "pair": "put together, as there is no field of all the text; ",
+    "longest": "the longest, as no name says which field is the text; ",
+}
+
+
 def _protected(unit: Candidate | None) -> str:
     if unit is None:
         return "ROW-LEVEL PROTECTION ONLY: each document by itself, and nobody who has several"
-    return "whom to protect: all records of one value together"
+    return "whom to protect: all documents of one value together"
 
 
 def _quoted(text: str) -> str:
@@ -98,14 +110,14 @@ def _wrapped(text: str) -> list[str]:
 
 
 def share_without(found: Look, unit: Candidate) -> str:
-    """How many of the records name nobody in a field: "1.7%", "none"."""
-    share = unit.without / found.records
+    """How many of the documents name nobody in a field: "1.7%", "none"."""
+    share = unit.without / max(found.documents, 1)
     return "none" if not unit.without else "under 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
 def _warnings(found: Look, unit: Candidate | None) -> list[str]:
     """Where the config protects less than a reader may think, and what `prepare` or `plan` will refuse."""
-    looked = f"{'all' if found.whole else 'the first'} {found.records:,} records"
+    looked = f"{'all' if found.whole else 'the first'} {found.documents:,} documents"
     told = []
     if unit is None:
         told.append(_row_level(found, looked))
@@ -114,31 +126,36 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
             f"data.unit: {unit.name!r} holds one and the same in {looked}; one person alone cannot be hidden among "
             "others, so `confide plan` will find no useful setting"
         )
-    elif unit.people == found.records - unit.without:
+    elif unit.people and unit.people == found.documents - unit.without:
         told.append(
-            f"data.unit: {unit.name!r} differs in every one of {looked}, so each record is protected by itself; set "
-            "data.unit to the field that a person's records have in common, if there is one"
+            f"data.unit: {unit.name!r} differs in every one of {looked}, so each document is protected by itself; set "
+            "data.unit to the field that a person's documents have in common, if there is one"
         )
     elif not unit.sure:
         told.append(
             f"data.unit: {unit.name!r} has {unit.people:,} different values in {looked}, and its name does not say "
-            "that these are people: what is protected is all records of one value together"
+            "that these are people: what is protected is all documents of one value together"
         )
     if unit is not None and unit.without:
+        ways = (
+            ", or say with data.without_unit what to do with them (drop: leave them out; own: each by itself)"
+        )
         told.append(
             f"data.unit: {share_without(found, unit)} of {looked} name nobody in {unit.name!r}, and `confide prepare` "
-            "refuses them; give them a unit, or say with data.without_unit what to do with them (drop: leave them "
-            "out; own: each is a unit by itself)"
+            f"refuses them; give them a unit{ways * _TAKES_WITHOUT}"
         )
-    if found.combined:
+    if found.chosen == "pair":
         told.append(
             f"data.text: no field holds all of the text, so it is put together as {_quoted(found.text)}; change the "
             "template if fields are missing or in the wrong order"
         )
+    elif found.chosen == "longest":
+        told.append(
+            f"data.text: no field is named like a text, so {found.text!r} is taken, the longest; name another or put "
+            "several together in a template if that is not all of the text"
+        )
     if found.fault is not None:
         told.append(f"`confide prepare` will refuse this: {found.fault}")
-    elif not found.documents:
-        told.append(f"`confide prepare` will refuse this: data.text: {found.text!r} is empty in {looked}")
     elif found.whole and found.documents == 1:
         told.append(
             "one text alone cannot be hidden among others, so `confide plan` will find no useful setting"
@@ -157,14 +174,20 @@ def _row_level(found: Look, looked: str) -> str:
     return (
         f"{why}, so data.unit is null: ROW-LEVEL PROTECTION ONLY. Each document is protected by itself, and a person "
         "with several documents is not. Set data.unit to the field that names whom to protect"
-        + (f"; fields whose values repeat: {', '.join(others)}" if others else f" (fields: {named(found.fields)})")
+        + (
+            f"; fields whose values repeat: {', '.join(others)}"
+            if others
+            else f" (fields: {named(found.fields)})"
+        )
     )
 
 
 def _held_out(found: Look, unit: Candidate | None) -> tuple[int, float | None]:
     """How many units are left to train on, as far as was looked, and the share that is held out."""
     owners = (
-        unit.owners if unit is not None else frozenset((f"row:{number}",) for number in range(found.documents))
+        unit.owners
+        if unit is not None
+        else frozenset((f"row:{number}",) for number in range(found.documents))
     )
     for share in _SHARES:
         sides = Counter(side_of(each, share) for each in owners)

@@ -1,7 +1,6 @@
 """The verbs of a run: from text to a trained model; and whole experiments."""
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +44,7 @@ def init(
         raise InputError(f"{out}: exists already; give another name with --out")
     found = look(data)
     show_look.people(found)
-    asks = sys.stdin.isatty() and sys.stdout.isatty() and not yes
-    unit = show_look.asked(found) if asks else found.unit()
+    unit = show_look.asked(found) if show_look.at_terminal() and not yes else found.unit()
     draft = starter.draft(found, unit)
     write_text(out, draft.config)
     show_look.drafted(draft, unit, out)
