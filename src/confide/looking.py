@@ -39,19 +39,8 @@ _OTHER_NAMES = (
 )
 _SURE = (*(who + kind for who in _PEOPLE_IN for kind in _KINDS_OF_NAME), *_OTHER_NAMES.split())
 _UNSURE = ("name", "fullname", "id", "mailbox", "folder")
-_TEXTS = (
-    "body",
-    "text",
-    "content",
-    "message",
-    "post",
-    "messages",
-    "conversation",
-    "conversations",
-    "dialog",
-    "dialogue",
-    "turns",
-)
+_TEXTS = ("body", "text", "content", "message", "post")
+_TALKS = ("messages", "conversation", "conversations", "dialog", "dialogue", "turns")  # of lists of turns
 _PAIRS = (
     (("instruction",), ("input", "context"), ("output", "response", "completion", "answer")),
     (("context", "system"), ("question", "prompt", "query"), ("answer", "response", "completion", "output")),
@@ -211,8 +200,8 @@ def _text(source: str, flat: Sequence[Mapping[str, Any]], fields: Sequence[str])
     for name in sorted((*texts, *lists, *mostly), key=lambda name: (name not in everywhere, "." in name)):
         for known in _names_of(name):
             named_so.setdefault(known, name)
-    for known in _TEXTS:
-        if known in named_so:
+    for known in (*_TEXTS, *_TALKS):
+        if known in named_so and (known in _TEXTS or any(map(is_dialogue, held[named_so[known]]))):
             name, subject = named_so[known], named_so.get("subject")
             if name in texts and subject in texts and {name, subject} <= everywhere and _fit((name, subject)):
                 return f"{{{subject}}}\n{{{name}}}", "from" in fields, "name"
