@@ -31,14 +31,23 @@ if TYPE_CHECKING:
 def init(
     data: Annotated[str, typer.Argument(metavar="DATA", help="file, folder, maildir, mbox ...")],
     out: Annotated[Path, typer.Option(help="where to write the config")] = Path("confide.yaml"),
+    yes: Annotated[
+        bool, typer.Option("--yes", help="ask nothing: take the field that most likely names people")
+    ] = False,
 ) -> None:
     """Look at a file or folder and write a commented config for it."""
-    from confide import starter
+    from confide import show_look, starter
+    from confide.disk import write_text
+    from confide.looking import look
 
     if out.exists():
         raise InputError(f"{out}: exists already; give another name with --out")
-    out.write_text(starter.write(data), "utf-8")
-    print(f"wrote {out}: look at data.text and data.unit, then `confide prepare {out}`")
+    found = look(data)
+    show_look.people(found)
+    unit = show_look.asked(found) if show_look.at_terminal() and not yes else found.unit()
+    draft = starter.draft(found, unit)
+    write_text(out, draft.config)
+    show_look.drafted(draft, unit, out)
 
 
 @app.command()
