@@ -6,9 +6,9 @@ CLIPPING = [
     Fault(
         "4",
         "tied weights: the cross term is lost",
-        "clipping/slot.py::Slot._factored",
-        "2 * lookups[0].cross(outers[0], self._units)",
-        "0 * lookups[0].cross(outers[0], self._units)",
+        "clipping/slot.py::Slot._bounded",
+        "squares += 2 * cross + of_table",
+        "squares += of_table",
         "tests/clipping",
     ),
     Fault(
@@ -31,8 +31,8 @@ CLIPPING = [
         "12",
         "norms taken in bf16",
         "clipping/factors.py::run_norms",
-        "flat = values.reshape(values.shape[0], -1, run)",
-        "values = values.bfloat16()\nflat = values.reshape(values.shape[0], -1, run)",
+        "flat = values.reshape(values.shape[0], -1, _run(values))",
+        "values = values.bfloat16()\nflat = values.reshape(values.shape[0], -1, _run(values))",
         "tests/clipping",
     ),
     Fault(

@@ -275,10 +275,10 @@ RUNS = [
     Fault(
         "config",
         "code from a model's repository runs though nobody allowed it",
-        "models.py::load_model",
-        "transformers.AutoConfig.from_pretrained(place, trust_remote_code=config.trust_remote_code)",
-        "transformers.AutoConfig.from_pretrained(place, trust_remote_code=True)",
-        "tests/test_models.py::test_code_of_a_repository_does_not_run_unless_allowed",
+        "model_files.py::check_folder",
+        "if not trusts_code:\n    ...",
+        "",
+        "tests/test_hostile_model.py -k own",
     ),
     Fault(
         "config",

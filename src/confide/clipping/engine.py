@@ -263,8 +263,8 @@ class ClippedSum:
         """Norms of parts of the units' gradients, each [U, parts] -> those of the whole, float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
-        norms = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
-        return norms.mul_(1 + last_error(units, self._added, self._ranks.size))
+        whole = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        return whole.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm), and 0 where the norm is infinite or not a number."""
