@@ -14,7 +14,6 @@ from transformers.pytorch_utils import Conv1D
 
 from confide.clipping import ClippedSum, engine
 from confide.clipping import slot as slots
-from confide.clipping.rounding import last_error
 
 torch.set_num_threads(1)
 
@@ -174,12 +173,16 @@ def test_what_cancels_is_not_clipped_much_more_than_it_has_to_be(monkeypatch: py
 
 
 def test_equal_parts_of_many_micro_batches_round_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that no other bound covers it.
+    monkeypatch.setattr(slots, "dense_is_faster", lambda *given: True)
+    monkeypatch.setattr(slots.Allowance, "covers", lambda *given: True)
+
     def worst() -> float:
         model, one = nn.Linear(4, 4, bias=False), torch.ones(1, 1, 4)
         return max(added(model, one, one, 1 + seed / 14, calls=400)[0] for seed in range(8))
 
     assert worst() <= MOST
-    monkeypatch.setattr(engine, "last_error", lambda units, before, ranks: last_error(units, 0, 1))
+    monkeypatch.setattr(engine, "last_error", lambda units, before, ranks: 0.0)
     assert worst() > MOST, "the sum does not round as it did"
 
 
@@ -191,3 +194,21 @@ def test_the_norm_of_equal_elements() -> None:
             found, norm = added(nn.LayerNorm(width), torch.zeros(1, 1, width), g, 1e-3)
             assert norm >= float(g.double().norm())
             assert found <= MOST
+
+
+def test_a_units_norm_does_not_depend_on_the_units_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on how many there are nor on one whose gradients cancel: else more than C would hang on that unit."""
+    monkeypatch.setattr(slots, "dense_is_faster", lambda *given: False)
+    torch.manual_seed(0)
+    model, x, g = nn.Linear(48, 48, bias=False), torch.randn(9, 60, 48), torch.randn(9, 60, 48)
+    x[-1], g[-1] = x[-1, 0], signs(ORDERS[0], 60)[:, None] * g[-1, 0]
+
+    def norms(rows: int) -> Tensor:
+        batch = {"x": x[:rows], "g": g[:rows]}
+        return ClippedSum(model, product, 1.0).add(batch, torch.arange(rows), torch.ones(rows))
+
+    true = torch.stack([(b.double().T @ a.double()).norm() for a, b in zip(x, g, strict=True)])
+    lifted = norms(8)[:4] / true[:4]
+    assert (lifted > 1 + 1e-4).all(), "nothing is rounded up that could differ"
+    for others in (norms(4), norms(9)[:4]):
+        assert torch.allclose(others, norms(8)[:4], rtol=2e-6)

@@ -31,11 +31,16 @@ _BLOCK = 4096
 
 # Columns of two factors that are multiplied and added up in one go: the longer a sum, the more of it may be rounding.
 # A GPU's tensor cores, which round more, take shorter ones of half precision.
-_SHORT = 256
+_SHORT = 128
 _HALF_BLOCK = 256
 
-# Positions whose outer products are added up in one go, for the same reason.
-_TOGETHER = 4096
+# Positions whose outer products are added up in one go, for the same reason; and how many of such sums are allowed for.
+# Neither follows the batch: a unit's norm must not depend on the rows beside it.
+_TOGETHER = 1024
+_SUMS = 128
+
+# Gradients that are allowed for at one entry of a table.
+_AT_ONE_ENTRY = 4096
 
 # Elements of a product on a GPU that is added to another tensor, at a time.
 _PIECE = 1 << 26
@@ -271,8 +276,8 @@ class Outer:
         Args:
             more: terms that are added to the same elements by others.
         """
-        positions = self.left.shape[0] * self.positions
-        terms = min(positions, _TOGETHER) + -(-positions // _TOGETHER) + 4 + more
+        sums = -(-self.left.shape[0] * self.positions // _TOGETHER)
+        terms = _TOGETHER + max(_SUMS, sums + more + 4)
         return gamma(terms, _roundoff(self.left, self.right, self.dtype))
 
     @property
@@ -421,7 +426,8 @@ class Lookup:
         own sums are rounded."""
         pair = (other.right, self.grad)
         terms = 1 + _inner_terms(*pair, other.dtype)
-        sums = self.positions * max(group.rows_each for group in units.groups)
+        longest = self.positions * max(group.rows_each for group in units.groups)
+        sums = max(_AT_ONE_ENTRY, longest)
         return (
             gamma(terms, _roundoff(*pair, other.dtype))
             + gamma(sums, ROUNDOFF[_wide(self.grad).dtype])

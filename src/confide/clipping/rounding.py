@@ -33,9 +33,15 @@ Proof, by how a parameter's gradient is held; r is the length of the runs that a
   K_u is the table's sum of |gradients|.
 
 Where gradients cancel, L_u is far above |g_u|, and the bound is larger than the norm: the unit would be clipped more
-than it has to be. Norm and sum are then taken again, both in float64. The engine's last factor, 1 + `last_error`,
-is for what is left: the sum over units, C / norm, and the running sum. That is float32 and rounds with each call by up
-to u times its own norm, which counts as the share of the units of that call: equal parts round the same way there, too.
+than it has to be. Its norm and the sum are then taken again, both in float64; other units keep their norms.
+
+The engine's last factor, 1 + `last_error`, is for what is left: the sum over units, C / norm, and the running sum. That
+is float32 and rounds with each call by up to u times its own norm, which counts as the share of the units of that call:
+equal parts round the same way there, too.
+
+A unit's bound must not depend on the rows beside it, or more than C would hang on that unit: terms are counted up to
+constants, not up to what the batch holds. One thing is left: rows beside it may decide whether its gradient is held
+dense or in factors, and the bound on factors is the larger by what it allows for.
 """
 
 from __future__ import annotations
@@ -79,7 +85,8 @@ def last_error(units: int, before: int, ranks: int) -> float:
         before: units in the sum that they are added to.
         ranks: whose sums are added up.
     """
-    return gamma(units + (before + units) / units + ranks + 8, _SINGLE)
+    # Mostly a constant: a unit's norm must not depend on the rows beside it.
+    return gamma(max(128, units + (before + units) / units + ranks + 8), _SINGLE)
 
 
 def refuse_coarse_products(device: torch.device) -> None:

@@ -86,6 +86,7 @@ class Slot:
         self._table: Table | None = None
         self._norms: Tensor | None = None
         self._doubt: Tensor | None = None
+        self._is_doubtful: Tensor | None = None  # bool[U, 1], of units
         self._measures = dense is None
 
     def receive(self, use: Use) -> None:
@@ -141,7 +142,12 @@ class Slot:
         if is_doubtful:
             self._outers = [use.double() for use in self._outers]
             self._lookups = [use.double() for use in self._lookups]
+            first = self._norms
             self._norms, _ = self._bounded()
+            assert first is not None
+            assert self._is_doubtful is not None
+            # The others keep theirs, which must not depend on who is beside them; their sum is only better now.
+            self._norms = torch.where(self._is_doubtful, self._norms, first)
         self._lookups = []  # their table is left
         self._doubt = None
 
@@ -177,8 +183,10 @@ class Slot:
             slack += 2 * lookup.cross_error(outer, units) * lengths * lookup.lengths(units) * _LONGER
         squares.clamp_(min=0)
         norms = (squares + slack).sqrt_().add_(lengths, alpha=outer.sum_error(units.count))
-        doubt = (norms.square() > (1 + _DOUBTFUL) * squares).any()
-        return norms[:, None], doubt
+        doubtful = norms.square() > (1 + _DOUBTFUL) * squares
+        if self._is_doubtful is None:
+            self._is_doubtful = doubtful[:, None]
+        return norms[:, None], doubtful.any()
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool = False) -> None:
         """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U].
