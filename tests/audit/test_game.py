@@ -134,7 +134,7 @@ def test_one_number_of_a_million_refutes_what_coins_cannot():
     assert game.bound == game.strongest == pytest.approx(np.log(ALPHA * K / 3), abs=0.01)
     assert game.bound > claim.epsilon
     assert "of the numbers of 3 canaries 1 is what the released model finds" in game.in_words(claim)
-    assert "95.0% confidence" in game.in_words(claim)
+    assert "95% confidence" in game.in_words(claim)
     missed = play_numbers(claim, False, choices)
     assert missed.bound == 0
     assert verdict(claim, [missed]) == "underpowered"  # a miss speaks for nobody
