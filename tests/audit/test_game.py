@@ -71,7 +71,7 @@ def test_the_bound_of_the_claimed_mechanism_refutes_exactly_what_the_verdict_doe
         assert own.verdict() == ("violation" if is_refuted else "consistent")
         assert (own.own_bound > 0.999 * epsilon) == is_refuted
         assert own.bound < own.own_bound < own.own_strongest
-        assert f"at most {math.floor(100 * best.own_bound) / 100:g}" in own.in_words(gaussian(mu))
+        assert f"at most {math.ceil(100 * best.own_bound) / 100:.2f}" in own.in_words(gaussian(mu))
     assert played(0, is_known=False).own_bound is None
 
 
