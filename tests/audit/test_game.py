@@ -72,7 +72,7 @@ def test_the_bound_of_the_claimed_mechanism_refutes_exactly_what_the_verdict_doe
         assert own.verdict() == ("violation" if is_refuted else "consistent")
         assert (own.own_bound > 0.999 * epsilon) == is_refuted
         assert own.bound < own.own_bound < own.own_strongest
-        assert f"at most {math.floor(100 * best.own_bound) / 100:g}" in own.in_words(gaussian(mu))
+        assert f"at most {math.ceil(100 * best.own_bound) / 100:.2f}" in own.in_words(gaussian(mu))
     assert played(0, is_known=False).own_bound is None
 
 
@@ -145,7 +145,7 @@ def test_one_number_of_a_million_refutes_what_coins_cannot():
     assert game.bound == game.strongest == pytest.approx(np.log(ALPHA * K / 3), abs=0.01)
     assert game.bound > claim.epsilon
     assert "of the numbers of 3 canaries 1 is what the released model finds" in game.in_words(claim)
-    assert "95.0% confidence" in game.in_words(claim)
+    assert "95% confidence" in game.in_words(claim)
     missed = play_numbers(claim, False, choices)
     assert missed.bound == 0
     assert verdict(claim, [missed]) == "underpowered"  # a miss speaks for nobody
