@@ -18,6 +18,7 @@ from confide.audit import canaries
 from confide.audit.canaries import Manifest
 from confide.disk import write_text
 from confide.errors import InputError
+from confide.histogram import histogram_svg
 from confide.noise import RunKey
 from confide.planting import Planting
 from confide.reading import documents_of, side_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
 _RECORD = "prepared.json"  # what the graphs beside it were made from, and their facts
+PICTURE = "rows_per_unit.svg"  # a histogram of the training rows
 _BATCH = 512  # documents tokenised at a time
 
 
@@ -202,6 +204,8 @@ def prepare(
             write_text(building / _RECORD, json.dumps(record, indent=2) + "\n")
         else:
             Seal(key).write_json(building / _RECORD, _RECORD, record)
+        rows = UnitGraph.open(building / "train").shape().rows_per_unit
+        write_text(building / PICTURE, histogram_svg(rows))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     except BaseException:
