@@ -201,6 +201,28 @@ def test_a_weak_bound_is_called_weak():
     assert "weak" in weak.sentences()[-1]
 
 
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, "epsilon = 2 at delta"),
+        ({"advantage": 0.97}, "These bounds are weak"),
+        ({"delta": 0.01, "curve": ((2.0, 0.01),)}, "delta = 0.01 is large"),
+        ({"estimates": ("the scale depends on the data",)}, "are an estimate and not a proved guarantee"),
+        (
+            {"estimates": ("so",), "epsilons": (("if so", 3.0),)},
+            "Under other suppositions epsilon is 3 if so",
+        ),
+        ({"protected_output": "the best of a sweep"}, "What may be given away is the best of a sweep"),
+    ],
+)
+def test_in_short_nothing_is_left_out_that_weakens_a_claim(changes, kept):
+    guarantee = Guarantee(**fields(**changes))
+    assert kept in " ".join(guarantee.short())
+    assert "all mail sent by one person" in " ".join(guarantee.short())
+    assert len(" ".join(guarantee.short())) < len(" ".join(guarantee.sentences())) / 2
+    assert Guarantee(**none_fields()).short() == Guarantee(**none_fields()).sentences()
+
+
 def test_secret_targets_are_told():
     secret = {
         "notion": "(p, r)-secret protection",
@@ -209,6 +231,7 @@ def test_secret_targets_are_told():
     }
     guarantee = Guarantee(**fields(**secret))
     assert any("1 in 10,000,000,000 becomes at most 1 in 1,000" in s for s in guarantee.sentences())
+    assert any("1 in 10,000,000,000 becomes at most 1 in 1,000" in s for s in guarantee.short())
     card = guarantee.model_card_section()
     assert "asked for secrets" in card
     assert "words:17: 1e-10 to at most 0.0009 (asked: 0.001)" in card

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -245,15 +246,19 @@ def test_plan_train_and_release_state_the_same(full):
     assert undated(released) == undated(stated)
 
 
-def test_messages_are_on_standard_error_and_the_resolved_config_first(either):
-    world, said = either
-    for name in ("train", "train in words"):
-        shown = said[name].err.partition(f"run: {world.run}\n")
-        resolved = yaml.safe_load(shown[0] + shown[1])
+def test_messages_are_on_standard_error_and_begin_with_what_is_asked_for_and_where_all_settings_are(either):
+    world, _ = either
+    for name in ("train", "train in words", "twin"):
+        folder = world.run / "twin" if name == "twin" else world.run
+        first, settings, rest = said[name].err.split("\n", 2)
+        asked = "no privacy" if name == "twin" else "uls with noise multiplier 0.8"
+        assert f": {asked}, 4 steps" in first
+        assert settings == f"all settings: {folder / 'config.yaml'}"
+        resolved = yaml.safe_load((folder / "config.yaml").read_text())
         assert resolved["train"]["batch"] == 4.0
         assert resolved["privacy"]["mechanism"] == "uls"  # a default
-        assert resolved == yaml.safe_load((world.run / "config.yaml").read_text())
-        assert "held out: loss" in shown[2] or "taken already" in shown[2]
+        assert len(rest.splitlines()) <= 7
+        assert "held out: loss" in rest or "taken already" in rest
     assert "noise multiplier 0.8, delta 0.001" in said["train"].err
     for name, result in said.items():
         assert "Writing model shards" not in result.err
@@ -288,15 +293,45 @@ def test_a_release_holds_what_the_guarantee_covers_and_nothing_else(request, kin
 
 
 def test_the_guarantee_reads_back(either):
-    world, said = either
+    world, _ = either
     stated = json.loads((world.run / "release" / "guarantee.json").read_text())
     read = Guarantee.from_json(stated)
     assert json.loads(json.dumps(read.to_json())) == stated
     assert read.notion == "user-level DP"
     assert read.theorem
     for sentence in read.sentences():
-        assert sentence in said["train in words"].out
         assert sentence in (world.run / "release" / "README.md").read_text()
+
+
+def test_train_ends_with_the_claim_and_where_the_model_is_and_then_what_was_measured(either):
+    world, _ = either
+    guarantee = Guarantee.from_json(json.loads((world.run / "release" / "guarantee.json").read_text()))
+    out = said["train in words"].out
+    lines = out.splitlines()
+    assert "epsilon = " in lines[0]
+    assert lines[0] in guarantee.sentences()
+    assert lines[1].startswith(f"One unit is {guarantee.unit}")
+    assert lines[2:5] == [
+        "",
+        f"released: {world.run / 'release'}",
+        f"the whole claim, with all that is public or not covered: {world.run / 'release' / 'README.md'}",
+    ]
+    assert lines[6].startswith("held out")
+    assert len(lines) <= 10
+    assert len(out) < 2000
+
+
+def test_a_classifier_is_measured_by_accuracy_and_not_by_tokens(world):
+    world.set(task="classification", data__label="kind", train__eval_every=2)
+    said = [confide("train", world.path), confide("eval", world.run), confide("eval", world.run, "--json")]
+    assert [result.code for result in said] == [0, 0, 0], said
+    assert "held out  loss  accuracy  rows" in re.sub(" {3,}", "  ", said[0].out)
+    assert "model, held out: loss" in said[0].err
+    assert ", accuracy" in said[0].err
+    assert set(json.loads(said[2].out)) == {"loss", "accuracy", "rows", "units"}
+    for result in said:
+        assert "perplexity" not in result.out + result.err
+    assert "token" not in said[1].out
 
 
 def test_a_released_model_loads_and_generates(full):
@@ -365,7 +400,7 @@ def test_the_twin_says_that_nothing_is_protected(full):
 
 
 def test_no_text_of_any_row_is_anywhere_else(either):
-    world, said = either
+    world, _ = either
     assert MARKER in world.text.read_text()
     for name, result in said.items():
         assert MARKER not in result.out + result.err, name

@@ -308,6 +308,18 @@ def test_the_verb_says_that_the_text_has_changed(tmp_path):
     assert (world.run / "data" / "rows_per_unit.svg").read_bytes() != drawn
 
 
+def test_train_says_that_it_prepares_again_and_draws_the_picture_again(tmp_path):
+    world = World(tmp_path, tiny_model(tmp_path)).set(train__steps=1)
+    assert confide("prepare", world.path).code == 0
+    planted = ("canaries.count=8", "data.max_length=48")
+    drawn = (world.run / "data" / "rows_per_unit.svg").read_bytes()
+    trained = confide("train", world.path, *planted)
+    assert trained.code == 0, trained
+    assert "is of other settings (of `data`, `canaries`" in trained.err
+    assert (world.run / "data" / "rows_per_unit.svg").read_bytes() != drawn
+    assert "preparing again" not in confide("train", world.path, *planted).err
+
+
 def test_real_posts(shared, tmp_path, tokenizer):
     source = shared / "data" / "20newsgroups" / "20_newsgroups.jsonl.xz"
     config = settings(

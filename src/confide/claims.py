@@ -178,6 +178,18 @@ class Guarantee:
         """What a lawyer reads: what someone could and could not learn about one unit."""
         return list(self.words)
 
+    def short(self) -> list[str]:
+        """The sentences that nobody may miss: whether it is proved, for whom, how much, of what, and what weakens it.
+
+        Without a claim all sentences.
+        """
+        if self.notion == "none":
+            return self.sentences()
+        stated = [sentence for sentence in self.words if sentence.startswith(_STATED)]
+        weak = [sentence for sentence in self.words if sentence.startswith(_WEAK)]
+        given = f"What may be given away is {_bare(self.protected_output)}."
+        return [*stated, f"One unit is {_bare(self.unit)}. {given}", *weak]
+
     def model_card_section(self) -> str:
         """The whole claim as a Markdown section."""
         status = "a proved bound" if self.theorem else "an estimate, not a proved bound"
@@ -245,6 +257,8 @@ class Guarantee:
         return lines
 
 
+_STATED = ("The figures below are an estimate", "The formal statement is", "For each secret")
+_WEAK = ("delta = ", "These bounds are weak", "Under other suppositions")
 _PAIRS = ("curve", "reconstruction", "secret_targets")
 _TUPLES = (
     "public_facts",

@@ -127,10 +127,11 @@ def perplexities(
 def evaluate(
     model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192, ranks: Ranks | None = None
 ) -> dict[str, float | int]:
-    """Loss and perplexity weighted by tokens, and accuracy, over all rows of `graph`.
+    """Loss and accuracy, over all tokens that are predicted in `graph`, or over all rows where these have classes.
 
     Returns:
-        `loss` (nats a token, or a row for classes), `perplexity`, `accuracy`, `tokens`, `rows`, `units`.
+        `loss` (nats a token, or a row for classes), `accuracy`, `rows`, `units`; of tokens also `perplexity`, and how
+        many `tokens` were predicted.
     """
     losses, counts, correct = row_losses(model, task, graph, micro_tokens, ranks=ranks)
     tokens = int(counts.sum())
@@ -142,10 +143,13 @@ def evaluate(
             "the model's loss on the held-out rows is not a number: the training diverged, "
             "lower train.learning_rate and choose another `run` folder"
         )
+    accuracy = float(correct.sum() / tokens)
+    if task.kind == "classification":
+        return {"loss": loss, "accuracy": accuracy, "rows": graph.n_rows, "units": graph.n_units}
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "accuracy": float(correct.sum() / tokens),
+        "accuracy": accuracy,
         "tokens": tokens,
         "rows": graph.n_rows,
         "units": graph.n_units,

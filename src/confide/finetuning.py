@@ -209,9 +209,7 @@ class _Loop:
             found = self.job.evaluate()
         if found is not None and self.metrics is not None:
             self.metrics.evaluation(what, self.done, found, self.held_out)
-            self.console.say(
-                f"{what} model, held out: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
-            )
+            self.console.say(f"{what} model, held out: {_measured(found)}")
 
     def _release(self, guarantee: Guarantee) -> None:
         job = self.job
@@ -301,6 +299,13 @@ def _in_short(job: Job) -> str:
         f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "
         f"{'no privacy' if job.mechanism.notion == 'none' else noise}"
     )
+
+
+def _measured(found: dict[str, float | int]) -> str:
+    """Loss, and perplexity or, where rows have classes, accuracy."""
+    if "perplexity" in found:
+        return f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
+    return f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
 
 
 def _card(job: Job, guarantee: Guarantee) -> str:

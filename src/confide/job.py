@@ -378,6 +378,11 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
             f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
             "choose another `run` folder"
         )
+    elif (run.data / "prepared.json").exists():
+        console.say(
+            f"what was prepared in {run.data} is of other settings (of `data`, `canaries`, `secrets` ...) or damaged: "
+            "preparing again"
+        )
     with console.track("reading documents") as track:
         made = preparation.prepare(run.config, tokenizer, run.data, track, key)
     for note in made.facts["notes"]:

@@ -40,7 +40,8 @@ class Metrics:
         """Args: rows: a name of what it was evaluated on."""
         self._write({"done": done, "evaluation": what, "on": rows, **found})
         for name in ("loss", "perplexity", "accuracy"):
-            self._scalar(f"eval/{name}", found[name], done)
+            if name in found:  # classes have no perplexity
+                self._scalar(f"eval/{name}", found[name], done)
 
     def last(self, what: str) -> dict[str, Any] | None:
         """The newest evaluation of this name."""

@@ -15,7 +15,9 @@ import numpy as np
 from confide import mechanisms
 from confide.audit import canaries
 from confide.audit.canaries import Manifest
+from confide.disk import write_text
 from confide.errors import InputError
+from confide.histogram import histogram_svg
 from confide.noise import RunKey
 from confide.planting import Planting
 from confide.reading import documents_of, side_of
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from confide.settings import Config
 
 Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
+PICTURE = "rows_per_unit.svg"  # a histogram of the training rows
 _BATCH = 512  # documents tokenised at a time
 _BATCH_CHARACTERS = 1 << 22  # at which a batch ends, however few its documents are
 
@@ -186,6 +189,8 @@ def prepare(
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
         facts = _Preparation(config, tokenizer, progress, key).write(building, folder.with_name("spans.db"))
         write_record(building, {"source": source_of(config), "files": files, "facts": facts}, key)
+        rows = UnitGraph.open(building / "train").shape().rows_per_unit
+        write_text(building / PICTURE, histogram_svg(rows))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     except BaseException:

@@ -101,7 +101,5 @@ def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> No
     print(
         f"\nThe private model closes {share:.0%} of the gap in loss between the base model and the non-private one.\n"
     )
-    for sentence in private.guarantee.sentences():
-        print(sentence)
-    print(f"\nreleased: {folder / 'run' / 'release'}")
+    show.claim(private.guarantee, folder / "run" / "release")
     print(f"next: put your own text into {folder / 'config.yaml'} and run `confide train` on it")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from confide.rounding import at_least, at_most, percent_at_least, percent_at_most
 
 if TYPE_CHECKING:
+    from confide.claims import Guarantee
     from confide.finetuning import Outcome
     from confide.runs import Run
 
@@ -42,13 +43,6 @@ def below(value: Any, digits: int = 5) -> str:
     return "-" if value is None else at_least(value, digits)
 
 
-def histogram(graph: Path) -> str:
-    from confide.histogram import histogram_svg
-    from confide.units import UnitGraph
-
-    return histogram_svg(UnitGraph.open(graph).shape().rows_per_unit)
-
-
 def preparation(facts: dict[str, Any]) -> None:
     for name, count in facts["counts"].items():
         print(f"{number(count):>12}  {name}")
@@ -69,7 +63,7 @@ def preparation(facts: dict[str, Any]) -> None:
     if "redaction" in facts:
         _redacted(facts["redaction"])
     if "duplicates" in facts:
-        print("\nA unit's own words may survive in another's rows:")
+        print("\nA unit's own words may survive in another's documents:")
         for sentence in facts["duplicates"]["sentences"]:
             print(f"  {sentence}")
 
@@ -228,18 +222,26 @@ def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
 
 
 def outcome(outcome: "Outcome", run: "Run") -> None:
+    """How a run ended, what matters most first: the claim, and where the model is."""
+    if outcome.halted:
+        print(f"ended after step {outcome.steps} of {outcome.of}: {outcome.halted}\n")
+    claim(outcome.guarantee, run.release, " (not private)" if run.twin else "")
     between = [(f"after stage {name}", side) for name, side in outcome.after.items()]
     sides = [("base", outcome.base), *between, ("trained", outcome.final)]
     found = [(name, side) for name, side in sides if side]
     if found:
-        keys = ["loss", "perplexity", "accuracy", "tokens"]
-        table(["held out", *keys], [[name, *(number(side[k]) for k in keys)] for name, side in found])
+        keys = [key for key in ("loss", "perplexity", "accuracy", "tokens", "rows") if key in found[-1][1]]
+        keys = keys[: keys.index("tokens") + 1] if "tokens" in keys else keys
         print()
-    if outcome.halted:
-        print(f"ended after step {outcome.steps} of {outcome.of}: {outcome.halted}\n")
-    for sentence in outcome.guarantee.sentences():
+        table(["held out", *keys], [[name, *(number(side[k]) for k in keys)] for name, side in found])
+
+
+def claim(guarantee: "Guarantee", release: Path, note: str = "") -> None:
+    """The claim in short, where the model is, and where the claim stands in full."""
+    for sentence in guarantee.short():
         print(sentence)
-    print(f"\nreleased: {run.release}" + ("  (not private)" if run.twin else ""))
+    print(f"\nreleased: {release}{note}")
+    print(f"the whole claim, with all that is public or not covered: {release / 'README.md'}")
 
 
 def evaluation(found: dict[str, Any]) -> None:
@@ -247,8 +249,12 @@ def evaluation(found: dict[str, Any]) -> None:
         print(f"{name:<11} {number(value)}")
 
 
-def personalisation(found: dict[str, Any]) -> None:
-    """What training on half of each held-out user's rows did for the other half."""
+def personalisation(found: dict[str, Any], weights: str = "tokens") -> None:
+    """What training on half of each held-out user's rows did for the other half.
+
+    Args:
+        weights: what is counted of a user: tokens, or rows where these have classes.
+    """
     low, high = found["interval"]
     before, after = found["by_tokens"]
     print(f"\npersonalised for {number(found['users'])} held-out users, {number(found['skipped'])} skipped")
@@ -259,7 +265,7 @@ def personalisation(found: dict[str, Any]) -> None:
                 "mean over users",
                 *map(number, (found["loss_before"], found["loss_after"], found["difference"])),
             ],
-            ["weighted by tokens", *map(number, (before, after, after - before))],
+            [f"weighted by {weights}", *map(number, (before, after, after - before))],
         ],
     )
     print(f"95% interval of the mean difference over users: {number(low)} to {number(high)}")

@@ -56,20 +56,17 @@ def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fal
     """Read text into the unit graph, and show its statistics."""
     from confide import models, show
     from confide.console import Console
-    from confide.disk import write_text
     from confide.job import prepared_data
+    from confide.preparation import PICTURE
 
     run = run_of(config, overrides)
     with run.locked():
         facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
-        picture = run.data / "rows_per_unit.svg"
-        if not picture.exists():
-            write_text(picture, show.histogram(run.data / "train"))
     if as_json:
         print_json(facts)
         return
     show.preparation(facts)
-    print(f"histogram of rows per unit: {picture}")
+    print(f"histogram of rows per unit: {run.data / PICTURE}")
 
 
 @app.command()
@@ -228,7 +225,7 @@ def train(
 
     with Ranks.joined() as ranks:
         run, console = run_of(config, overrides, twin), Console(quiet=not ranks.first)
-        console.say(run.config.to_yaml())
+        console.say(_opening(run))
         outcome = fine_tune(run, console, ranks=ranks)
         ranks.wait()
     if not ranks.first:
@@ -239,6 +236,20 @@ def train(
         print_json(show.outcome_facts(outcome))
     else:
         show.outcome(outcome, run)
+
+
+def _opening(run: "Run") -> str:
+    """What is about to happen, in a line or two; all settings are in the run folder before the first step."""
+    config, privacy = run.config, run.config.privacy
+    if run.twin or privacy.mechanism == "none":
+        asked = "no privacy"
+    elif privacy.epsilon is None:
+        asked = f"{privacy.mechanism} with noise multiplier {privacy.noise_multiplier:g}"
+    else:
+        asked = f"{privacy.mechanism} at epsilon {privacy.epsilon:g}"
+    what = f"{config.model} ({config.task}, {config.adapter.kind}) on {config.data.train}: {asked}"
+    twin = "the non-private twin of " if run.twin else ""
+    return f"{twin}{what}, {config.train.steps} steps\nall settings: {run.config_path}"
 
 
 @app.command("eval")
@@ -294,7 +305,7 @@ def evaluate(
         return
     show.evaluation(result)
     if fitted:
-        show.personalisation(fitted["personalisation"])
+        show.personalisation(fitted["personalisation"], "tokens" if "tokens" in result else "rows")
 
 
 def _personalised(job: "Job", options: dict[str, Any]) -> dict[str, Any]:

@@ -131,15 +131,16 @@ def _show(found: "Swept", run: "Run") -> None:
     from confide import show
 
     keys = list(found.best.candidate)
+    second = "perplexity" if "perplexity" in found.best.evaluation else "accuracy"
     rows = [
         [
             f"{tried.number}{' (best)' if tried is found.best else ''}",
             *(show.number(tried.candidate[key]) for key in keys),
-            *(show.number(tried.evaluation[name]) for name in ("loss", "perplexity")),
+            *(show.number(tried.evaluation[name]) for name in ("loss", second)),
         ]
         for tried in sorted(found.trials, key=lambda tried: tried.loss)
     ]
-    show.table(["trial", *keys, "held-out loss", "perplexity"], rows)
+    show.table(["trial", *keys, "held-out loss", second], rows)
     print("\nThis table is private, the number of its rows too: the guarantee is about the release alone.\n")
     show.outcome(found.outcome, run)
 

@@ -28,7 +28,7 @@ _CROWD = 40  # in a larger bucket a row is compared with the next row only, not 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateReport:
-    """Rows are numbered from 0 in the order of the stream. "Across units" means that the owners differ.
+    """Rows are documents, numbered from 0 in the order of the stream. "Across units" means that the owners differ.
 
     rows, units: of the stream; short: rows of fewer than `shortest` words, which are not looked at.
     exact_groups: rows with the same words, of at least two sets of owners.
@@ -60,15 +60,15 @@ class DuplicateReport:
 
     def sentences(self) -> list[str]:
         """For people."""
-        share = f"{self.rows_affected:,} of {self.rows:,} rows ({self.share_affected:.1%})"
+        share = f"{self.rows_affected:,} of {self.rows:,} documents ({self.share_affected:.1%})"
         lines = [
-            f"{share} share words with rows of other owners:",
+            f"{share} share words with documents of other owners:",
             f"{self.rows_exact:,} have an exact duplicate there ({len(self.exact_groups):,} groups),",
             f"{self.rows_near:,} a near-duplicate (estimated Jaccard similarity from {self.threshold:g}),",
             f"{self.rows_passages:,} a passage of 30 words or more in common.",
         ]
         if self.short:
-            lines.append(f"{self.short:,} rows of fewer than {self.shortest} words were not looked at.")
+            lines.append(f"{self.short:,} documents of fewer than {self.shortest} words were not looked at.")
         return lines
 
 
