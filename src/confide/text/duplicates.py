@@ -206,9 +206,12 @@ _PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): spreads every bit over all 64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _grams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
@@ -220,8 +223,10 @@ def _grams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
         return _mix((words * powers[::-1]).sum(keepdims=True, dtype=np.uint64))
     total = np.zeros(count, np.uint64)
     for offset in range(length):
-        total = total * factor + words[offset : offset + count]
-    return _mix(total * factor)
+        total *= factor
+        total += words[offset : offset + count]
+    total *= factor
+    return _mix(total)
 
 
 def _winnow(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
