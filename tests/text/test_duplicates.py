@@ -5,7 +5,7 @@ import random
 import pytest
 
 from confide.errors import InputError
-from confide.text import Document
+from confide.text import Document, duplicates
 from confide.text.duplicates import find_duplicates
 
 WORDS = [f"w{number}" for number in range(5000)]
@@ -96,3 +96,15 @@ def test_refused():
         find_duplicates([])
     with pytest.raises(InputError, match="threshold"):
         find_duplicates(rows((text(1), "a")), threshold=1.5)
+
+
+def test_a_long_text_is_looked_at_in_parts_with_the_same_words(monkeypatch):
+    text = "Ärger, ΟΔΟΣ\u00a0ΟΔΟΣ\u2003one;two\n" * 400 + "unbroken" * 900 + " the end"
+    whole = duplicates._word_ids(text)
+    shingles = duplicates._grams(whole, 3)
+    signature = duplicates._signer(64)(shingles)
+    monkeypatch.setattr(duplicates, "_PART", 37)
+    monkeypatch.setattr(duplicates, "_BATCH", 2)
+    assert duplicates._word_ids(text).tolist() == whole.tolist()
+    assert duplicates._signer(64)(shingles).tolist() == signature.tolist()
+    assert len(list(duplicates._parts(text))) > 100

@@ -7,6 +7,7 @@ and figures, no text and no hashes of it.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -176,20 +177,41 @@ class _Column:
 
 def _word_ids(text: str) -> NDArray[np.uint64]:
     """One 64-bit number a word, the same for the same word in any text of any run."""
+    found = [_numbers(part) for part in _parts(text)]
+    return _mix(np.concatenate(found) if found else np.empty(0, np.uint64))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text cut between words: a list of words weighs ten times their text."""
+    start = 0
+    while start < len(text):
+        cut = _BLANK.search(text, start + _PART)
+        end = cut.start() if cut else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _numbers(text: str) -> NDArray[np.uint64]:
     words = ("".join(c if c.isalnum() else " " for c in text.lower()) if not text.isascii() else
              text.lower().translate(_PUNCTUATION)).split()  # fmt: skip
     numbers = (zlib.crc32(word.encode("utf-8", "replace")) for word in words)
-    return _mix(np.fromiter(numbers, np.uint64, len(words)))
+    return np.fromiter(numbers, np.uint64, len(words))
 
 
+_BLANK = re.compile(r"\s")
+_BATCH = 1 << 15  # shingles that are signed at a time: each by all permutations
+_PART = 1 << 20  # characters of a text whose words are held at a time, at least
 _PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): spreads every bit over all 64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _grams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
@@ -201,8 +223,10 @@ def _grams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
         return _mix((words * powers[::-1]).sum(keepdims=True, dtype=np.uint64))
     total = np.zeros(count, np.uint64)
     for offset in range(length):
-        total = total * factor + words[offset : offset + count]
-    return _mix(total * factor)
+        total *= factor
+        total += words[offset : offset + count]
+    total *= factor
+    return _mix(total)
 
 
 def _winnow(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -220,7 +244,9 @@ def _signer(permutations: int) -> Callable[[NDArray[np.uint64]], NDArray[np.uint
 
     def signature(shingles: NDArray[np.uint64]) -> NDArray[np.uint32]:
         sketch = empty.copy()
-        sketch.update_batch((np.unique(shingles) >> np.uint64(32)).tolist())
+        values = np.unique(shingles)
+        for first in range(0, len(values), _BATCH):
+            sketch.update_batch((values[first : first + _BATCH] >> np.uint64(32)).tolist())
         return np.asarray(sketch.hashvalues, np.uint32)
 
     return signature
