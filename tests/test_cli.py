@@ -247,7 +247,7 @@ def test_plan_train_and_release_state_the_same(full):
 
 
 def test_messages_are_on_standard_error_and_begin_with_what_is_asked_for_and_where_all_settings_are(either):
-    world, _ = either
+    world, said = either
     for name in ("train", "train in words", "twin"):
         folder = world.run / "twin" if name == "twin" else world.run
         first, settings, rest = said[name].err.split("\n", 2)
@@ -304,7 +304,7 @@ def test_the_guarantee_reads_back(either):
 
 
 def test_train_ends_with_the_claim_and_where_the_model_is_and_then_what_was_measured(either):
-    world, _ = either
+    world, said = either
     guarantee = Guarantee.from_json(json.loads((world.run / "release" / "guarantee.json").read_text()))
     out = said["train in words"].out
     lines = out.splitlines()
@@ -367,7 +367,7 @@ def test_a_released_adapter_loads_and_generates(lora):
 
 
 def test_the_model_card_says_how_to_load_it(either, tmp_path, monkeypatch):
-    world, _ = either
+    world, said = either
     (tmp_path / "model").symlink_to(world.raw["model"])
     (tmp_path / "release").symlink_to(world.run / "release")
     monkeypatch.chdir(tmp_path)
@@ -400,7 +400,7 @@ def test_the_twin_says_that_nothing_is_protected(full):
 
 
 def test_no_text_of_any_row_is_anywhere_else(either):
-    world, _ = either
+    world, said = either
     assert MARKER in world.text.read_text()
     for name, result in said.items():
         assert MARKER not in result.out + result.err, name
