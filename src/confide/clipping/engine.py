@@ -39,8 +39,8 @@ class ClippedSum:
     so the plain gradient of a weight is never formed.
 
     *Formal guarantee*: none on its own. What it gives is sensitivity: leaving out one unit's rows, or setting
-    their weights to 0, changes what `take` returns by a vector of norm at most C (up to float32 rounding),
-    *provided* each row's loss is a function of that row and the weights alone. Modules known to break
+    their weights to 0, changes what `take` returns by a vector of norm at most C (rounding included, but
+    for how other units' terms round: `confide.clipping.rounding` has the theorem), *provided* each row's loss is a function of that row and the weights alone. Modules known to break
     that are refused; the loss is the caller's.
 
     Args:
@@ -259,8 +259,8 @@ class ClippedSum:
         """Norms of parts of the units' gradients, each [U, parts] -> those of the whole, float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
-        norms = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
-        return norms.mul_(1 + last_error(units, self._added, self._ranks.size))
+        whole = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        return whole.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
         """float32[U]: min(1, C / norm)."""
