@@ -40,8 +40,9 @@ class ClippedSum:
     so the plain gradient of a weight is never formed.
 
     *Formal guarantee*: none on its own. What it gives is sensitivity: leaving out one unit's rows, or setting
-    their weights to 0, changes what `take` returns by a vector of norm at most C (up to float32 rounding),
-    *provided* each row's loss is a function of that row and the weights alone. Modules known to break
+    their weights to 0, changes what `take` returns by a vector of norm at most C (rounding included, but
+    for how other units' terms round: `confide.clipping.rounding` has the theorem), *provided* each row's loss is a
+    function of that row and the weights alone. Modules known to break
     that are refused; the loss is the caller's.
 
     Args:
