@@ -293,7 +293,7 @@ def test_a_release_holds_what_the_guarantee_covers_and_nothing_else(request, kin
 
 
 def test_the_guarantee_reads_back(either):
-    world, said = either
+    world, _ = either
     stated = json.loads((world.run / "release" / "guarantee.json").read_text())
     read = Guarantee.from_json(stated)
     assert json.loads(json.dumps(read.to_json())) == stated

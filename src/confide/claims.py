@@ -172,7 +172,7 @@ class Guarantee:
         return list(self.words)
 
     def short(self) -> list[str]:
-        """Whether it is proved, for whom, how much, of what, and what weakens it: those of the sentences that nobody may
+        """Whether it is proved, how much, for whom, of what, and what weakens it: those sentences that nobody may
         miss. Without a claim all of them."""
         if self.notion == "none":
             return self.sentences()

@@ -235,9 +235,15 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
 
 
 def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
-    """The mechanism with the batch that spends the budget in so many steps."""
+    """The mechanism with the batch that spends the budget in so many steps, but for rounding."""
     a_unit = replace(family, batch=1.0, steps=steps).terms(shape).rows_per_step
-    return replace(family, batch=budget / (steps * a_unit), steps=steps)
+    return replace(family, batch=_round(budget / (steps * a_unit)), steps=steps)
+
+
+def _round(batch: float) -> float:
+    """Down to three digits or to a whole number, so that people can write it down; it costs under 1% of the budget."""
+    step = 10.0 ** min(0, math.floor(math.log10(batch)) - 2)
+    return round(math.floor(batch / step * (1 + 1e-12)) * step, 12)
 
 
 def _next(near: list[float]) -> float:
@@ -316,7 +322,8 @@ def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, 
     found["privacy.resample"] = getattr(each.mechanism, "resample", False)
     found["privacy.sampling"], found["privacy.bands"] = each.mechanism.sampling, each.mechanism.bands
     found["privacy.delta"] = setting.delta
-    found["train.batch"] = each.mechanism.batch
+    batch = each.mechanism.batch
+    found["train.batch"] = int(batch) if batch.is_integer() else batch
     found["train.steps"] = each.mechanism.steps
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
