@@ -56,7 +56,7 @@ def test_only_what_differs_is_written(tmp_path):
         DATA + "privacy: {epsilon: 8}",  # no section for the rest, no end of line
         DATA + "privacy:\n  epsilon: 8\ntrain:\n  batch: 3\n",
         DATA + 'privacy: {epsilon: 8}\n"train":\n  "batch": 3\n\n\n# the end\n',
-        "data:\n  train: a\n  unit: b\n  speakers:\n    A: 'x'\n    B: y  # z\nprivacy:\n  epsilon: 8\ntrain:\n  steps: 9",
+        "data:\n  train: a\n  unit: b\n  speakers:\n    A: x\n    B: y  # z\nprivacy: {epsilon: 8}\ntrain:\n  steps: 9",
         "{data: {train: a, unit: b}, privacy: {epsilon: 8}, train: {steps: 3}}\n",
         DATA.replace("\n", "\r\n") + "privacy:\r\n  epsilon: 8\r\ntrain:\r\n  steps: 3\r\n",
         "---\n" + DATA + "privacy: {epsilon: 8}\ntrain: {}\n...\n",  # nothing to add to: all of it is written

@@ -59,7 +59,7 @@ def _with(text: str, key: tuple[str, ...], value: Any) -> str:
         if not found:
             return _added(text, node, key[depth], _nested(key[depth + 1 :], value))
         node = found[0]
-    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")):
         raise _Unknown
     start, end = node.start_mark.index, node.end_mark.index
     space = " " if start == end else ""  # nothing stood behind the colon

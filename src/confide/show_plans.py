@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from confide.claims import Guarantee
 from confide.show import number, table
 
 _COLUMNS = {
@@ -27,6 +28,10 @@ def plan(found: dict[str, Any]) -> None:
             print(f"  {number(epsilon)} {what}")
         for reason in found["guarantee"]["estimates"]:
             print(f"  an estimate: {reason}")
+        for sentence in Guarantee.from_json(found["guarantee"]).weakness():
+            print(f"  {sentence}")
+        if found.get("verdict"):
+            print("\nverdict: " + "\n  ".join(found["verdict"]["words"]))
         print()
     stages = found.get("stages", [])
     if len(stages) > 1:

@@ -257,6 +257,20 @@ def _rule_of_thumb(k: int) -> float:
     return math.sqrt(1 - SHORTER + SHORTER / k)
 
 
+def _signal(mechanism: Mechanism, cap: int, lengths: Callable[[int], float]) -> float:
+    return lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
+
+
+def gradients_in_noise(mechanism: Mechanism, cap: int, noise: float, size: Size) -> float:
+    """The ratio of the variance of a step's noise to that of what it follows, by the rule of thumb.
+
+    Args:
+        cap: rows of a unit.
+        noise: on the mean clipped gradient, in clip norms.
+    """
+    return DIMENSIONS * size.trainable * (noise / _signal(mechanism, cap, _rule_of_thumb)) ** 2
+
+
 def _candidate(
     mechanism: Mechanism,
     terms: Terms,
@@ -267,7 +281,7 @@ def _candidate(
     squared_rate: float,
 ) -> Candidate:
     cap = mechanism.cap(shape)
-    signal = lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
+    signal = _signal(mechanism, cap, lengths)
     noise = noise_multiplier / terms.divisor
     ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
     return Candidate(

@@ -105,6 +105,7 @@ def plan(
     from confide.console import Console
     from confide.disk import write_text
     from confide.job import prepared_data
+    from confide.verdict import verdict
 
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
@@ -123,10 +124,10 @@ def plan(
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
+        shape, size = prepared.train.shape(), planning.Size.of(model)
         with console.track("settings compared") as track:
-            found = planning.plan(
-                run.config, prepared.train.shape(), planning.Size.of(model), track, times_users or ()
-            )
+            found = planning.plan(run.config, shape, size, track, times_users or ())
+        found["verdict"] = verdict(run.config, shape, size, found["chosen"])
         if measure:
             console.say("measuring gradients of some units")
             name, measured = _MEASURED[run.config.privacy.mechanism]
