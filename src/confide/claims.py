@@ -186,9 +186,12 @@ class Guarantee:
         if self.notion == "none":
             return self.sentences()
         stated = [sentence for sentence in self.words if sentence.startswith(_STATED)]
-        weak = [sentence for sentence in self.words if sentence.startswith(_WEAK)]
         given = f"What may be given away is {_bare(self.protected_output)}."
-        return [*stated, f"One unit is {_bare(self.unit)}. {given}", *weak]
+        return [*stated, f"One unit is {_bare(self.unit)}. {given}", *self.weakness()]
+
+    def weakness(self) -> list[str]:
+        """Those of the sentences that say how little a claim may be worth."""
+        return [sentence for sentence in self.words if sentence.startswith(_WEAK)]
 
     def model_card_section(self) -> str:
         """The whole claim as a Markdown section."""

@@ -13,6 +13,7 @@ from confide.models import load_model, load_tokenizer
 from confide.rounding import at_most
 from confide.runs import Run
 from confide.settings import Config
+from confide.verdict import verdict
 
 CUSTOMERS = 2000
 
@@ -60,8 +61,9 @@ def run(folder: Path, as_json: bool = False) -> None:
     if not as_json:
         show.preparation(prepared.facts)
         print()
-        size = planning.Size.of(load_model(settings))
-        show_plans.plan(planning.plan(settings, prepared.train.shape(), size))
+        shape, size = prepared.train.shape(), planning.Size.of(load_model(settings))
+        planned = planning.plan(settings, shape, size)
+        show_plans.plan(planned | {"verdict": verdict(settings, shape, size, planned["chosen"])})
         print()
     console.say("training with user-level privacy")
     private = fine_tune(job, console)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from confide.claims import Guarantee
 from confide.rounding import at_least, at_most
 from confide.show import above, below, number, table
 
@@ -40,6 +41,10 @@ def plan(found: dict[str, Any]) -> None:
             print(f"  an estimate: {reason}")
         for warning in found["warnings"]:
             print(f"  warning: {warning}")
+        for sentence in Guarantee.from_json(found["guarantee"]).weakness():
+            print(f"  {sentence}")
+        if found.get("verdict"):
+            print("\nverdict: " + "\n  ".join(found["verdict"]["words"]))
         print()
     stages = found.get("stages", [])
     if len(stages) > 1:

@@ -235,9 +235,15 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
 
 
 def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
-    """The mechanism with the batch that spends the budget in so many steps."""
+    """The mechanism with the batch that spends the budget in so many steps, but for rounding."""
     a_unit = replace(family, batch=1.0, steps=steps).terms(shape).rows_per_step
-    return replace(family, batch=budget / (steps * a_unit), steps=steps)
+    return replace(family, batch=_round(budget / (steps * a_unit)), steps=steps)
+
+
+def _round(batch: float) -> float:
+    """Down to three digits or to a whole number, so that people can write it down; it costs under 1% of the budget."""
+    step = 10.0 ** min(0, math.floor(math.log10(batch)) - 2)
+    return round(math.floor(batch / step * (1 + 1e-12)) * step, 12)
 
 
 def _next(near: list[float]) -> float:
@@ -251,6 +257,20 @@ def _rule_of_thumb(k: int) -> float:
     return math.sqrt(1 - SHORTER + SHORTER / k)
 
 
+def _signal(mechanism: Mechanism, cap: int, lengths: Callable[[int], float]) -> float:
+    return lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
+
+
+def gradients_in_noise(mechanism: Mechanism, cap: int, noise: float, size: Size) -> float:
+    """The ratio of the variance of a step's noise to that of what it follows, by the rule of thumb.
+
+    Args:
+        cap: rows of a unit.
+        noise: on the mean clipped gradient, in clip norms.
+    """
+    return DIMENSIONS * size.trainable * (noise / _signal(mechanism, cap, _rule_of_thumb)) ** 2
+
+
 def _candidate(
     mechanism: Mechanism,
     terms: Terms,
@@ -261,7 +281,7 @@ def _candidate(
     squared_rate: float,
 ) -> Candidate:
     cap = mechanism.cap(shape)
-    signal = lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
+    signal = _signal(mechanism, cap, lengths)
     noise = noise_multiplier / terms.divisor
     ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
     return Candidate(
@@ -316,7 +336,8 @@ def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, 
     found["privacy.resample"] = getattr(each.mechanism, "resample", False)
     found["privacy.sampling"], found["privacy.bands"] = each.mechanism.sampling, each.mechanism.bands
     found["privacy.delta"] = setting.delta
-    found["train.batch"] = each.mechanism.batch
+    batch = each.mechanism.batch
+    found["train.batch"] = int(batch) if batch.is_integer() else batch
     found["train.steps"] = each.mechanism.steps
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)

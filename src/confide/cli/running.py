@@ -105,6 +105,7 @@ def plan(
     from confide.console import Console
     from confide.disk import write_text
     from confide.job import prepared_data
+    from confide.verdict import verdict
 
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
@@ -117,16 +118,16 @@ def plan(
     if suggest and times_users:
         raise InputError("--times-users: is of a plan and not of --suggest: leave one of them out")
     if suggest:
-        _suggest(run, rows, measure, count, out, as_json)
+        _suggest(run, config, rows, measure, count, out, as_json)
         return
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
+        shape, size = prepared.train.shape(), planning.Size.of(model)
         with console.track("settings compared") as track:
-            found = planning.plan(
-                run.config, prepared.train.shape(), planning.Size.of(model), track, times_users or ()
-            )
+            found = planning.plan(run.config, shape, size, track, times_users or ())
+        found["verdict"] = verdict(run.config, shape, size, found["chosen"])
         if measure:
             console.say("measuring gradients of some units")
             name, measured = _MEASURED[run.config.privacy.mechanism]
@@ -161,7 +162,13 @@ _MEASURED = {"concentration": ("nearness", _nearness), "uls": ("split", _split)}
 
 
 def _suggest(
-    run: "Run", rows: float | None, measure: bool, count: int | None, out: Path | None, as_json: bool
+    run: "Run",
+    path: Path,
+    rows: float | None,
+    measure: bool,
+    count: int | None,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     from confide import models, show_plans, suggesting
     from confide.configuring import measured_norms
@@ -169,6 +176,7 @@ def _suggest(
     from confide.disk import write_text
     from confide.job import prepared_data
     from confide.planning import Size
+    from confide.rewriting import rewritten
     from confide.space import altered
 
     console = Console()
@@ -198,7 +206,7 @@ def _suggest(
                 track,
             )
     if out is not None:
-        write_text(out, altered(run.config, found["ranked"][0]["settings"], "--suggest").to_yaml())
+        write_text(out, rewritten(path, altered(run.config, found["ranked"][0]["settings"], "--suggest")))
     if as_json:
         print_json(found)
         return
