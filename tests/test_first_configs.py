@@ -250,7 +250,7 @@ SHAPES = {
         lines("a.jsonl", lambda n: {"user": "u", "text": words(n)}, 1),
         "text",
         "user",
-        refused="delta",
+        refused="among 1 row nothing can be hidden",
         warned="one person alone",
     ),
     "a csv": Shape(

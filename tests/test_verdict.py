@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def judged(
         (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # the two runs of docs/results.md
         (117, 60 / 117, 2.8e-6, 33.7, "part"),
         (70, 0.5, None, None, "little"),
+        (10, 0.5, None, None, "little"),
     ],
 )
 def test_the_measured_runs_and_seventy_users(units, rate, delta, near, expect):
@@ -55,6 +57,7 @@ def test_the_measured_runs_and_seventy_users(units, rate, delta, near, expect):
     if near is not None:
         assert found["noise_over_gradient"] == pytest.approx(near, rel=0.02)
     assert f"{units:,} units" in found["words"][0]
+    assert re.search(r"is about [\d,.]+ times as long", found["words"][0])
     assert ("too few units" in found["words"][0]) == (expect == "little")
 
 

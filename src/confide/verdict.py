@@ -63,7 +63,8 @@ def _in_words(
 ) -> list[str]:
     epsilon = f" for epsilon {chosen['epsilon']:.3g}" if isinstance(chosen["epsilon"], float) else ""
     many = f"{units:,} unit{'s' * (units != 1)}"
-    noise = f"the noise of a step is about {times:.2g} times as long as the gradient"
+    shown = f"{times:.2g}" if times < 100 else f"{float(f'{times:.2g}'):,.0f}"
+    noise = f"the noise of a step is about {shown} times as long as the gradient"
     if expect == "most":
         return [
             f"{many} are enough{epsilon}: {noise}; expect most of what training without privacy gains",
@@ -74,7 +75,8 @@ def _in_words(
         first = f"{many} are few{epsilon}: {noise}; expect a part of what training without privacy gains"
     else:
         first = (
-            f"too few units{epsilon}: with {many} {noise}; expect a model little better than the base model"
+            f"too few units{epsilon}: with {many} {noise}; expect less than a third of what training without privacy "
+            "gains, perhaps nothing"
         )
         more = f"about {needed['part']:,} units for a third of what training without privacy gains, {more}"
     return [

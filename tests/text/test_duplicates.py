@@ -85,6 +85,14 @@ def test_a_crowd_of_near_duplicates_is_not_compared_pair_by_pair():
     assert len(report.near_pairs) < 200 * 199 / 4
 
 
+def test_documents_are_called_so():
+    """A row is a piece that is trained on; of these a document may have many."""
+    told = find_duplicates(rows((text(1), "ann"), (text(1), "bob"), ("ok thanks", "c"))).sentences()
+    assert told[0] == "2 of 3 documents (66.7%) share words with documents of other owners:"
+    assert "1 documents of fewer than" in told[-1]
+    assert not any("row" in sentence for sentence in told)
+
+
 def test_report_holds_no_text():
     report = find_duplicates(rows((text(1), "ann"), (text(1), "bob")))
     assert "w1" not in repr(report) + " ".join(report.sentences())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from confide.accounting import Curve, compose
 from confide.claims import PRIORS, Guarantee, large_delta
 from confide.correlation import sensitivity
+from confide.errors import InputError
 from confide.mechanisms.base import Mechanism, Terms
 from confide.mechanisms.tuned import UNTUNED, Tuning
 from confide.shape import Shape
@@ -67,6 +68,11 @@ def settle(
         InputError: the mechanism cannot run on such data or be tuned so, or no noise meets the target.
     """
     terms = tuning.terms(mechanism.terms(shape))
+    if delta is None and terms.delta >= 1 and mechanism.notion != "none":
+        raise InputError(
+            f"data.train: among {terms.rows:,} row{'s' * (terms.rows != 1)} nothing can be hidden, so there is no "
+            "default of privacy.delta: give more text"
+        )
     delta = terms.delta if delta is None else delta
     if noise_multiplier is None:
         noise_multiplier = mechanism.least_noise(terms, shape, epsilon, delta)
