@@ -367,7 +367,7 @@ def test_a_released_adapter_loads_and_generates(lora):
 
 
 def test_the_model_card_says_how_to_load_it(either, tmp_path, monkeypatch):
-    world, said = either
+    world, _ = either
     (tmp_path / "model").symlink_to(world.raw["model"])
     (tmp_path / "release").symlink_to(world.run / "release")
     monkeypatch.chdir(tmp_path)

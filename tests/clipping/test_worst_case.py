@@ -130,6 +130,16 @@ def test_no_unit_adds_more_than_c(
     assert found <= MOST
 
 
+def test_what_cancels_beyond_a_thousand_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum in float64 that was rounded on the way, between pieces, would be none: the search found 1.0001."""
+    monkeypatch.setattr(slots, "dense_is_faster", lambda *given: False)
+    tokens = 287
+    model = KINDS["linear"](2)
+    g = (signs("equal, then taken back", 4 * tokens)[:, None] * torch.full((2,), 0.75)).view(4, tokens, 2)
+    found, _ = added(model, torch.full((4, tokens, 2), 0.5), g, 1e-6, True)
+    assert found <= MOST
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("order", ORDERS[:2])
 @pytest.mark.parametrize(("rows", "tokens"), [(16, 32), (1, 1024), (4, 1024)])
@@ -176,6 +186,7 @@ def test_equal_parts_of_many_micro_batches_round_the_same_way(monkeypatch: pytes
     # So that no other bound covers it.
     monkeypatch.setattr(slots, "dense_is_faster", lambda *given: True)
     monkeypatch.setattr(slots.Allowance, "covers", lambda *given: True)
+    monkeypatch.setattr(slots.Slot, "_as_of_factors", lambda self, parts: 1.0)
 
     def worst() -> float:
         model, one = nn.Linear(4, 4, bias=False), torch.ones(1, 1, 4)
@@ -197,7 +208,7 @@ def test_the_norm_of_equal_elements() -> None:
 
 
 def test_a_units_norm_does_not_depend_on_the_units_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither on how many there are nor on one whose gradients cancel: else more than C would hang on that unit."""
+    """On how many, how long or how cancelling they are: else more than C would hang on one of them."""
     monkeypatch.setattr(slots, "dense_is_faster", lambda *given: False)
     torch.manual_seed(0)
     model, x, g = nn.Linear(48, 48, bias=False), torch.randn(9, 60, 48), torch.randn(9, 60, 48)
@@ -210,5 +221,11 @@ def test_a_units_norm_does_not_depend_on_the_units_beside_it(monkeypatch: pytest
     true = torch.stack([(b.double().T @ a.double()).norm() for a, b in zip(x, g, strict=True)])
     lifted = norms(8)[:4] / true[:4]
     assert (lifted > 1 + 1e-4).all(), "nothing is rounded up that could differ"
+    whole = norms(8)[:4]
     for others in (norms(4), norms(9)[:4]):
-        assert torch.allclose(others, norms(8)[:4], rtol=2e-6)
+        assert torch.allclose(others, whole, rtol=2e-6)
+    # A long row beside it makes dense gradients the faster way.
+    monkeypatch.setattr(slots, "dense_is_faster", lambda *given: True)
+    monkeypatch.setattr(slots.Allowance, "covers", lambda *given: True)
+    for others in (norms(4), norms(8)[:4], norms(9)[:4]):
+        assert torch.allclose(others, whole, rtol=2e-6)

@@ -300,6 +300,11 @@ class Outer:
             result[:, group.units] = torch.stack(found)
         return result[0], result[1]
 
+    def lengths(self, units: Units) -> Tensor:
+        """float64[U]: sum_t |left_t| |right_t|, without the Gram matrices."""
+        left, right = (torch.linalg.vector_norm(_wide(x), dim=-1).double() for x in (self.left, self.right))
+        return units.total((left * right).sum(1))
+
     def double(self) -> Outer:
         """The same factors, of which norms and sums are taken in float64: no copy of a vocabulary-wide one."""
         return Outer(self.left, self.right, torch.float64)
@@ -328,9 +333,11 @@ class Outer:
         else:
             right = right * each
         left, right = left.reshape(-1, p), right.reshape(-1, q)
-        add = self._add_product if self.dtype == torch.float32 else _add_precisely
+        if self.dtype == torch.float64:  # at once: between two pieces the sum would be rounded to float32
+            _add_precisely(total, left, right, fresh)
+            return
         for some in zip(left.split(_TOGETHER), right.split(_TOGETHER), strict=True):
-            add(total, *some, fresh)
+            self._add_product(total, *some, fresh)
             fresh = False
 
     def _add_product(self, total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:

@@ -40,8 +40,8 @@ is float32 and rounds with each call by up to u times its own norm, which counts
 equal parts round the same way there, too.
 
 A unit's bound must not depend on the rows beside it, or more than C would hang on that unit: terms are counted up to
-constants, not up to what the batch holds. One thing is left: rows beside it may decide whether its gradient is held
-dense or in factors, and the bound on factors is the larger by what it allows for.
+constants, not up to what the batch holds. Rows beside it may decide whether its gradient is held dense or in factors,
+so a dense one is given the bound that its factors would have. What is left is the cross term of a tied parameter.
 """
 
 from __future__ import annotations

@@ -88,6 +88,8 @@ class Slot:
         self._doubt: Tensor | None = None
         self._is_doubtful: Tensor | None = None  # bool[U, 1], of units
         self._measures = dense is None
+        self._lengths: Tensor | None = None  # of what was folded, float64[U]
+        self._errors = (0.0, 0.0)  # of its Gram matrix and its sum, were it held in factors
 
     def receive(self, use: Use) -> None:
         """Take one use in, from inside the backward pass; with the last one awaited the norms follow."""
@@ -122,6 +124,10 @@ class Slot:
                 fresh = False
             self._lookups.clear()
         use.add_to(self._dense, self._units, fresh)
+        if isinstance(use, Outer) and self._measures:
+            lengths = use.lengths(self._units)
+            self._lengths = lengths if self._lengths is None else self._lengths + lengths
+            self._errors = max(self._errors, (use.gram_error(self._units), use.sum_error(self._units.count)))
 
     def norms(self) -> Tensor | None:
         """[U, parts]: norms of parts of each unit's gradient, whose squares, in float64, add up to its squared norm;
@@ -154,12 +160,26 @@ class Slot:
     def _measure(self) -> None:
         if self._dense is not None:
             self._norms = run_norms(self._dense).mul_(1 + norm_error(self._dense))
+            if self._lengths is not None:
+                self._norms = self._norms * self._as_of_factors(self._norms)
             return
         if self._outers:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
         self._norms, self._doubt = self._bounded()
+
+    def _as_of_factors(self, parts: Tensor) -> Tensor:
+        """float64[U, 1]: what the norms of dense gradients are multiplied by to be what factors would make of them.
+
+        Rows beside a unit decide how it is held; they must not decide how much it is clipped.
+        """
+        assert self._lengths is not None
+        gram, of_sum = self._errors
+        norms, lengths = parts.double().square().sum(1).sqrt(), self._lengths * _LONGER
+        bounds = (norms.square() + gram * lengths.square()).sqrt().add_(lengths, alpha=of_sum)
+        is_as_it_is = (bounds.square() > (1 + _DOUBTFUL) * norms.square()) | (norms == 0)
+        return torch.where(is_as_it_is, 1.0, bounds / norms)[:, None]
 
     def _bounded(self) -> tuple[Tensor, Tensor | None]:
         """float64[U, 1], at least the norms of what is added (see `rounding`), from the factors in their precision;
