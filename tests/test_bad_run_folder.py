@@ -83,7 +83,7 @@ FOLDER: dict[str, tuple[Callable[[World], object], str]] = {
     "an empty checkpoint": (lambda w: edit(state(w), lambda d: b""), r"state\.pt is damaged"),
     "a checkpoint without its state": (lambda w: state(w).unlink(), r"state\.pt is damaged"),
     "a damaged config": (lambda w: (w.run / "config.yaml").write_text("train: {steps"), r"run/config\.yaml line 1: not valid YAML"),
-    "a config of something else": (lambda w: (w.run / "config.yaml").write_text("- 1\n"), r"run/config\.yaml: a config is a mapping"),
+    "a config of something else": (lambda w: (w.run / "config.yaml").write_text("- 1\n"), r"run/config\.yaml: a config is keys with values"),
     "tokens cut short": (lambda w: edit(w.run / "data/train/tokens.bin", half), r"tokens\.bin has \d+ bytes where \d+ were written.*remove .*data first"),
     "a graph without its description": (lambda w: (w.run / "data/train/meta.json").unlink(), r"data/train is not a unit graph.*remove .*data first"),
     "a damaged description": (lambda w: edit(w.run / "data/eval/meta.json", half), r"data/eval/meta\.json is damaged"),

@@ -138,7 +138,7 @@ def test_a_folder_that_was_open_is_closed(world, run):
 
 def test_what_a_run_writes_is_closed_from_the_start(world, run):
     shutil.rmtree(run)
-    assert confide("train", world.path, "canaries.count=4").code == 0
+    assert confide("train", world.path, "canaries.count=4", "canaries.digits=3").code == 0
     assert confide("audit", run, "--attacks", "claim").code == 0
     for path in (run, *run.rglob("*")):
         if "release" not in path.relative_to(run).parts:

@@ -12,6 +12,7 @@ import yaml
 from confide.config import check
 from confide.models import load_tokenizer
 from confide.redaction.policy import Policy
+from confide.rounding import percent_at_least, percent_at_most
 from tests.command import World, confide, nothing_half_written, refused
 
 SENSITIVE = ("Annabel Lee", "Quetzalcoatl", "4711-0815")
@@ -120,7 +121,7 @@ def test_a_sample_is_screened_and_its_lines_fit_the_config(world, share, draws):
     assert len(facts["draws"]) == draws
     low, high = facts["interval"]
     assert 0 <= low < facts["missing_rate"] < high < 1
-    assert f"95% interval {low:.3%} to {high:.3%}" in out
+    assert f"95% interval {percent_at_least(low, 3)} to {percent_at_most(high, 3)}" in out
     lines = [yaml.safe_load(line) for line in out.splitlines() if line.strip().startswith("redacted:")]
     assert [line["redacted"]["mode"] for line in lines] == ["screened", "light-noise"]
     for line, more in zip(lines, ({}, {"epsilon": 1.0}), strict=True):
@@ -135,7 +136,8 @@ def test_a_sample_is_screened_and_its_lines_fit_the_config(world, share, draws):
 def test_marks_of_another_run_or_detector_are_refused(world):
     path = world.folder / "sample.jsonl"
     done(world.path, "--sample", "0.5", "--out", path)
-    refused(confide("redact", world.path, "--marks", path), r"--marks: .*not screened yet", 21)
+    early = confide("redact", world.path, "--marks", path)
+    refused(early, r"--marks: .*not screened yet", 21)
     screen(path)
     changed = confide("redact", world.path, "--marks", path, r"detector.expressions={NUMBER: \d+}")
     refused(changed, "the detectors, their settings or versions have changed")

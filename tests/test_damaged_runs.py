@@ -19,7 +19,7 @@ from tests.command import MARKER, Result, World, confide, files_below, tiny_mode
 SELECTIVE = {"detector__expressions": {"place": "store room"}, "detector__recall": 1.0, "redacted__steps": 3}
 KINDS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "steps that are audited": (
-        {"canaries__count": 6, "train__average": {"kind": "ema"}},
+        {"canaries__count": 6, "canaries__digits": 3, "train__average": {"kind": "ema"}},
         ("--attacks", "claim"),
     ),
     "adaptive": ({"privacy__mechanism": "adaptive", "data__unit": None}, ()),

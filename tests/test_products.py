@@ -200,13 +200,17 @@ def test_clipped_sums_are_those_of_brute_force(everywhere, family, adapter, chec
     assert {layer.rule for layer in layers(model)} == {layer.rule for layer in layers(written)}
     batch, unit = brute_force.rows(family), torch.tensor([0, 1, 0, 2, 1, 3, 3, 3, 4])
     weight = torch.linspace(0.5, 1.5, len(unit))
-    expected, norms = brute_force.clipped_sum(written, brute_force.causal_loss, batch, unit, weight, 0.05)
     model.train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     everywhere.clear()
     total = ClippedSum(model, brute_force.causal_loss, 0.05)
-    assert torch.allclose(total.add(batch, unit, weight).double(), norms, rtol=1e-4)
+    found = total.add(batch, unit, weight)
+    expected, norms = brute_force.clipped_sum(
+        written, brute_force.causal_loss, batch, unit, weight, 0.05, found
+    )
+    assert (found >= norms * (1 - 1e-5)).all()
+    assert (found <= norms * (1 + brute_force.ABOVE)).all()
     brute_force.compare(total.take(), expected)
     assert (norms > 0.05).any(), "the test clips nothing"
     assert len(everywhere) > 8, "the test tries nothing"

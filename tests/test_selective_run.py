@@ -319,11 +319,11 @@ def test_what_preparation_and_training_rest_on_is_the_same_policy(tmp_path):
     """Another detector is another preparation, another epsilon is not."""
     first = config(tmp_path, "selective")
     job = Job.of(Run(first), _quiet())
-    assert preparation.load(first, Run(first).data) is not None
+    assert preparation.load(first, Run(first).data, Run(first).data_key()) is not None
     other = config(tmp_path, "selective", privacy={"noise_multiplier": 1.5}, detector={"recall": None})
-    assert preparation.load(other, Run(other).data) is not None
+    assert preparation.load(other, Run(other).data, Run(other).data_key()) is not None
     changed = config(tmp_path, "selective", detector={"expressions": {"marked": "<<"}})
-    assert preparation.load(changed, Run(changed).data) is None
+    assert preparation.load(changed, Run(first).data, Run(first).data_key()) is None
     assert job.prepared.public is not None
 
 

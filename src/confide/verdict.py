@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from confide import mechanisms
+from confide.rounding import at_most
 from confide.shape import Shape
 from confide.suggesting import CAPS, gradients_in_noise
 
@@ -61,7 +62,7 @@ def _about(number: float) -> int:
 def _in_words(
     expect: str, times: float, units: int, needed: dict[str, int], chosen: dict[str, Any]
 ) -> list[str]:
-    epsilon = f" for epsilon {chosen['epsilon']:.3g}" if isinstance(chosen["epsilon"], float) else ""
+    epsilon = f" for epsilon {at_most(chosen['epsilon'], 3)}" if isinstance(chosen["epsilon"], float) else ""
     many = f"{units:,} unit{'s' * (units != 1)}"
     shown = f"{times:.2g}" if times < 100 else f"{float(f'{times:.2g}'):,.0f}"
     noise = f"the noise of a step is about {shown} times as long as the gradient"

@@ -20,6 +20,7 @@ from confide.cli.base import (
     verb,
 )
 from confide.errors import CheckFailed, InputError
+from confide.rounding import at_least, at_most
 
 if TYPE_CHECKING:
     from confide.job import Job
@@ -251,10 +252,12 @@ def _opening(run: "Run") -> str:
     config, privacy = run.config, run.config.privacy
     if run.twin or privacy.mechanism == "none":
         asked = "no privacy"
-    elif privacy.epsilon is None:
-        asked = f"{privacy.mechanism} with noise multiplier {privacy.noise_multiplier:g}"
+    elif privacy.epsilon is not None:
+        asked = f"{privacy.mechanism} at epsilon {at_most(privacy.epsilon)}"
+    elif privacy.noise_multiplier is not None:
+        asked = f"{privacy.mechanism} with noise multiplier {at_least(privacy.noise_multiplier)}"
     else:
-        asked = f"{privacy.mechanism} at epsilon {privacy.epsilon:g}"
+        asked = privacy.mechanism
     what = f"{config.model} ({config.task}, {config.adapter.kind}) on {config.data.train}: {asked}"
     twin = "the non-private twin of " if run.twin else ""
     return f"{twin}{what}, {config.train.steps} steps\nall settings: {run.config_path}"

@@ -22,7 +22,7 @@ from scipy.stats import beta, t
 
 from confide.detectors.spans import Span
 from confide.disk import whole_file
-from confide.errors import InputError
+from confide.errors import Faults, InputError
 from confide.noise import RunKey
 from confide.redaction.counting import Words
 from confide.redaction.masking import merged, outside
@@ -231,7 +231,7 @@ class Marks:
             except _Malformed as error:
                 faults.append((number, str(error)))
         if faults:
-            raise InputError(_report(where, faults))
+            raise Faults(_report(where, faults))
         if len(found) != header["documents"]:
             raise InputError(
                 f"{where} holds {len(found)} documents of a sample of {header['documents']}: put back the lines "
@@ -260,7 +260,7 @@ class Marks:
             if document.fingerprint != document.expected_fingerprint(key)
         ]
         if faults:
-            raise InputError(_report(str(self.path), faults))
+            raise Faults(_report(str(self.path), faults))
 
     @cached_property
     def numbers(self) -> frozenset[int]:
