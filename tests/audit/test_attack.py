@@ -17,6 +17,7 @@ from confide.console import Console
 from confide.errors import InputError
 from confide.finetuning import fine_tune
 from confide.job import Job
+from confide.records import RECORD, read_record, write_record
 from confide.runs import Run
 from tests.audit.test_canaries import planted
 from tests.command import confide
@@ -249,17 +250,25 @@ class _Nothing:
 
 
 def test_coins_that_were_changed_after_training_are_refused(trained):
-    path = Run(trained).data / FILE
-    before = path.read_text()
+    run = Run(trained)
+    path, record = run.data / FILE, run.data / RECORD
+    before, recorded = path.read_text(), record.read_text()
     try:
         changed = json.loads(before)
         changed["canaries"][0]["coin"] ^= 1
         path.write_text(json.dumps(changed))
         found = confide("audit", trained.run, "--attacks", "claim")
+        assert (found.code, FILE in found.err) == (2, True)
+        assert "is damaged" in found.err
+        facts = read_record(run.data, run.data_key())  # whoever has the key can change the record as well
+        record.unlink()
+        write_record(run.data, {name: facts[name] for name in ("source", "files", "facts")}, run.data_key())
+        found = confide("audit", trained.run, "--attacks", "claim")
         assert found.code == 2
         assert "sealed with before training" in found.err
     finally:
         path.write_text(before)
+        record.write_text(recorded)
 
 
 @pytest.mark.parametrize("name", ["config", "data", "model", "noise_multiplier", "planted"])

@@ -80,7 +80,7 @@ def test_numbers_of_another_length_in_tokens_play_no_game(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "draw", classmethod(lambda cls, *given: made))
         Job.of(run, QUIET)
-    prepared = load(run.config, run.data)
+    prepared = load(run.config, run.data, run.data_key())
     assert prepared is not None
     assert prepared.facts["canaries"]["missed"] == 2
     assert UnitGraph.open(run.data / "canaries").n_units == 2

@@ -143,8 +143,8 @@ def test_columns_name_the_secrets_of_whole_documents():
     ("fields", "message"),
     [
         ({"dael": "x"}, r"line 1: secrets\.column names 'deal', which is not there \(did you mean 'dael'"),
-        ({"deal": {"falcon": 1}}, r"line 1: secrets\.column field 'deal' holds a dict"),
-        ({"deal": 1.5}, "holds a float"),
+        ({"deal": {"falcon": 1}}, r"line 1: secrets\.column field 'deal' holds an object"),
+        ({"deal": 1.5}, "holds a number with a fraction"),
     ],
 )
 def test_bad_columns(fields, message):
