@@ -62,9 +62,7 @@ def test_extraction_and_user_inference_print_what_they_found():
     assert line == "| noise multiplier 0.1 | 12.4 | 20.00 | 200 | 25.0% (20.0% to 31.0%) | 1.0% | 30.0% |"
     user = user_inference.Row("ULS", "one user: all rows", 8.0, 9.0, 50, (0.5, 0.4, 0.6), (0.01, 0, 0.1), 0.9)
     line = user_inference._table([user]).splitlines()[-1]
-    assert (
-        line == "| ULS | one user | 8 | 9.00 | 50 | 0.500 (0.400 to 0.600) | 1.0% (0% to 10%) | 90% |"
-    )
+    assert line == "| ULS | one user | 8 | 9.00 | 50 | 0.500 (0.400 to 0.600) | 1.0% (0% to 10%) | 90% |"
 
 
 @pytest.mark.parametrize("study", [exposure, extraction, user_inference])
