@@ -175,7 +175,14 @@ class _Loop:
                 spent["generator"] = self.generator
             self._record(number + 1, entry | spent)
 
-        report = self.course(number, before_update=record)
+        try:
+            report = self.course(number, before_update=record)
+        except InputError:
+            # Weights that have left the numbers let a layer look as if it mixed rows: say what is the matter.
+            state = None if self.ranks.several else self.course.state()
+            if state is not None:
+                models.refuse_diverged(state["weights"])
+            raise
         if isinstance(report, Halt):
             self._record(number + 1, entry | {"halted": report.reason})
             return report
