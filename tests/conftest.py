@@ -35,6 +35,14 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny GPT-2 and the bundled tokenizer, which no test changes."""
+    from tests.command import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Bytes are no names: a gzip header holds the time, and workers must collect the same tests."""
     return argname if isinstance(val, bytes) else None

@@ -24,13 +24,7 @@ from tests.command import (
     nothing_half_written,
     recorded,
     refused,
-    tiny_model,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from confide import models
-from tests.command import MARKER, SECRET, World, confide, nothing_half_written, refused, tiny_model
+from tests.command import MARKER, SECRET, World, confide, nothing_half_written, refused
 
 EACH = int(os.environ.get("DAMAGED_FILES", 14))  # damaged files of each of the 18 formats
 ROWS = [
@@ -153,11 +153,6 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
             other = generator.randrange(len(data)) if data else 0
             data[at : at + some] = data[other : other + some]
     return bytes(data)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -133,11 +133,6 @@ def try_one(sealed: Sealed, kind: str, seed: int) -> int:
     return result.code
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_run_is_refused_or_comes_to_the_same(tmp_path, model, kind):
     sealed = made(tmp_path, model, kind)

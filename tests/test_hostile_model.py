@@ -19,12 +19,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from confide import model_files
-from tests.command import World, confide, refused, tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
+from tests.command import World, confide, refused
 
 
 @pytest.fixture

@@ -150,11 +150,6 @@ def kill(job: Killed, kills: int) -> int:
     return finished
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize(("kind", "kills"), [("train", KILLS), ("two phases", SOME), ("audit", SOME)])
 def test_killed_at_random_moments(tmp_path, model, kind, kills):
     assert kill(made(tmp_path, model, kind), kills) >= 1

@@ -11,7 +11,8 @@ from torch import nn
 
 from confide import models
 from confide.clipping import ClippedSum, factors, slot
-from confide.clipping.factors import Outer, exact
+from confide.clipping.factors import Outer
+from confide.clipping.rounding import exact
 from confide.clipping.slot import Allowance, dense_is_faster
 from confide.clipping.units import Units
 from confide.settings import Adapter

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from confide.clipping.rounding import CUT_OFF, ROUNDOFF, gamma
 from confide.clipping.units import Units
-from confide.errors import InputError
 
 # Columns of a half-precision factor turned to float32 at a time: bounds the copy of a vocabulary-wide one.
 _BLOCK = 4096
@@ -53,38 +51,6 @@ _RUN = 1024
 
 # Positions whose inner products with all before them are taken at a time.
 _STRIP = 64
-
-
-def exact(device: torch.device) -> AbstractContextManager[None]:
-    """Float32 products that are float32: neither autocast nor TF32 inside, and no graph.
-
-    Raises:
-        InputError: torch does not tell what precision was asked for.
-    """
-    precision = _precision()
-    if precision == "highest" and not torch.is_autocast_enabled(device.type) and not torch.is_grad_enabled():
-        return nullcontext()  # as it mostly is, and every layer asks
-    return _made_exact(device, precision)
-
-
-def _precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError as error:
-        raise InputError(
-            "float32 precision was set by torch.backends...fp32_precision, which torch does not let us read: "
-            "use torch.set_float32_matmul_precision instead"
-        ) from error
-
-
-@contextmanager
-def _made_exact(device: torch.device, precision: str) -> Iterator[None]:
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
 
 
 def run_norms(values: Tensor) -> Tensor:

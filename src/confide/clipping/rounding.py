@@ -17,7 +17,7 @@ Assumptions:
 
 - Float32 arithmetic has u = 2**-24, float64 has u = 2**-53. Products of two bf16 values are exact in float32.
 - Tensor cores that multiply bf16 cut sums off where float32 would round them: u = 2**-22.
-- Products are not taken in TF32 or bf16 where float32 is asked for; see `factors.exact` and `refuse_coarse_products`.
+- Products are not taken in TF32 or bf16 where float32 is asked for; see `exact` and `refuse_coarse_products`.
 - Nothing underflows: values below 2**-63 count as 0 in a norm. C is far above that.
 
 Proof, by how a parameter's gradient is held; r is the length of the runs that a norm is summed in.
@@ -47,6 +47,8 @@ so a dense one is given the bound that its factors would have. What is left is t
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -87,6 +89,38 @@ def last_error(units: int, before: int, ranks: int) -> float:
     """
     # Mostly a constant: a unit's norm must not depend on the rows beside it.
     return gamma(max(128, units + (before + units) / units + ranks + 8), _SINGLE)
+
+
+def exact(device: torch.device) -> AbstractContextManager[None]:
+    """Float32 products that are float32: neither autocast nor TF32 inside, and no graph.
+
+    Raises:
+        InputError: torch does not tell what precision was asked for.
+    """
+    precision = _precision()
+    if precision == "highest" and not torch.is_autocast_enabled(device.type) and not torch.is_grad_enabled():
+        return nullcontext()  # as it mostly is, and every layer asks
+    return _made_exact(device, precision)
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError as error:
+        raise InputError(
+            "float32 precision was set by torch.backends...fp32_precision, which torch does not let us read: "
+            "use torch.set_float32_matmul_precision instead"
+        ) from error
+
+
+@contextmanager
+def _made_exact(device: torch.device, precision: str) -> Iterator[None]:
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def refuse_coarse_products(device: torch.device) -> None:
