@@ -14,7 +14,8 @@ import time
 import torch
 
 from confide.allocator import keep_freed_memory
-from confide.clipping.factors import Outer, add_weighted, exact, row_squares
+from confide.clipping.factors import Outer, add_weighted, row_squares
+from confide.clipping.rounding import exact
 from confide.clipping.slot import dense_is_faster
 from confide.clipping.units import Units
 

@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 import torch
+from scipy.optimize import lsq_linear
 from scipy.stats import chi2
 
 from confide import models
@@ -34,7 +35,6 @@ IN_BF16 = 0.05  # of fast sums against slow ones, where rows alone and together 
 ROUNDED_UP = (
     0.03  # by how much of itself a norm may be taken for larger than it is: half of what clipping.slot doubts
 )
-SWEEPS = 100  # over the scales of the units that are clipped
 UNITS, ROWS = 4, 16  # units that are looked at, and rows of each
 ALARM = 1e-9  # probability that right noise fails the check
 ENOUGH, MOST_STEPS = 1_000_000, 16  # values of noise that are enough, and steps taken for them at most
@@ -201,13 +201,21 @@ def _error(
     norms = np.array([max(_norm(gradient), 1e-30) for gradient in slow])
     most = np.ones(len(slow)) if clip is None else np.minimum(1, clip / norms)
     least = most if clip is None else np.minimum(1, clip / (norms * (1 + ROUNDED_UP)))
-    # Least squares over a box, one scale at a time, out of inner products: gradients are as large as the model.
-    products = np.array([[_inner(a, b) for b in slow] for a in slow])
-    target = np.array([_inner(gradient, fast) for gradient in slow]) / times
     scales = most.copy()
-    for u in [*np.flatnonzero(most > least)] * SWEEPS:
-        nearest = scales[u] + (target[u] - products[u] @ scales) / products[u, u]
-        scales[u] = np.clip(nearest, least[u], most[u])
+    free = np.flatnonzero(most > least)
+    if len(free):
+        # Least squares over a box, out of inner products: gradients are as large as the model.
+        products = np.array([[_inner(a, b) for b in slow] for a in slow])
+        target = np.array([_inner(gradient, fast) for gradient in slow]) / times - products @ most
+        values, vectors = np.linalg.eigh(products[np.ix_(free, free)])
+        roots = np.sqrt(values.clip(1e-12 * values[-1]))  # gradients that point one way leave some at 0
+        found = lsq_linear(
+            roots[:, None] * vectors.T,
+            vectors.T @ target[free] / roots,
+            bounds=(least[free] - most[free], np.zeros(len(free))),
+            method="bvls",
+        )
+        scales[free] += found.x
     return _difference(job, fast, _slow_sum(slow, (scales * times).tolist()))
 
 
