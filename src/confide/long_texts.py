@@ -54,6 +54,14 @@ def encoded(
     yield ids[first:], places[first:]
 
 
+def whole(
+    tokenizer: Any, text: str, what: str = "a text", piece: int = PIECE
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of a text of any length, as `encoded` makes them, at once."""
+    pieces = list(encoded(tokenizer, text, what, piece))
+    return np.concatenate([ids for ids, _ in pieces]), np.concatenate([places for _, places in pieces])
+
+
 def beginning(tokenizer: Any, text: str, length: int, piece: int = PIECE) -> str:
     """So much of a text that its first `length` tokens are those of the whole."""
     size = piece

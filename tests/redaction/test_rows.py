@@ -230,3 +230,22 @@ def test_a_tokenizer_that_takes_the_mask_apart_is_refused(tokenizers, tmp_path):
     assert redactor.rows("it was Ann !", [(7, 10)])
     with pytest.raises(InputError, match="takes the text of its mask token, '<hide>', apart"):
         redactor.rows("it wasAnnx", [(6, 9)])
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "classification"])
+def test_a_long_document_in_pieces_has_the_rows_of_the_whole(task, tokenizers):
+    """Its redacted text and a sensitive place are both longer than a piece."""
+    generator, seen = random.Random(9), 0
+    tokenizer = tokenizers("bundled")
+    words = lambda n: " ".join(generator.choices(["the", "meeting", "was", "moved", "Zoë"], k=n))  # noqa: E731
+    for length in (8, 64):
+        for span in (1, 3):
+            parts = [words(2), None, words(700), None, words(600)]
+            text, places = filled(parts, iter([words(400), "Anna"]).__next__)
+            whole = Redactor(tokenizer, task, length, span).rows(text, places)
+            pieces = Redactor(tokenizer, task, length, span, piece=1000).rows(text, places)
+            assert same(whole, pieces)
+            for a, b in zip(whole, pieces, strict=True):
+                assert (a.tokens.tolist(), a.lost) == (b.tokens.tolist(), b.lost)
+                seen += a.lost > 0
+    assert seen

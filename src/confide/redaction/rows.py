@@ -7,13 +7,14 @@ function of its own characters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from confide.errors import InputError
+from confide.long_texts import PIECE, beginning, whole
 from confide.redaction.masking import Origin, Place, masked
 
 
@@ -55,12 +56,15 @@ class Redactor:
         task: causal-lm, masked-lm or classification.
         span_tokens: what a mask counts for where rows are cut, so that the original has room; what has none is
             cut off.
+        piece: characters beyond which a text is long, and is tokenised in pieces.
 
     Raises:
         InputError: the tokenizer cannot tell where in a text its tokens stand, or has no mask token.
     """
 
-    def __init__(self, tokenizer: Any, task: str, max_length: int, span_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Any, task: str, max_length: int, span_tokens: int, piece: int = PIECE
+    ) -> None:
         if not tokenizer.is_fast:
             raise InputError(
                 "tokenizer: it is a slow one, which does not tell where in a text its tokens stand; redaction needs "
@@ -71,7 +75,7 @@ class Redactor:
                 "tokenizer: it has no mask token, which redaction needs; special_tokens can add <mask>"
             )
         self._tokenizer, self._length, self._span = tokenizer, max_length, span_tokens
-        self._in_rows = task == "causal-lm"
+        self._in_rows, self._piece = task == "causal-lm", piece
         start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         first = end if start is None else start
         self._before = () if first is None else (first,)
@@ -91,12 +95,10 @@ class Redactor:
             return []
         mask = self._tokenizer.mask_token
         redacted = [masked(text, own, mask) for text, own in zip(texts, places, strict=True)]
-        options = {"add_special_tokens": False} if self._in_rows else self._truncated
-        encoded = self._tokenizer([text for text, _ in redacted], return_offsets_mapping=True, **options)
         cuts = [
-            self._cut(text, short, origin, np.asarray(ids, dtype=np.int64), _offsets(offsets))
-            for text, (short, origin), ids, offsets in zip(
-                texts, redacted, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            self._cut(text, short, origin, ids, offsets)
+            for text, (short, origin), (ids, offsets) in zip(
+                texts, redacted, self._encoded([short for short, _ in redacted]), strict=True
             )
         ]
         originals = iter(self._originals([cut for found in cuts for cut in found if cut.has_finding]))
@@ -107,6 +109,31 @@ class Redactor:
             ]
             for found in cuts
         ]
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Each redacted text's tokens, and the characters that they stand for."""
+        if self._in_rows:
+            is_long = [len(text) > self._piece for text in texts]
+            short = iter(self._together([t for t, long in zip(texts, is_long, strict=True) if not long]))
+            for text, long in zip(texts, is_long, strict=True):
+                yield self._whole(text) if long else next(short)
+        else:
+            starts = [self._beginning(text) for text in texts]
+            yield from self._together(starts, **self._truncated)
+
+    def _together(self, texts: Sequence[str], **options: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        if not texts:  # which tokenizers do not take
+            return
+        options = options or {"add_special_tokens": False}
+        encoded = self._tokenizer(texts, return_offsets_mapping=True, **options)
+        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield np.asarray(ids, dtype=np.int64), _offsets(offsets)
+
+    def _whole(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        return whole(self._tokenizer, text, "a document", self._piece)
+
+    def _beginning(self, text: str) -> str:
+        return beginning(self._tokenizer, text, self._length, self._piece)
 
     @property
     def _truncated(self) -> dict[str, Any]:
@@ -133,11 +160,12 @@ class Redactor:
         ahead = np.append(np.minimum.accumulate(ahead[::-1])[::-1], len(redacted))
         places = np.flatnonzero(reached <= ahead)
         weights = np.concatenate([[0], np.cumsum(1 + (self._span - 1) * stands)])
+        reaches = weights[places]
         cuts, first = [], 0
         while first < len(ids):
-            following = places[places > first]
-            fitting = following[weights[following] <= weights[first] + self._length]
-            last = int(fitting[-1] if len(fitting) else following[0])
+            following = int(np.searchsorted(places, first, side="right"))
+            fitting = int(np.searchsorted(reaches, weights[first] + self._length, side="right")) - 1
+            last = int(places[max(following, fitting)])
             begin = 0 if first == 0 else int(reached[first])
             end = len(redacted) if last == len(ids) else int(reached[last])
             row = ids[first:last][: self._length]
@@ -176,20 +204,23 @@ class Redactor:
         """The same rows with the original characters of each tokenised by themselves."""
         if not cuts:
             return []
-        texts = [cut.text for cut in cuts]
-        encoded = self._tokenizer(texts, add_special_tokens=not self._in_rows)["input_ids"]
+        short = [cut.text for cut in cuts if len(cut.text) <= self._piece]
+        encoded = iter(
+            self._tokenizer(short, add_special_tokens=not self._in_rows)["input_ids"] if short else ()
+        )
         rows = []
-        for cut, ids in zip(cuts, encoded, strict=True):
-            whole = [*cut.before, *ids, *cut.after]
-            lost = max(0, len(whole) - self._length)
-            if lost:  # of one row a document, the tokenizer knows which end to cut and what is to stand there
-                whole = (
-                    whole[: self._length]
-                    if self._in_rows
-                    else self._tokenizer(cut.text, **self._truncated)["input_ids"]
-                )
+        for cut in cuts:
+            is_long = len(cut.text) > self._piece
+            ids = self._whole(cut.text)[0].tolist() if is_long else next(encoded)
+            ids = [*cut.before, *ids, *cut.after]
+            ends = self._tokenizer.num_special_tokens_to_add() if is_long and not self._in_rows else 0
+            lost = max(0, len(ids) + ends - self._length)
+            if self._in_rows:
+                ids = ids[: self._length]
+            elif lost or is_long:  # the tokenizer knows which end to cut and what is to stand there
+                ids = self._tokenizer(self._beginning(cut.text), **self._truncated)["input_ids"]
             # What a tokenizer drops altogether still makes a row: which rows there are is public.
-            tokens = np.asarray(whole or [self._tokenizer.mask_token_id], dtype=np.int64)
+            tokens = np.asarray(ids or [self._tokenizer.mask_token_id], dtype=np.int64)
             rows.append(RedactedRow(tokens, cut.masked, True, lost))
         return rows
 
