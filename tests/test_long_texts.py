@@ -15,7 +15,7 @@ from confide import models
 from confide.errors import InputError
 from confide.long_texts import beginning, encoded
 from confide.rows import Cutter
-from confide.secrets.finders import Mention
+from confide.spans import Mention
 from tests.command import World, confide, environment, refused, tiny_model
 
 BITS = [

@@ -21,7 +21,7 @@ from confide.finetuning import fine_tune
 from confide.job import Job
 from confide.mechanisms import secret
 from confide.runs import Run
-from confide.secrets.finders import Mention
+from confide.spans import Mention
 from confide.text import Document
 from tests.command import Result, World, confide, files_below, nothing_half_written, tiny_model
 from tests.text.test_code import committed

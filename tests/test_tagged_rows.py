@@ -26,8 +26,9 @@ from transformers import (
 from confide import models, preparation
 from confide.config import check
 from confide.rows import Cutter
-from confide.secrets.finders import Mention, finders
+from confide.secrets.finders import finders
 from confide.settings import Secrets
+from confide.spans import Mention
 from confide.text import Document
 from confide.units import UnitGraph
 from tests.conftest import SHARED

@@ -17,10 +17,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from confide import mechanisms, yaml_text
+from confide import registry, yaml_text
 from confide.errors import Faults, InputError
-from confide.secrets.repository import names_secrets
-from confide.settings import Average, Canaries, Config
+from confide.settings import Adaptive, Average, Config, Policy, Redacted, Secrets
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
@@ -233,7 +232,7 @@ def is_whole(key: str) -> bool:
 
 def _options(key: str) -> list[str]:
     if key == "privacy.mechanism":
-        return list(mechanisms.NAMES)
+        return list(registry.MECHANISMS)
     field = _all().get(key)
     return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
 
@@ -249,7 +248,7 @@ def _literals(annotation: Any) -> list[Any]:
 def _expected(key: str) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
     if key == "privacy.mechanism":
-        return "one of " + ", ".join(mechanisms.NAMES)
+        return "one of " + ", ".join(registry.MECHANISMS)
     field = _all().get(key)
     return _words(field.annotation, field.metadata) if field else ""
 
@@ -338,78 +337,38 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.unit", "an empty list names no unit: give a field, or null for each document"
     if data.unit is None and data.without_unit != "refuse":
         yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
-    if config.privacy.mechanism in mechanisms.NAMES:
-        yield from _canary_faults(config)
-    yield from mechanisms.faults(config)
+    yield from _of_the_mechanism(config)
 
 
-def _canary_faults(config: Config) -> Iterator[tuple[str, str]]:
-    canaries = config.canaries
-    if not canaries.count:
-        changed = [key for key in Canaries.model_fields if getattr(canaries, key) != getattr(Canaries(), key)]
-        for key in changed:
-            yield f"canaries.{key}", "there are no canaries: set canaries.count, or leave this out"
+def _of_the_mechanism(config: Config) -> Iterator[tuple[str, str]]:
+    name = config.privacy.mechanism
+    if name not in registry.MECHANISMS:
+        near = difflib.get_close_matches(name[:99], registry.MECHANISMS, 1, 0.4)
+        hint = f", did you mean {near[0]}?" if near else ""
+        known = ", ".join(registry.MECHANISMS)
+        yield "privacy.mechanism", f"{yaml_text.shown(name)} is not one of {known}{hint}"
         return
-    if config.task == "classification":
-        yield (
-            "canaries.count",
-            "canaries are text to be learnt by heart: a language model's, not a classifier's",
-        )
-    if canaries.family == "digits" and canaries.template.count("{}") != 1:
-        yield "canaries.template", "must hold {} once, where the number stands"
-    if canaries.family != "digits" and canaries.template != Canaries().template:
-        yield "canaries.template", f"is an option of family digits, not of {canaries.family}"
-    if canaries.family == "generated" and config.task != "causal-lm":
-        yield (
-            "canaries.family",
-            f"generated text needs a causal language model, not {config.task}: use digits",
-        )
-    if canaries.guesses is not None and canaries.guesses > canaries.count:
-        yield "canaries.guesses", f"{canaries.guesses} are more than the {canaries.count} canaries"
-    yield from _game_faults(config)
+    yield from registry.mechanism(name).all_faults(config)
+    yield from _foreign(config)
 
 
-def _game_faults(config: Config) -> Iterator[tuple[str, str]]:
-    """(key, sentence) where the claim has no game of such canaries."""
-    canaries, privacy = config.canaries, config.privacy
-    name, mechanism = privacy.mechanism, mechanisms.find(privacy.mechanism)
-    if mechanism.game != "presence" and canaries.family != "digits":
-        yield (
-            "canaries.family",
-            f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
-        )
-    if mechanism.protects_secrets and config.secrets.prior is None:
-        yield (
-            "secrets.prior",
-            "each canary is a secret that no list of values names: state a prior and a posterior for all",
-        )
-    if mechanism.protects_secrets and names_secrets(config.secrets.repository):
-        yield (
-            "canaries.count",
-            "the rows of a repository's secrets are files: there is no game of text for them yet",
-        )
-    several = canaries.insertions if isinstance(canaries.insertions, int) else max(canaries.insertions)
-    chunks = config.task == "causal-lm" and privacy.selection in (None, "random-chunk")
-    draws_units = name == "none" or mechanism.draws == "units"
-    by_unit = draws_units and isinstance(config.data.unit, str)
-    if several > 1 and chunks and by_unit:
-        yield (
-            "canaries.insertions",
-            "a random chunk would run over several rows of a canary that is not there, and predict one from the other: "
-            "use insertions: 1, or privacy.selection: random",
-        )
-    if not canaries.white_box:
-        return
-    if config.train.distributed == "fsdp":
-        yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
-    if mechanism.game != "presence":
-        yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
-    if not mechanism.sums_are_covered:
-        yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
-    if privacy.bands > 1:
-        yield "canaries.white_box", "takes the noise of steps to be independent (privacy.bands: 1)"
-    if privacy.sampling != "poisson":
-        yield "canaries.white_box", "who else was drawn may be known under sampling: poisson alone"
+def _foreign(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings of another mechanism, which would be read by nobody."""
+    name, privacy = config.privacy.mechanism, config.privacy
+    for key, owners, stated in (
+        ("secrets", ("secret",), config.secrets != Secrets()),
+        ("detector", ("selective", "redacted", "crt"), config.detector != Policy()),
+        ("redacted", ("selective", "crt"), config.redacted != Redacted()),
+        ("adaptive", ("adaptive",), config.adaptive != Adaptive()),
+        ("privacy.accountant", ("secret",), privacy.accountant != "blow-up"),
+        ("privacy.bounding", ("owners",), privacy.bounding != "greedy"),
+        ("privacy.tau", ("concentration",), privacy.tau is not None),
+    ):
+        if stated and name not in owners:
+            yield (
+                key,
+                f"is for mechanism {', '.join(owners)}, and this is {name}: remove it, or choose {owners[0]}",
+            )
 
 
 def reference() -> str:

@@ -10,7 +10,7 @@ from confide.audit import canaries
 from confide.audit.canaries import Canary, Manifest
 from confide.errors import InputError
 from confide.rows import Cutter
-from confide.secrets.finders import Mention
+from confide.spans import Mention
 from confide.text import Document
 from confide.units import GraphWriter
 

@@ -24,10 +24,11 @@ from confide.reading import documents_of, side_of
 from confide.records import RECORD, check_files, read_record, write_record
 from confide.redaction.rows import RedactedRow
 from confide.rows import Cutter
-from confide.secrets.finders import Mention, find_all
+from confide.secrets.finders import find_all
 from confide.secrets.sources import check_rows, counts_of, searchers
 from confide.secrets.values import class_of
 from confide.settings import Policy
+from confide.spans import Mention
 from confide.text import Counts, Document
 from confide.text.duplicates import find_duplicates
 from confide.text.patterns import check_path, matching
@@ -229,8 +230,10 @@ class _Preparation:
             if self.redaction != "none":
                 from confide.redaction.documents import RedactedDocuments
 
+                # Where no row holds the text behind its masks, a mask is the one token that it is.
+                span_tokens = self.config.redacted.span_tokens if self.redaction == "beside" else 1
                 self.redacted = stack.enter_context(
-                    RedactedDocuments(self.config, self.tokenizer, cache, self.key)
+                    RedactedDocuments(self.config, self.tokenizer, cache, span_tokens, self.key)
                 )
             if self.redaction in ("beside", "apart"):
                 writers["public"] = self._writer(stack, folder / "public")

@@ -7,6 +7,7 @@ from confide import helpdesk, planning, show, show_plans
 from confide.config import check
 from confide.console import Console
 from confide.disk import write_text
+from confide.evaluation import gap_closed
 from confide.finetuning import Outcome, fine_tune
 from confide.job import prepared_data
 from confide.models import load_model, load_tokenizer
@@ -72,11 +73,6 @@ def run(folder: Path, as_json: bool = False) -> None:
     if not (private.finished and twin.finished):
         raise KeyboardInterrupt
     _compare(folder, private, twin, as_json)
-
-
-def gap_closed(base: float, private: float, nonprivate: float) -> float:
-    """Share of the gap in loss between base and non-private that the private run closes."""
-    return (base - private) / (base - nonprivate)
 
 
 def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> None:

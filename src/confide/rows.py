@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from confide.long_texts import PIECE, beginning, encoded
-from confide.secrets.finders import Mention
+from confide.spans import Mention
 
 _AT_ONCE = 1 << 20  # characters of short texts that are tokenised in one call
 

@@ -13,10 +13,11 @@ from confide.disk import whole_file
 from confide.mechanisms.secret import SecretProtection, published
 from confide.reading import training_documents
 from confide.rounding import at_least, at_most
-from confide.secrets.finders import Mention, find_all
+from confide.secrets.finders import find_all
 from confide.secrets.program import Spread
 from confide.secrets.sources import searchers
 from confide.shape import Shape
+from confide.spans import Mention
 
 if TYPE_CHECKING:
     from confide.settings import Config

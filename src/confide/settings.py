@@ -190,6 +190,10 @@ class Repository(Section):
     )
     root: str | None = Field(None, description="the work tree; default: data.train")
 
+    @property
+    def names_secrets(self) -> bool:
+        return any((self.paths, self.owners, self.authors, self.packages))
+
 
 class Program(Section):
     target: Literal["gaussian", "kl", "sqrt-kl"] | None = Field(

@@ -4,8 +4,9 @@ import pytest
 
 from confide.detectors import Span
 from confide.errors import InputError
-from confide.secrets.finders import Column, Detected, Mention, Patterns, RowList, find_all, finders
+from confide.secrets.finders import Column, Detected, Patterns, RowList, find_all, finders
 from confide.settings import Secrets
+from confide.spans import Mention
 from confide.text.documents import Document
 
 

@@ -3,16 +3,15 @@
 import pytest
 
 from confide.errors import InputError
-from confide.secrets.finders import Mention
 from confide.secrets.repository import (
     UNCOMMITTED,
     RepositorySecrets,
     authors_of,
     codeowners,
     glob,
-    names_secrets,
 )
 from confide.settings import Repository
+from confide.spans import Mention
 from confide.text import read
 from tests.text.test_code import committed, git, write
 
@@ -267,5 +266,5 @@ def test_owners_without_codeowners_and_authors_without_git(tmp_path):
 
 
 def test_whether_a_section_names_secrets():
-    assert not names_secrets(Repository())
-    assert names_secrets(Repository(authors="all"))
+    assert not Repository().names_secrets
+    assert Repository(authors="all").names_secrets

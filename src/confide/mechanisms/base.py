@@ -21,6 +21,7 @@ import numpy as np
 from confide.accounting import Process, delta_default, least_noise, replaced
 from confide.correlation import sensitivity
 from confide.errors import InputError
+from confide.mechanisms.canary_rules import canary_faults
 from confide.noise import RunKey
 from confide.rounding import at_least
 from confide.sampling import Draw, Halt, OwnRates, Sampling
@@ -341,6 +342,12 @@ class Mechanism(ABC):
         )  # a rival, beside a mechanism that does
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in known.items() if name in names})
+
+    @classmethod
+    def all_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        """(key, sentence) for each impossible combination of settings, those of an audit among them."""
+        yield from canary_faults(cls, config)
+        yield from cls.faults(config)
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:

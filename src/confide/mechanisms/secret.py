@@ -14,7 +14,6 @@ from confide.mechanisms.base import Game, Terms
 from confide.mechanisms.weighted import WeightedRows, solved
 from confide.rounding import at_least
 from confide.secrets.program import Spread, largest_c, need
-from confide.secrets.repository import names_secrets
 from confide.secrets.values import resolve
 from confide.settings import Secrets
 from confide.shape import Shape
@@ -232,7 +231,7 @@ def _sources(secrets: Secrets) -> bool:
         or detector.patterns
         or secrets.column
         or secrets.rows
-        or names_secrets(secrets.repository)
+        or secrets.repository.names_secrets
     )
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from confide import mechanisms
 from confide.detectors.spans import Span
 from confide.redaction.masking import covered, merged
 from confide.redaction.policy import Policy
@@ -30,17 +29,17 @@ class RedactedDocuments:
     Args:
         tokenizer: a fast one with a mask token.
         cache: where findings are kept, so that other rows or another tokenizer need not find them again.
+        span_tokens: what a mask counts for where rows are cut, see `Redactor`.
         key: of the run, with which a screened sample was drawn; a sample of another run is refused.
 
     Raises:
         InputError: the detector, the marks of a screened sample or the tokenizer is at fault.
     """
 
-    def __init__(self, config: Config, tokenizer: Any, cache: Path, key: RunKey | None = None) -> None:
+    def __init__(
+        self, config: Config, tokenizer: Any, cache: Path, span_tokens: int, key: RunKey | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        # Where no row holds the text behind its masks, a mask is the one token that it is.
-        beside = mechanisms.find(config.privacy.mechanism).redaction == "beside"
-        span_tokens = config.redacted.span_tokens if beside else 1
         self._redactor = Redactor(tokenizer, config.task, config.data.max_length, span_tokens)
         self._marks = None
         if config.redacted.marks is not None and config.redacted.mode == "screened":

@@ -8,7 +8,6 @@ these are the data owner's own identifiers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,17 +16,9 @@ from confide.errors import InputError
 from confide.secrets.expressions import Expression
 from confide.secrets.folding import canonical
 from confide.settings import Secrets
+from confide.spans import Mention
 from confide.text.documents import Document
 from confide.text.fields import lookup
-
-
-@dataclass(frozen=True, slots=True)
-class Mention:
-    """Characters [start, end) of a document's text carry a secret; by its identifier, not by what it says."""
-
-    secret: str
-    start: int
-    end: int
 
 
 class Finder(Protocol):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from confide.errors import InputError
-from confide.secrets.finders import Mention
 from confide.secrets.imports import ImportGraph
 from confide.secrets.python_imports import PythonModules
 from confide.settings import Repository
+from confide.spans import Mention
 from confide.text.code import content_of, decoded, git, language_of, source_files
 from confide.text.documents import Counts, Document
 
@@ -93,11 +93,6 @@ class RepositorySecrets:
         if place not in self._secrets:
             raise InputError(f"{document.where}: {place} is no file of the code base {self._root}.")
         return [Mention(secret, 0, len(document.text)) for secret in self._secrets[place]]
-
-
-def names_secrets(section: Repository) -> bool:
-    """Whether the section names any secret."""
-    return any(getattr(section, kind) for kind in KINDS)
 
 
 def _own(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from confide.secrets.finders import Finder, RowList, finders
-from confide.secrets.repository import RepositorySecrets, names_secrets
+from confide.secrets.repository import RepositorySecrets
 
 if TYPE_CHECKING:
     from confide.settings import Config
@@ -17,7 +17,7 @@ def searchers(config: "Config") -> list[Finder]:
         InputError: a list, pattern, pipeline or repository is at fault; the sentence names the key.
     """
     found = finders(config.secrets)
-    if names_secrets(config.secrets.repository):
+    if config.secrets.repository.names_secrets:
         found.append(RepositorySecrets(config.secrets.repository, config.data.train))
     return found
 

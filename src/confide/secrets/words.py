@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from confide.errors import InputError
-from confide.secrets.finders import Mention
 from confide.secrets.folding import (
     PIECE,
     Composed,
@@ -38,6 +37,7 @@ from confide.secrets.folding import (
     split,
     starts_apart,
 )
+from confide.spans import Mention
 from confide.text.documents import Document
 from confide.text.opening import check_regular
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from confide.config import check
 from confide.console import Console
+from confide.evaluation import gap_closed
 from confide.finetuning import Outcome, fine_tune
-from confide.quickstart import gap_closed
 from confide.rounding import at_least, at_most
 from confide.runs import Run
 from confide.settings import Config
