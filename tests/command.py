@@ -17,8 +17,8 @@ import yaml
 
 from confide import cli
 from tests import small
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path(cli.__file__).resolve().parents[2]  # those under test, wherever they lie
 MARKER = "xylograph"  # stands in every text; nothing outside data/ may show it
 SECRET = "zugzwang"  # stands in the faulty rows; no message may show it

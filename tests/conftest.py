@@ -13,6 +13,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.places import SHARED
+
 torch.set_num_threads(1)
 
 # No power is cut here, and thousands of waits for a disk are a tenth of the tests' time. What is written before what is
@@ -23,8 +25,6 @@ os.fsync = lambda handle: None
 # for others.
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.load_profile("same")
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,10 @@ import torch
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
 from confide.memory import OutOfMemory
+from tests.places import BENCHMARKS
 from tests.quick import needs_onednn
 
-STEP = Path(__file__).resolve().parents[1] / "benchmarks" / "step.py"
+STEP = BENCHMARKS / "step.py"
 KEYS = {"case", "k", "method", "time_ratio", "memory_ratio", "seconds"}
 PARTS = {"collate", "forward", "backward", "optimiser"}
 PRIVATE_PARTS = PARTS | {"rules", "norms", "clipped sum", "noise"}

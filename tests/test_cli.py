@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from confide import planning, ranks
 from confide.claims import Guarantee
-from tests.command import MARKER, ROOT, Result, World, command, confide, environment, files_below, tiny_model
+from tests.command import MARKER, Result, World, command, confide, environment, files_below, tiny_model
+from tests.places import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
+import confide
 from confide import config as configs
-from confide import mechanisms
+from confide import mechanisms, settings
 from confide.errors import InputError
+from tests.places import ROOT
 
 GOOD = {"data": {"train": "mail.jsonl", "unit": "from"}, "privacy": {"epsilon": 8}}
 
@@ -173,10 +177,8 @@ def test_all_faults_are_reported_at_once(tmp_path):
 
 def test_no_key_is_accepted_and_ignored():
     """Every key is read somewhere in the package beside the config itself."""
-    from pathlib import Path
-
-    source = Path(configs.__file__).parent
-    code = "".join(p.read_text() for p in source.rglob("*.py") if p.name not in ("config.py", "settings.py"))
+    own = {Path(module.__file__) for module in (configs, settings)}
+    code = "".join(p.read_text() for p in Path(confide.__file__).parent.rglob("*.py") if p not in own)
     every = configs.keys()
     assert [key for key in every if key.rpartition(".")[2] not in code] == []
 
@@ -189,9 +191,8 @@ def test_the_reference_names_every_key():
 
 
 def test_the_reference_in_the_docs_is_the_one_of_the_schema():
-    from pathlib import Path
 
-    written = Path(__file__).parents[1] / "docs" / "config.md"
+    written = ROOT / "docs" / "config.md"
     assert written.read_text() == configs.reference(), "python -m confide.config > docs/config.md"
 
 

@@ -2,15 +2,15 @@
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
 from confide.correlation import coefficients, noise_in_weights, sensitivity
+from tests.places import BENCHMARKS
 
-PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "correlated.py"
+PATH = BENCHMARKS / "correlated.py"
 STEPS = 13
 
 

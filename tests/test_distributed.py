@@ -20,7 +20,8 @@ from confide.ranks import Ranks
 from confide.runs import Run
 from confide.seal import Seal
 from tests import command
-from tests.command import ROOT, environment
+from tests.command import environment
+from tests.places import ROOT
 from tests.test_resume import config
 
 TOLERANCE = 2e-5  # of how far the weights moved, in float32

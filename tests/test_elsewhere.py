@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torch.utils import backend_registration
 
-from tests.command import ROOT, Result, World, environment, tiny_model
+from tests.command import Result, World, environment, tiny_model
+from tests.places import ROOT
 
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch takes no device written in Python", allow_module_level=True)

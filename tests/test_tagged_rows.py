@@ -31,7 +31,7 @@ from confide.settings import Secrets
 from confide.spans import Mention
 from confide.text import Document
 from confide.units import UnitGraph
-from tests.conftest import SHARED
+from tests.places import SHARED
 from tests.test_models import llama_tokenizer
 
 ALWAYS = ("bundled", "unigram")

@@ -4,7 +4,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from confide import __version__
+import confide
 
 _SHORT = 8  # hex digits: enough to tell versions apart, no protection against forgery
 
@@ -12,9 +12,9 @@ _SHORT = 8  # hex digits: enough to tell versions apart, no protection against f
 @cache
 def code_version() -> str:
     """For example `0.1.0+3f9c2b1a`: two installations that differ in any source file differ here."""
-    package = Path(__file__).parent
+    package = Path(confide.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         source = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(source)}\n".encode() + source)
-    return f"{__version__}+{digest.hexdigest()[:_SHORT]}"
+    return f"{confide.__version__}+{digest.hexdigest()[:_SHORT]}"

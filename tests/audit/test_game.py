@@ -2,7 +2,6 @@
 
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ from confide.audit.bounds import one_run
 from confide.audit.canaries import Canary, Manifest
 from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
 from confide.errors import InputError
+from tests.places import BENCHMARKS
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(BENCHMARKS))
 from audit_power import GAMES, power
 
 TRIALS = 3

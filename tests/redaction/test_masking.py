@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, GPT2TokenizerFast
 from confide import models
 from confide.detectors.spans import Span
 from confide.redaction.masking import covered, masked, merged, outside
-from tests.conftest import SHARED
+from tests.places import SHARED
 from tests.test_models import llama_tokenizer
 from tests.test_tagged_rows import unigram
 

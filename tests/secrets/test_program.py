@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +16,12 @@ from hypothesis import strategies as st
 from confide.errors import CheckFailed, InputError
 from confide.secrets import program
 from confide.secrets.program import Spread, bound_greedily, largest_c, need, solve
+from tests.places import BENCHMARKS
 
 HAS_PDLP = importlib.util.find_spec("ortools") is not None
 needs_pdlp = pytest.mark.skipif(not HAS_PDLP, reason="OR-tools is not installed: PDLP cannot run")
 SOLVERS = ["highs", pytest.param("pdlp", marks=needs_pdlp)]
-COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "program.py"
+COMMAND = BENCHMARKS / "program.py"
 
 Incidence = tuple[np.ndarray, np.ndarray, int]
 

@@ -1,14 +1,12 @@
 """The cleaning of appendix B, step by step and counted."""
 
-from pathlib import Path
-
 import pytest
 
 from confide.errors import InputError
 from confide.text import Counts, Record, documents, records
 from confide.text.enron import clean_enron, is_forwarded, most_repeats
+from tests.places import DATA
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 DATE = "Mon, 1 Jan 2001 10:00:00 -0800 (PST)"
 TWENTY = " ".join(f"w{number}" for number in range(20))
 
@@ -87,7 +85,7 @@ def test_records_that_are_no_mail():
 
 
 def test_enron_archive():
-    source = SHARED / "enron-maildir" / "maildir.tar.xz"
+    source = DATA / "enron-maildir" / "maildir.tar.xz"
     if not source.exists():
         pytest.skip("../shared/data/enron-maildir is absent")
     counts = Counts()

@@ -8,8 +8,7 @@ import pytest
 
 from confide.text import read, records
 from confide.text.mail import mailbox_and_folder, parse_message
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+from tests.places import DATA
 
 
 def message(sender="Ann Lee <Ann@X.org>", to="Bob <bob@y.org>, CY@z.org", body="hello\n", extra=""):
@@ -159,7 +158,7 @@ def test_several_owners(tmp_path):
 
 
 def test_enron_archive():
-    source = SHARED / "enron-maildir" / "maildir.tar.xz"
+    source = DATA / "enron-maildir" / "maildir.tar.xz"
     if not source.exists():
         pytest.skip("../shared/data/enron-maildir is absent")
     found = list(read(source, text="body", unit="mailbox"))

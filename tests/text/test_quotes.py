@@ -1,14 +1,12 @@
 """Quoted replies go, the writer's own words stay."""
 
-from pathlib import Path
-
 import pytest
 
 from confide.errors import InputError
 from confide.text import Counts, Record, records
 from confide.text.quotes import strip_quotes, without_quotes
+from tests.places import DATA
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 LOTUS = (
     "Own words.\n\n\n\n\nAnn Lee@ACME\n10/17/2000 12:55 PM\n"
     "To: Bob Ray/HOU/ACME@ACME\ncc: \nSubject: lunch\n\ntheirs\n"
@@ -94,7 +92,7 @@ def test_wrong_field():
 
 
 def test_newsgroups():
-    source = SHARED / "20newsgroups" / "20_newsgroups.jsonl.xz"
+    source = DATA / "20newsgroups" / "20_newsgroups.jsonl.xz"
     if not source.exists():
         pytest.skip("../shared/data/20newsgroups is absent")
     rows = [record for record, _ in zip(records(source), range(2000), strict=False)]

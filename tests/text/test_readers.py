@@ -10,15 +10,14 @@ import subprocess
 import sys
 import tarfile
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from confide.errors import InputError
 from confide.text import read, records
+from tests.places import DATA
 
 ROWS = [{"body": "tea at five", "user": "ann"}, {"body": 'no, "six"\nplease', "user": "bob"}]
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def as_jsonl(rows=ROWS):
@@ -259,7 +258,7 @@ def test_import_is_cheap():
 
 
 def test_newsgroups():
-    source = SHARED / "20newsgroups" / "20_newsgroups.jsonl.xz"
+    source = DATA / "20newsgroups" / "20_newsgroups.jsonl.xz"
     if not source.exists():
         pytest.skip("../shared/data/20newsgroups is absent")
     found = list(read(source, text="body", unit="from"))
