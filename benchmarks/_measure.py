@@ -17,10 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from _methods import Method
-from confide import training
-from confide.allocator import keep_freed_memory, set_thresholds
 from confide.clipping import engine, slot, tap
-from confide.tasks import Task
+from confide.training import step as training
+from confide.training.tasks import Task
+from confide.utils.allocator import keep_freed_memory, set_thresholds
 
 
 @dataclass(frozen=True)

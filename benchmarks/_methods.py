@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide import models
 from confide.clipping import ClippedSum
-from confide.kernels import fuse
-from confide.mechanisms.base import Combine
-from confide.memory import OutOfMemory
-from confide.noise import RunKey
-from confide.packing import pack
-from confide.sampling import Draw
-from confide.tasks import Batch, Task
-from confide.training import Optimisation, Step
+from confide.models import loading as models
+from confide.models.fast.activations import fuse
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.sampling import Draw
+from confide.randomness.streams import RunKey
+from confide.training.packing import pack
+from confide.training.step import Optimisation, Step
+from confide.training.tasks import Batch, Task
+from confide.utils.memory import OutOfMemory
 
 OPTIMISATION = Optimisation(steps=1000, learning_rate=1e-4)
 NOISE_MULTIPLIER = 1.0

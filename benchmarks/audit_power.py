@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from confide.accounting import Curve, MixtureOfGaussians, Process
 from confide.audit.game import Claim, play
-from confide.audit.readings import Readings
 from confide.clipping import ClippedSum
-from confide.mechanisms.statement import settle
-from confide.mechanisms.uls import UnitSampler, UserLevelSampling
-from confide.noise import RunKey
-from confide.sampling import Draw
-from confide.seal import Seal
-from confide.tasks import Task
-from confide.training import Optimisation, Step
-from confide.units import GraphWriter, UnitGraph
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.privacy.accounting import Curve, MixtureOfGaussians, Process
+from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
+from confide.privacy.sampling import Draw
+from confide.randomness.seal import Seal
+from confide.randomness.streams import RunKey
+from confide.training.step import Optimisation, Step
+from confide.training.tasks import Task
+from confide.training.white_box import Readings
 
 ROWS = 4  # of a user
 CLIP = 1e-3  # far below the norms of gradients here

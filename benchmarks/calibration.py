@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 
-from confide.accounting import MixtureOfGaussians, least_noise
+from confide.privacy.accounting import MixtureOfGaussians, least_noise
 
 DELTA, STEPS = 1e-6, 2000
 CASES = {

@@ -18,8 +18,8 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.signal import fftconvolve, lfilter
 
-from confide.accounting import MixtureOfGaussians, delta_default, least_noise
-from confide.correlation import coefficients
+from confide.privacy.accounting import MixtureOfGaussians, delta_default, least_noise
+from confide.privacy.correlated_noise import coefficients
 
 Array = np.ndarray
 

@@ -13,11 +13,11 @@ import time
 
 import torch
 
-from confide.allocator import keep_freed_memory
 from confide.clipping.factors import Outer, add_weighted, row_squares
 from confide.clipping.rounding import exact
 from confide.clipping.slot import dense_is_faster
 from confide.clipping.units import Units
+from confide.utils.allocator import keep_freed_memory
 
 ROWS, POSITIONS = 16, 128
 LAYERS = ((32, 256), (32, 768), (256, 256), (256, 1024), (256, 8192), (768, 768), (768, 3072), (1024, 4096))

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from confide.detectors import LEVELS, Processes
-from confide.helpdesk import generate
-from confide.settings import Detector
-from confide.text import read
+from confide.config.schema import Detector
+from confide.data.helpdesk import generate
+from confide.data.readers import read
+from confide.sensitive.detectors import LEVELS, Processes
 
 
 def source(path: str | None, field: str) -> Iterator[str]:

@@ -18,10 +18,10 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from confide import evaluation
-from confide.allocator import keep_freed_memory
-from confide.tasks import Task
-from confide.units import GraphWriter, UnitGraph
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.training import evaluation
+from confide.training.tasks import Task
+from confide.utils.allocator import keep_freed_memory
 from step import SHAPES
 
 ROWS, MICRO_TOKENS = 1000, 8192

@@ -19,7 +19,7 @@ from confide.audit.candidates import Candidates
 from confide.audit.exposure import exact
 from confide.audit.likelihood import totals
 from confide.audit.trie import Trie
-from confide.models import BUNDLED, location
+from confide.models.loading import BUNDLED, location
 
 TEMPLATES = ("My ID is {}", "My ID is {}.")
 ASKED = (

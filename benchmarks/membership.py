@@ -21,9 +21,9 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from confide.audit import membership
-from confide.models import BUNDLED, location
-from confide.tasks import Task
-from confide.units import UnitGraph
+from confide.data.unit_graph import UnitGraph
+from confide.models.loading import BUNDLED, location
+from confide.training.tasks import Task
 from unit_graph import build
 
 MICRO_TOKENS, VOCABULARY = 8192, 256

@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from confide.packing import pack
-from confide.sampling import Draw
+from confide.privacy.sampling import Draw
+from confide.training.packing import pack
 
 LENGTHS = {
     "uniform": lambda generator, rows: generator.integers(8, 129, rows),

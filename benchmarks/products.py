@@ -1,8 +1,8 @@
 """How much faster is oneDNN than MKL at the products of linear layers? python benchmarks/products.py [--json]
 
 Float32 layers of several sizes on the CPU: the forward pass of a linear layer and the gradient of its input, by what
-torch calls by itself and by oneDNN, in turn; medians over rounds, each shape seen before. `confide.products` says where
-the latter is used.
+torch calls by itself and by oneDNN, in turn; medians over rounds, each shape seen before. `confide.models.fast.onednn`
+says where the latter is used.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from confide import products
-from confide.allocator import keep_freed_memory
+from confide.models.fast import onednn as products
+from confide.utils.allocator import keep_freed_memory
 
 LAYERS = "64x256 128x512 256x256 256x1024 1024x256 768x768 768x3072 3072x768 256x8192 768x50257".split()
 POSITIONS = (1, 128, 2048)

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from confide.accounting import Population, Targets, achieved, least_noise_for_secrets
-from confide.secrets.program import Spread, bound_greedily, largest_c, need, solve
+from confide.privacy.accounting import Population, Targets, achieved, least_noise_for_secrets
+from confide.privacy.row_weights import Spread, bound_greedily, largest_c, need, solve
 
 PRIOR = 1e-10
 

@@ -55,11 +55,11 @@ from _methods import (
     for_peers,
     median_norm,
 )
-from confide import models
-from confide.allocator import keep_freed_memory
-from confide.memory import OutOfMemory, give_back, ran_out
-from confide.settings import Adapter
-from confide.tasks import Task
+from confide.config.schema import Adapter
+from confide.models import loading as models
+from confide.training.tasks import Task
+from confide.utils.allocator import keep_freed_memory
+from confide.utils.memory import OutOfMemory, give_back, ran_out
 
 WRONG = 0.01  # of the norm: float32 alone makes Opacus' norms of wide layers wrong by 3e-3
 

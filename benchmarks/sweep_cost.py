@@ -7,7 +7,7 @@ import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from confide.accounting import MixtureOfGaussians, Repeated, Trials, least_noise
+from confide.privacy.accounting import MixtureOfGaussians, Repeated, Trials, least_noise
 
 Q, STEPS, DELTA = 0.02, 500, 1e-5
 ORDERS = [1 + x / 20 for x in range(1, 400)] + list(range(21, 257))

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from confide.secrets.words import Words
-from confide.text import Document, read
+from confide.data.readers import Document, read
+from confide.sensitive.secrets.words import Words
 
 FIRST_RANK = 50_000
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from confide.units import GraphWriter, UnitGraph
+from confide.data.unit_graph import GraphWriter, UnitGraph
 
 VOCABULARY, BLOCK, PROBES = 8192, 250_000, 2000
 

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from confide.config import load
-from confide.console import Console
-from confide.job import Job
-from confide.runs import Run
+from confide.config.loading import load
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.utils.console import Console
 
 
 def main(config: Path, steps: int) -> None:

@@ -30,7 +30,7 @@ AUDIT = [
     Fault(
         "audit",
         "what noised sums show goes into the guarantee",
-        "audit/evidence.py::keep",
+        "runs/evidence.py::keep",
         'game["view"] != "steps"',
         "True",
         "tests/audit/test_attack.py",
@@ -62,7 +62,7 @@ AUDIT = [
     Fault(
         "audit",
         "a number that the detector finds is planted as one that it misses",
-        "redaction/documents.py::RedactedDocuments.misses_alone",
+        "sensitive/redaction/documents.py::RedactedDocuments.misses_alone",
         "bool(first) and first == second and not np.array_equal(rows[0].masked, rows[1].masked)",
         "True and not np.array_equal(rows[0].masked, rows[1].masked)",
         "tests/audit/test_mask_game.py",

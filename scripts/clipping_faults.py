@@ -17,7 +17,7 @@ CLIPPING = [
         "clipping/engine.py::ClippedSum.add",
         "self._add_scaled(name, slots.pop(name, None), scale)",
         "self._add_scaled(name, slots[name], self._scale(slots[name].norms().double().norm(dim=1)))",
-        "tests/test_training.py::test_a_step_is_the_formula tests/clipping",
+        "tests/training/test_step.py::test_a_step_is_the_formula tests/clipping",
     ),
     Fault(
         "8",

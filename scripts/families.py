@@ -28,13 +28,13 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TYPES
 
-from confide import models
 from confide.clipping import UnsupportedModule, UnsupportedParameter
-from confide.errors import InputError
-from confide.isolation import refuse_company
-from confide.ranks import Ranks
-from confide.settings import Adapter
-from confide.tasks import Task
+from confide.config.schema import Adapter
+from confide.distributed.ranks import Ranks
+from confide.models import loading as models
+from confide.training.row_isolation import refuse_company
+from confide.training.tasks import Task
+from confide.utils.errors import InputError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 TRAINS = "trains"

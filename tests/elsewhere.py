@@ -125,9 +125,11 @@ def _refuse(func: Any, args: Any, here: list[torch.Tensor]) -> None:
 
 def install() -> torch.device:
     """Make the device known to torch, for good, and the place where confide computes."""
-    from confide import models, noise, physical
-    from confide.chacha import ChaChaStream
-    from confide.ranks import Ranks
+    from confide.distributed.ranks import Ranks
+    from confide.models import loading as models
+    from confide.randomness import streams as noise
+    from confide.randomness.chacha_gpu import ChaChaStream
+    from confide.training import memory_fit as physical
 
     module = backend_registration._DummyBackendModule()
     type(module).get_amp_supported_dtype = lambda self: [torch.bfloat16]

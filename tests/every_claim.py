@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from confide import mechanisms
-from confide.accounting import Trials
-from confide.claims import Guarantee
-from confide.config import check
-from confide.mechanisms.statement import settle, state_guarantee
-from confide.mechanisms.tuned import UNTUNED, Counted, Searched, Tuning
-from confide.settings import Config
-from confide.shape import Shape
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.data.shape import Shape
+from confide.privacy import mechanisms
+from confide.privacy.accounting import Trials
+from confide.privacy.guarantee import Guarantee
+from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.tuned import UNTUNED, Counted, Searched, Tuning
 
 USERS, STEPS = 200, 12
 DETECTOR = {"patterns": ["email"], "recall": 1.0}

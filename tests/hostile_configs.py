@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from confide.settings import Config
+from confide.config.schema import Config
 
 TREES: tuple[dict[str, Any], ...] = (
     {"data": {"train": "text.jsonl", "unit": "user"}, "privacy": {"epsilon": 8}},

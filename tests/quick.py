@@ -5,8 +5,8 @@ import copy
 import pytest
 from torch import nn
 
-from confide import products
-from confide.kernels import fuse
+from confide.models.fast import onednn as products
+from confide.models.fast.activations import fuse
 
 needs_onednn = pytest.mark.skipif(not products.exist(), reason="torch has no oneDNN here")
 

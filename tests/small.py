@@ -7,8 +7,8 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from confide.tasks import Task
-from confide.units import GraphWriter, UnitGraph
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.training.tasks import Task
 
 VOCABULARY = 40
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from confide.noise import RunKey
-from confide.seal import Seal
+from confide.randomness.seal import Seal
+from confide.randomness.streams import RunKey
 from tests.command import (
     World,
     confide,
@@ -161,13 +161,13 @@ def full(monkeypatch, module: str, name: str, after: int = 0) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "after"),
     [
-        ("confide.seal", "write_text", 0),
-        ("confide.units", "sync", 3),
+        ("confide.randomness.seal", "write_text", 0),
+        ("confide.data.unit_graph", "sync", 3),
         ("torch", "save", 0),
         ("torch", "save", 1),
-        ("confide.models", "save", 0),
-        ("confide.finetuning", "write_text", 0),
-        ("confide.ledger.os", "fsync", 2),
+        ("confide.models.loading", "save", 0),
+        ("confide.runs.loop", "write_text", 0),
+        ("confide.privacy.ledger.os", "fsync", 2),
     ],
 )
 def test_a_full_disk(world, monkeypatch, module, name, after):

@@ -15,7 +15,7 @@ import torch
 
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
-from confide.memory import OutOfMemory
+from confide.utils.memory import OutOfMemory
 from tests.places import BENCHMARKS
 from tests.quick import needs_onednn
 

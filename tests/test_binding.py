@@ -10,12 +10,12 @@ from dataclasses import fields, replace
 import pytest
 from pydantic import Field, create_model
 
-from confide import runs
-from confide.config import check
-from confide.mechanisms.base import Combine
-from confide.mechanisms.concentration import ConcentrationFilter
-from confide.runs import Run
-from confide.settings import Data
+from confide.config.loading import check
+from confide.config.schema import Data
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.runs import folder as runs
+from confide.runs.folder import Run
 
 RAW = {
     "model": "some/model",

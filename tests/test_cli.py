@@ -15,8 +15,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from confide import planning, ranks
-from confide.claims import Guarantee
+from confide.distributed import ranks
+from confide.planning import plan as planning
+from confide.privacy.guarantee import Guarantee
 from tests.command import MARKER, Result, World, command, confide, environment, files_below, tiny_model
 from tests.places import ROOT
 
@@ -94,7 +95,7 @@ def test_done_is_0(full):
 
 
 def test_a_failed_check_is_1(world, monkeypatch):
-    from confide import noise
+    from confide.randomness import streams as noise
 
     real = noise._Room.normal
     monkeypatch.setattr(noise._Room, "normal", lambda room, *given: real(room, *given) * 0.5)
@@ -425,7 +426,7 @@ def test_no_shard_bar_even_where_only_the_release_is_made(tmp_path, model, capfd
     """transformers draws one unless it is told not to."""
     probe = (
         "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer; from pathlib import Path\n"
-        "from confide.models import save\n"
+        "from confide.models.loading import save\n"
         "a, b = sys.argv[1:]\n"
         "m, t = AutoModelForCausalLM.from_pretrained(a), AutoTokenizer.from_pretrained(a)\n"
         "print('LOADED', file=sys.stderr); save(m, t, Path(b), a)"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from confide.config import check
-from confide.models import load_tokenizer
-from confide.redaction.policy import Policy
-from confide.rounding import percent_at_least, percent_at_most
+from confide.config.loading import check
+from confide.models.loading import load_tokenizer
+from confide.sensitive.redaction.policy import Policy
+from confide.utils.rounding import percent_at_least, percent_at_most
 from tests.command import World, confide, nothing_half_written, refused
 
 SENSITIVE = ("Annabel Lee", "Quetzalcoatl", "4711-0815")

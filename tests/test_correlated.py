@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from confide.correlation import coefficients, noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import coefficients, noise_in_weights, sensitivity
 from tests.places import BENCHMARKS
 
 PATH = BENCHMARKS / "correlated.py"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from confide import models
+from confide.models import loading as models
 from tests.command import MARKER, SECRET, World, confide, nothing_half_written, refused
 
 EACH = int(os.environ.get("DAMAGED_FILES", 14))  # damaged files of each of the 18 formats

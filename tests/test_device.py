@@ -2,7 +2,7 @@
 there.
 
 GPUs are hidden from the tests (conftest.py); to use one: CONFIDE_TEST_GPU=1 python -m pytest tests/test_device.py
-tests/test_chacha.py
+tests/randomness/test_chacha_gpu.py
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from confide import physical
 from confide.clipping import ClippedSum
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
-from confide.mechanisms.base import Combine
-from confide.noise import RunKey
-from confide.ranks import Ranks
-from confide.training import Optimisation, Step
+from confide.distributed.ranks import Ranks
+from confide.privacy.mechanisms.base import Combine
+from confide.randomness.streams import RunKey
+from confide.training import memory_fit as physical
+from confide.training.step import Optimisation, Step
 from tests import small
-from tests.test_training import Fixed, snapshot, some_draw
+from tests.training.test_step import Fixed, snapshot, some_draw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confide import finetuning, sharding
-from confide.errors import InputError
-from confide.ranks import Ranks
-from confide.runs import Run
-from confide.seal import Seal
+from confide.distributed import sharding
+from confide.distributed.ranks import Ranks
+from confide.randomness.seal import Seal
+from confide.runs import loop as finetuning
+from confide.runs.folder import Run
+from confide.utils.errors import InputError
 from tests import command
 from tests.command import environment
 from tests.places import ROOT

@@ -121,7 +121,7 @@ def test_a_tensor_of_ours_left_on_the_cpu_is_seen(tmp_path, model):
     """The fault that the tests above are for, put in."""
     world = World(tmp_path, model)
     program = RUN + (
-        "from dataclasses import replace; from confide.tasks import Task; from tests.command import confide\n"
+        "from dataclasses import replace; from confide.training.tasks import Task; from tests.command import confide\n"
         "own = Task.of\n"
         "Task.of = lambda *a: replace(own(*a), device=torch.device('cpu'))\n"
         "with elsewhere.Device(): found = confide('train', sys.argv[1])\n"

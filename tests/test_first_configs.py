@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from confide import planning, show_look
-from confide.config import load
+from confide.cli import show_look
+from confide.config.loading import load
+from confide.planning import plan as planning
 from tests.command import WORDS, command, confide, environment, tiny_model
 
 ROWS = "ROW-LEVEL PROTECTION ONLY"

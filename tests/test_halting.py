@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from confide.finetuning import fine_tune
-from confide.mechanisms.uls import UserLevelSampling
-from confide.runs import Run
-from confide.sampling import Halt
+from confide.privacy.mechanisms.uls import UserLevelSampling
+from confide.privacy.sampling import Halt
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
 from tests.test_resume import config, released
 
 

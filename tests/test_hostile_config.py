@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from confide import config as configs
-from confide import yaml_text
-from confide.errors import InputError
+from confide.config import loading as configs
+from confide.config import yaml_text
+from confide.utils.errors import InputError
 from tests import hostile_configs
 from tests.command import Result, World, confide, tiny_model
 

@@ -18,7 +18,7 @@ import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from confide import model_files
+from confide.models import files as model_files
 from tests.command import World, confide, refused
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from confide.noise import RunKey
+from confide.randomness.streams import RunKey
 from tests.command import World, confide, environment, files_below, tiny_model
 
 KILLS = 20  # of plain training in the tests

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from confide.config import check
-from confide.console import Console
-from confide.finetuning import fine_tune
-from confide.job import Job, _digest
-from confide.runs import Run
-from confide.units import UnitGraph
+from confide.config.loading import check
+from confide.data.unit_graph import UnitGraph
+from confide.runs.folder import Run
+from confide.runs.job import Job, _digest
+from confide.runs.loop import fine_tune
+from confide.utils.console import Console
 from tests.test_resume import config
 
 FUNCTIONS = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "sha3_256", "blake2b", "blake2s")

@@ -2,9 +2,10 @@
 
 import pytest
 
-from confide import planning, show_plans
-from confide.claims import large_delta
-from confide.planning import Size
+from confide.cli import show_plans
+from confide.planning import plan as planning
+from confide.planning.plan import Size
+from confide.privacy.guarantee import large_delta
 from tests.every_claim import CASES, config, data, made, stated
 
 EVERY_RUN = (

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from confide.errors import Diverged
-from confide.finetuning import fine_tune
-from confide.runs import Run
-from confide.tasks import Task
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
+from confide.training.tasks import Task
+from confide.utils.errors import Diverged
 from tests.test_resume import config
 
 

@@ -11,18 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from confide import mechanisms, models, preparation
-from confide.accounting import GroupOf, MixtureOfGaussians
 from confide.clipping import ClippedSum
-from confide.config import check
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.mechanisms.statement import settle, state_guarantee
-from confide.noise import FastStream, RunKey, add_noise
-from confide.runs import Run
-from confide.settings import Config
-from confide.shape import Shape
-from confide.units import GraphWriter, UnitGraph
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.data.shape import Shape
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.models import loading as models
+from confide.privacy import mechanisms
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians
+from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.randomness.streams import FastStream, RunKey, add_noise
+from confide.runs import preparation
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
+from confide.utils.errors import InputError
 from tests import small
 
 LITERAL = {"sampling_rate": 0.25, "divisor": 5.0, "steps": 20}  # what an add-or-remove claim asks for

@@ -11,14 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confide import finetuning, models
-from confide import job as jobs
-from confide.config import check
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.job import Job
-from confide.models import load_model
-from confide.runs import Run
+from confide.config.loading import check
+from confide.models import loading as models
+from confide.models.loading import load_model
+from confide.runs import job as jobs
+from confide.runs import loop as finetuning
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import fine_tune
+from confide.utils.errors import InputError
 from tests import small
 
 

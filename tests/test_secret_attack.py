@@ -19,14 +19,14 @@ from scipy.stats import beta, binom, norm
 from torch import nn
 from torch.nn import functional
 
-from confide import mechanisms
-from confide.config import check
-from confide.mechanisms.secret import SecretProtection
-from confide.mechanisms.statement import Setting, settle, state_guarantee
-from confide.noise import RunKey
-from confide.tasks import Task
-from confide.training import Optimisation, Step
-from confide.units import GraphWriter, UnitGraph
+from confide.config.loading import check
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.privacy import mechanisms
+from confide.privacy.mechanisms.secret import SecretProtection
+from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
+from confide.randomness.streams import RunKey
+from confide.training.step import Optimisation, Step
+from confide.training.tasks import Task
 
 OWN, OTHERS = 3, 5  # rows with the secret, and without
 VOCABULARY, WIDTH, CLIP, RATE = 12, 4, 0.5, 0.5

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from confide.console import Console
-from confide.job import Job
-from confide.mechanisms.weighted import WeightedRows
-from confide.noise import RunKey
-from confide.runs import Run
+from confide.privacy.mechanisms.weighted import WeightedRows
+from confide.randomness.streams import RunKey
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.utils.console import Console
 from tests.command import World, confide, files_below, tiny_model
 
 NAMES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32,}(?![0-9a-f])")  # digests

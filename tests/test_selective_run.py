@@ -9,14 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confide import models, preparation
-from confide.config import check
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.job import Job
-from confide.ledger import Ledger
-from confide.runs import Run
-from confide.settings import Policy, Redacted
+from confide.config.loading import check
+from confide.config.schema import Policy, Redacted
+from confide.models import loading as models
+from confide.privacy.ledger import Ledger
+from confide.runs import preparation
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import fine_tune
+from confide.utils.errors import InputError
 from tests import small
 from tests.test_resume import released
 
@@ -71,7 +72,7 @@ class Watch:
         self.seen: dict[str, list[str]] = {}
         self.batches: dict[str, int] = {}
         phase = {"now": "before"}
-        from confide.course import Course
+        from confide.training.phases import Course
 
         take, load = Course.__call__, models.load_model
 
@@ -166,7 +167,7 @@ def test_neighbours_share_all_that_is_not_noised(tmp_path):
 
 
 def _quiet():
-    from confide.console import Console
+    from confide.utils.console import Console
 
     return Console(quiet=True)
 
@@ -329,7 +330,7 @@ def test_what_preparation_and_training_rest_on_is_the_same_policy(tmp_path):
 
 def test_the_key_is_bound_to_the_redacted_rows_too(tmp_path, monkeypatch):
     """Another version of a detector redacts otherwise: the noise of both models must not be the same."""
-    from confide import job as jobs
+    from confide.runs import job as jobs
 
     text = corpus(tmp_path / "text.jsonl")
     keys = []
@@ -347,8 +348,8 @@ def test_the_key_is_bound_to_the_redacted_rows_too(tmp_path, monkeypatch):
 
 
 def test_verify_looks_at_every_stage(tmp_path, monkeypatch):
-    from confide.mechanisms.selective import Selective
-    from confide.verify import verify
+    from confide.privacy.mechanisms.selective import Selective
+    from confide.runs.verify import verify
 
     light = {"mode": "light-noise", "epsilon": 2.0, "missing_rate": (0.001, 0.01)}
     settings = config(tmp_path, "selective", redacted=light, detector={"recall": None})

@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from confide import mechanisms
-from confide.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
-from confide.claims import NOT_COVERED, PRIORS, Guarantee
-from confide.config import check
-from confide.errors import InputError
-from confide.mechanisms.none import NonPrivate
-from confide.mechanisms.statement import settle, state_guarantee
-from confide.noise import RunKey
-from confide.shape import Shape
+from confide.config.loading import check
+from confide.data.shape import Shape
+from confide.privacy import mechanisms
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
+from confide.privacy.guarantee import NOT_COVERED, PRIORS, Guarantee
+from confide.privacy.mechanisms.none import NonPrivate
+from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.randomness.streams import RunKey
+from confide.utils.errors import InputError
 
 COUNTS = np.array([1, 2, 3, 8, 5, 1, 9, 4, 4, 2])
 SHAPE = Shape(COUNTS, int(COUNTS.sum()), 400, True)

@@ -23,16 +23,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from confide import models, preparation
-from confide.config import check
-from confide.rows import Cutter
-from confide.secrets.finders import finders
-from confide.settings import Secrets
-from confide.spans import Mention
-from confide.text import Document
-from confide.units import UnitGraph
+from confide.config.loading import check
+from confide.config.schema import Secrets
+from confide.data.cutting import Cutter
+from confide.data.readers import Document
+from confide.data.spans import Mention
+from confide.data.unit_graph import UnitGraph
+from confide.models import loading as models
+from confide.runs import preparation
+from confide.sensitive.secrets.finders import finders
+from tests.models.test_loading import llama_tokenizer
 from tests.places import SHARED
-from tests.test_models import llama_tokenizer
 
 ALWAYS = ("bundled", "unigram")
 SHARED_ONES = ("gpt2", "bert", "llama")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from confide import console
+from confide.utils import console
 from tests.command import World, confide, confide_apart, tiny_model
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\u202e\x9b31m\u2028"

@@ -16,20 +16,23 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from confide import evaluation, job, models, products
-from confide.averaging import Averages
-from confide.finetuning import fine_tune
-from confide.kernels import fuse
-from confide.mechanisms.base import Combine
-from confide.noise import RunKey
-from confide.ranks import Ranks
-from confide.runs import Run
-from confide.sampling import Draw
-from confide.settings import Adapter, Average
-from confide.sharding import is_split, part_of, shard, whole
-from confide.tasks import Task
-from confide.training import Optimisation, Step
-from confide.units import UnitGraph
+from confide.config.schema import Adapter, Average
+from confide.data.unit_graph import UnitGraph
+from confide.distributed.ranks import Ranks
+from confide.distributed.sharding import is_split, part_of, shard, whole
+from confide.models import loading as models
+from confide.models.fast import onednn as products
+from confide.models.fast.activations import fuse
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.sampling import Draw
+from confide.randomness.streams import RunKey
+from confide.runs import job
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
+from confide.training import evaluation
+from confide.training.averaging import Averages
+from confide.training.step import Optimisation, Step
+from confide.training.tasks import Task
 from tests import small
 from tests.test_resume import config
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from confide.audit import attack
-from confide.audit.canaries import FILE, SAMPLED
 from confide.audit.numbers import Numbers
-from confide.config import check
-from confide.console import Console
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.job import Job
-from confide.records import RECORD, read_record, write_record
-from confide.runs import Run
-from tests.audit.test_canaries import planted
+from confide.config.loading import check
+from confide.runs.canaries import FILE, SAMPLED
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import fine_tune
+from confide.runs.records import RECORD, read_record, write_record
+from confide.utils.console import Console
+from confide.utils.errors import InputError
 from tests.command import confide
+from tests.runs.test_canaries import planted
 
 QUIET = Console(quiet=True)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from confide.accounting import Curve, Direction, MixtureOfGaussians
 from confide.audit import bounds, fdp
 from confide.audit.bounds import (
     Plan,
@@ -28,7 +27,8 @@ from confide.audit.bounds import (
     strongest_k_ary,
 )
 from confide.audit.fdp import f_dp, f_dp_least_correct, f_dp_p_value, f_dp_refutes
-from confide.errors import InputError
+from confide.privacy.accounting import Curve, Direction, MixtureOfGaussians
+from confide.utils.errors import InputError
 
 TRIALS, ALPHA = 2000, 0.05
 MOST = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / TRIALS)

@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from confide import models
 from confide.audit import exposure, skewnormal, trie
 from confide.audit.candidates import END, Candidates
 from confide.audit.exposure import (
@@ -37,8 +36,9 @@ from confide.audit.exposure import (
 from confide.audit.likelihood import totals
 from confide.audit.skewnormal import SkewNormal
 from confide.audit.trie import Trie, search
-from confide.errors import CheckFailed, Diverged, InputError
-from confide.settings import Canaries, Config, Data
+from confide.config.schema import Canaries, Config, Data
+from confide.models import loading as models
+from confide.utils.errors import CheckFailed, Diverged, InputError
 
 LETTERS = list("0123456789. abcdeIDMy")
 MERGES = [("1", "2"), ("4", "4"), ("44", "4"), ("7", "."), ("7", " "), ("b", "c")]

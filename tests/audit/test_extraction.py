@@ -17,8 +17,8 @@ from confide.audit.extraction import (
     extract,
     share,
 )
-from confide.errors import InputError
-from confide.units import GraphWriter, UnitGraph
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.utils.errors import InputError
 from tests import small
 
 PREFIX, SUFFIX = 4, 3

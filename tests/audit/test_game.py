@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from confide.accounting import MixtureOfGaussians
 from confide.audit.bounds import one_run
-from confide.audit.canaries import Canary, Manifest
 from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
-from confide.errors import InputError
+from confide.privacy.accounting import MixtureOfGaussians
+from confide.runs.canaries import Canary, Manifest
+from confide.utils.errors import InputError
 from tests.places import BENCHMARKS
 
 sys.path.insert(0, str(BENCHMARKS))

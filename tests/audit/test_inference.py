@@ -9,8 +9,8 @@ import torch
 
 from confide.audit.inference import Users, ask, infer, statistic
 from confide.audit.membership import Columns, columns
-from confide.errors import InputError
-from confide.units import GraphWriter, UnitGraph
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.utils.errors import InputError
 from tests import small
 
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from confide.audit import attack
-from confide.audit.canaries import GRAPH
-from confide.console import Console
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.job import Job
-from confide.mechanisms.base import Combine
-from confide.mechanisms.dp_sgd import DPSGD
-from confide.runs import Run
-from confide.units import UnitGraph
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.dp_sgd import DPSGD
+from confide.runs.canaries import GRAPH
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import fine_tune
+from confide.utils.console import Console
+from confide.utils.errors import InputError
 from tests import small
 from tests.test_selective_run import config
 

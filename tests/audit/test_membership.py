@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from confide import models, tasks
 from confide.audit.membership import (
     Columns,
     Side,
@@ -23,11 +22,13 @@ from confide.audit.membership import (
     scores,
     unit_of,
 )
-from confide.errors import Diverged
-from confide.evaluation import row_losses
-from confide.settings import Config, Data
-from confide.tasks import Task
-from confide.units import GraphWriter, UnitGraph
+from confide.config.schema import Config, Data
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.models import loading as models
+from confide.training import tasks
+from confide.training.evaluation import row_losses
+from confide.training.tasks import Task
+from confide.utils.errors import Diverged
 from tests import small
 
 

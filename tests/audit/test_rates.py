@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confide.accounting import Curve, MixtureOfGaussians
 from confide.audit import rates as module
 from confide.audit.rates import advantage, auroc, ceiling, rates, true_positive_rate
+from confide.privacy.accounting import Curve, MixtureOfGaussians
 
 TRIALS = 2000
 SLACK = 2 * math.sqrt(0.05 * 0.95 / TRIALS)

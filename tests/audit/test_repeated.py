@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confide import models
-from confide.accounting import MixtureOfGaussians
 from confide.audit import repeated
 from confide.audit.attack import Told
 from confide.audit.bounds import clopper_pearson
-from confide.audit.canaries import Canary, Manifest
 from confide.audit.game import Claim
-from confide.config import check
-from confide.console import Console
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.noise import RunKey
-from confide.runs import Run
-from confide.settings import Config
-from tests.audit.test_canaries import planted
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.models import loading as models
+from confide.privacy.accounting import MixtureOfGaussians
+from confide.randomness.streams import RunKey
+from confide.runs.canaries import Canary, Manifest
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
+from confide.utils.console import Console
+from confide.utils.errors import InputError
 from tests.command import confide
+from tests.runs.test_canaries import planted
 
 MU, DELTA = 1.0, 1e-5
 CURVE = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / MU)

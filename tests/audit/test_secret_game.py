@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from confide.accounting import MixtureOfGaussians, between
 from confide.audit import attack
-from confide.audit.canaries import Canary, Manifest
 from confide.audit.fdp import f_dp_least_correct
 from confide.audit.game import ALPHA, Claim
-from confide.config import check
-from confide.console import Console
-from confide.finetuning import fine_tune
-from confide.job import Job
-from confide.mechanisms.base import Combine
-from confide.mechanisms.weighted import WeightedRows
-from confide.preparation import load
-from confide.runs import Run
-from confide.units import UnitGraph
+from confide.config.loading import check
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.accounting import MixtureOfGaussians, between
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.weighted import WeightedRows
+from confide.runs.canaries import Canary, Manifest
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import fine_tune
+from confide.runs.preparation import load
+from confide.utils.console import Console
 from tests.test_resume import config as resumable
 
 QUIET = Console(quiet=True)

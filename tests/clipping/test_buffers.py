@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.clipping import ClippedSum
-from confide.errors import InputError
+from confide.utils.errors import InputError
 from tests.clipping.nets import EACH, IDS, ONES, TestNet, ids_loss
 
 torch.set_num_threads(1)

@@ -9,13 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from confide import models
 from confide.clipping import ClippedSum, factors, slot
 from confide.clipping.factors import Outer
 from confide.clipping.rounding import exact
 from confide.clipping.slot import Allowance, dense_is_faster
 from confide.clipping.units import Units
-from confide.settings import Adapter
+from confide.config.schema import Adapter
+from confide.models import loading as models
 from tests.clipping.brute_force import (
     ABOVE,
     LOSSES,

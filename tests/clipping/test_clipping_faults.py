@@ -19,7 +19,7 @@ from confide.clipping import (
     slot,
 )
 from confide.clipping.units import Units
-from confide.errors import InputError
+from confide.utils.errors import InputError
 from tests.clipping.brute_force import (
     ABOVE,
     ROWS,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from confide.clipping import ClippedSum
-from confide.errors import InputError
+from confide.utils.errors import InputError
 from tests.clipping.nets import EACH, IDS, ONES, TestNet, ids_loss
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every
 
 from confide.clipping import ClippedSum
-from confide.errors import InputError
+from confide.utils.errors import InputError
 from tests.clipping.brute_force import Batch, check
 from tests.clipping.nets import EACH, IDS, ONES, RAGGED, TestNet, ids_loss
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.pytorch_utils import Conv1D
 
 from confide.clipping import ClippedSum
-from confide.verify import ROUNDED_UP
+from confide.runs.verify import ROUNDED_UP
 from tests.clipping.brute_force import Batch, lora, shaken
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.clipping import ClippedSum, UnsupportedModule, UnsupportedParameter
-from confide.errors import InputError
+from confide.utils.errors import InputError
 from tests.clipping.brute_force import LOSSES, ROWS, Batch, causal_loss, check, rows, shaken, tiny
 from tests.clipping.nets import EACH, IDS, ONES, RAGGED, TestNet, ids_loss
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from confide.accounting import MixtureOfGaussians
+from confide.privacy.accounting import MixtureOfGaussians
 from confide.studies import adaptive, corpora
 
 NOTHING = {"loss": 3.0, "perplexity": 20.0}

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from confide.audit.attack import Options
-from confide.console import Console
-from confide.errors import InputError
 from confide.studies import exposure, extraction, user_inference
 from confide.studies.attacked import attacked
+from confide.utils.console import Console
+from confide.utils.errors import InputError
 from tests.test_resume import config as resumable
 
 QUIET = Console(quiet=True)

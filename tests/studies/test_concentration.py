@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from confide.accounting.concentration import Filtered
-from confide.mechanisms.concentration import sampling_noise
-from confide.nearness import USERS, Nearness
+from confide.planning.nearness import USERS, Nearness
+from confide.privacy.accounting.concentration import Filtered
+from confide.privacy.mechanisms.concentration import sampling_noise
 from confide.studies import concentration
 from tests.studies.test_suggestion import data  # noqa: F401  # a fixture
 

@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from confide.accounting import MixtureOfGaussians, least_noise
+from confide.privacy.accounting import MixtureOfGaussians, least_noise
 from confide.studies import noise_variance as study
 from confide.studies.noise_variance import ALIKE, ORTHOGONAL, Case
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from confide.errors import InputError
 from confide.studies import corpora, recipe
 from confide.studies.recipe import CHOSEN, EPSILONS, PLAIN, SEEDS
+from confide.utils.errors import InputError
 
 
 def test_recipes_ask_for_as_many_chunks():

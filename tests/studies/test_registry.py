@@ -3,7 +3,7 @@
 import pytest
 
 from confide import studies
-from confide.errors import InputError
+from confide.utils.errors import InputError
 from tests.command import confide
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from confide.console import Console
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.runs import Run
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
 from confide.studies.side_by_side import fine_tuned
+from confide.utils.console import Console
+from confide.utils.errors import InputError
 from tests.test_resume import config
 
 

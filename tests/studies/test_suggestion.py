@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from confide.console import Console
-from confide.errors import InputError
 from confide.studies import corpora, recipe, suggestion
 from confide.studies.suggestion import (
     AVERAGED,
@@ -26,6 +24,8 @@ from confide.studies.suggestion import (
     _progress,
     rule,
 )
+from confide.utils.console import Console
+from confide.utils.errors import InputError
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 

@@ -12,25 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from confide import evaluation
 from confide.audit import exposure, extraction, membership
-from confide.audit.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
 from confide.audit.candidates import Candidates
 from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
-from confide.audit.generated import buckets
 from confide.audit.inference import Asked, Users, ask, infer
 from confide.audit.membership import Columns
 from confide.audit.numbers import UNSURE, Numbers
 from confide.audit.rates import ceiling
 from confide.audit.trie import Trie
-from confide.errors import InputError
-from confide.job import Job
-from confide.ledger import first_entry
-from confide.mechanisms.base import Game
-from confide.mechanisms.rows import RowSampler
-from confide.preparation import redaction_of
-from confide.selection import RULES
-from confide.units import UnitGraph
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.ledger import first_entry
+from confide.privacy.mechanisms.base import Game
+from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.selection import RULES
+from confide.runs.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
+from confide.runs.generated_canaries import buckets
+from confide.runs.job import Job
+from confide.runs.preparation import redaction_of
+from confide.training import evaluation
+from confide.utils.errors import InputError
 
 ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
 RANKS = ("exact", "sampled", "extrapolated")

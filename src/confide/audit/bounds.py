@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from confide.accounting import Curve, MixtureOfGaussians
 from confide.audit.fdp import Sides, check_alpha, check_counts, f_dp
-from confide.errors import InputError
+from confide.privacy.accounting import Curve, MixtureOfGaussians
+from confide.utils.errors import InputError
 
 Array = np.ndarray
 

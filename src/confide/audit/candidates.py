@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 END = -1  # stands after the last token of a row that is shorter than others
 

@@ -26,7 +26,7 @@ from confide.audit.candidates import Candidates
 from confide.audit.likelihood import totals
 from confide.audit.skewnormal import SkewNormal
 from confide.audit.trie import Trie, search
-from confide.errors import CheckFailed, InputError
+from confide.utils.errors import CheckFailed, InputError
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000  # of a bootstrap interval

@@ -21,8 +21,8 @@ import torch
 from scipy import special, stats
 
 from confide.audit.likelihood import check_numbers, chosen, following, reading, refuse_long, together
-from confide.errors import InputError
-from confide.units import UnitGraph
+from confide.data.unit_graph import UnitGraph
+from confide.utils.errors import InputError
 
 CONFIDENCE = 0.95
 

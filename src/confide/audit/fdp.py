@@ -45,8 +45,8 @@ from typing import Literal
 
 import numpy as np
 
-from confide.accounting import Curve, Direction
-from confide.errors import InputError
+from confide.privacy.accounting import Curve, Direction
+from confide.utils.errors import InputError
 
 Array = np.ndarray
 

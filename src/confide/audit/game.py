@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from confide.accounting import Curve, Process, between
 from confide.audit.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
-from confide.audit.canaries import Canary, Manifest
 from confide.audit.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
-from confide.errors import InputError
-from confide.mechanisms.base import Game
-from confide.rounding import at_least, at_most, percent_at_least
+from confide.privacy.accounting import Curve, Process, between
+from confide.privacy.mechanisms.base import Game
+from confide.runs.canaries import Canary, Manifest
+from confide.utils.errors import InputError
+from confide.utils.rounding import at_least, at_most, percent_at_least
 
 if TYPE_CHECKING:
     from confide.audit.repeated import Repeated

@@ -11,8 +11,8 @@ import numpy as np
 
 from confide.audit.membership import Columns
 from confide.audit.rates import CONFIDENCE, FPRS, Rates, rates
-from confide.errors import InputError
-from confide.units import UnitGraph
+from confide.data.unit_graph import UnitGraph
+from confide.utils.errors import InputError
 
 ROWS = 50
 """Rows of a user that are looked at, the first ones."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from confide.errors import Diverged, InputError
+from confide.utils.errors import Diverged, InputError
 
 MEMORY = 1 << 30  # bytes that logits, and what a softmax makes of them, may take, about
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from confide.audit.rates import CONFIDENCE, FPRS, Rates, rates
-from confide.errors import Diverged
-from confide.evaluation import batches, row_losses
-from confide.tasks import Batch, Task
-from confide.units import UnitGraph
+from confide.data.unit_graph import UnitGraph
+from confide.training.evaluation import batches, row_losses
+from confide.training.tasks import Batch, Task
+from confide.utils.errors import Diverged
 
 MIN_K = 20
 """Per cent of a row's tokens, the least likely ones, that min-k% and min-k%++ look at (Shi et al. 2024)."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from confide.audit.bounds import rate_from_below
-from confide.audit.canaries import SAMPLED, Manifest
 from confide.audit.candidates import END, Candidates
 from confide.audit.exposure import exceeds
 from confide.audit.trie import Trie
+from confide.runs.canaries import SAMPLED, Manifest
 
 GUESSED = 8
 """Canaries that the one guess is about, at most: more are hit more often, and show less."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from confide.chart import Panel, panels_svg
+from confide.utils.chart import Panel, panels_svg
 
 ROWS_BY = "reference"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from confide.accounting import Curve
+from confide.privacy.accounting import Curve
 
 CONFIDENCE = 0.95
 FPRS = (0.01, 0.001)

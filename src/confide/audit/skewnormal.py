@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 REPLICATES = 199  # of the distance's distribution
 _MOST = 0.99  # skewness; none of a skew-normal distribution reaches 0.9953

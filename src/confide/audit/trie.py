@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from confide.audit.candidates import END, Candidates
 from confide.audit.likelihood import MEMORY, check_numbers, chosen, reading, refuse_long
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 _HELD = 6  # caches of one batch that may be held at a time: one a level, and what a pass copies
 _WIDEST = 512  # rows of a pass; wider ones are no faster

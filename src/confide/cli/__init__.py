@@ -7,7 +7,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
 
 from confide.cli import running, secrets, redact, tune, audit  # noqa: F401, I001
 from confide.cli.base import app
-from confide.console import guarded
+from confide.utils.console import guarded
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from confide.cli.base import Json, app, print_json, verb
-from confide.errors import CheckFailed, InputError
+from confide.utils.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
     from confide.audit.attack import Options
@@ -41,8 +41,8 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack a trained run, or the claim of many."""
-    from confide import show
     from confide.audit import attack
+    from confide.cli import show
 
     chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
     if unknown := [name for name in chosen if name not in attack.ATTACKS]:
@@ -68,12 +68,12 @@ def audit(
 def _alone(folder: Path, twin: bool, options: "Options") -> dict[str, Any]:
     """All attacks on one run, kept in its folder."""
     from confide.audit.attack import audit
-    from confide.audit.evidence import keep
     from confide.audit.picture import audit_svg
     from confide.cli.base import job_of
-    from confide.disk import write_text
-    from confide.finetuning import check_release, restate
-    from confide.runs import Run
+    from confide.runs.evidence import keep
+    from confide.runs.folder import Run
+    from confide.runs.loop import check_release, restate
+    from confide.utils.files import write_text
 
     run = Run.load(folder, twin)
     with run.locked():
@@ -94,7 +94,7 @@ def _together(folders: list[Path], twin: bool) -> dict[str, Any]:
     from confide.audit.attack import told
     from confide.audit.repeated import repeated
     from confide.cli.base import job_of
-    from confide.runs import Run
+    from confide.runs.folder import Run
 
     found = []
     for folder in folders:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from confide import __version__
-from confide.console import on_one_line
-from confide.errors import CheckFailed, Faults, InputError, RankLost
+from confide.utils.console import on_one_line
+from confide.utils.errors import CheckFailed, Faults, InputError, RankLost
 
 if TYPE_CHECKING:
-    from confide.job import Job
-    from confide.runs import Run
-    from confide.settings import Config
+    from confide.config.schema import Config
+    from confide.runs.folder import Run
+    from confide.runs.job import Job
 
 app = typer.Typer(
     name="confide",
@@ -124,13 +124,13 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 def _ran_out(error: Exception) -> bool:
     if "torch" not in sys.modules:  # a second to import
         return isinstance(error, MemoryError)
-    from confide.memory import ran_out
+    from confide.utils.memory import ran_out
 
     return ran_out(error)
 
 
 def _refuse_ranks(verb: str) -> None:
-    from confide.ranks import launched
+    from confide.distributed.ranks import launched
 
     if launched():
         raise InputError(f"confide {verb} runs by itself, without torchrun; train and eval run under it")
@@ -138,28 +138,28 @@ def _refuse_ranks(verb: str) -> None:
 
 def end(code: int, message: str) -> None:
     print(f"confide: {message}", file=sys.stderr, flush=True)
-    if "confide.ranks" in sys.modules:  # else there is no other rank
-        from confide.ranks import leave
+    if "confide.distributed.ranks" in sys.modules:  # else there is no other rank
+        from confide.distributed.ranks import leave
 
         leave(code)
     raise typer.Exit(code)
 
 
 def config_of(path: Path, overrides: list[str] | None) -> "Config":
-    from confide.config import load
+    from confide.config.loading import load
 
     return load(path, overrides or ())
 
 
 def run_of(path: Path, overrides: list[str] | None, twin: bool = False) -> "Run":
-    from confide.runs import Run
+    from confide.runs.folder import Run
 
     return Run(config_of(path, overrides), twin)
 
 
 def job_of(run: "Run") -> "Job":
-    from confide.console import Console
-    from confide.job import Job
+    from confide.runs.job import Job
+    from confide.utils.console import Console
 
     return Job.of(run, Console())
 

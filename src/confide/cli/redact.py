@@ -14,10 +14,10 @@ from confide.cli.base import (
     run_of,
     verb,
 )
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.runs import Run
+    from confide.runs.folder import Run
 
 
 @app.command()
@@ -63,13 +63,14 @@ def redact(
 
 
 def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> None:
-    from confide import models, show
-    from confide.console import Console
-    from confide.disk import whole_file
-    from confide.reading import training_documents
-    from confide.redaction.page import page
-    from confide.redaction.preview import survey, with_annotations
-    from confide.redaction.screening import private
+    from confide.cli import show
+    from confide.data.documents import training_documents
+    from confide.models import loading as models
+    from confide.sensitive.redaction.page import page
+    from confide.sensitive.redaction.preview import survey, with_annotations
+    from confide.sensitive.redaction.screening import private
+    from confide.utils.console import Console
+    from confide.utils.files import whole_file
 
     console, path = Console(), run.root / "redaction.html"
     tokenizer = models.load_tokenizer(run.config)
@@ -90,10 +91,10 @@ def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> 
 def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_json: bool) -> None:
     from functools import partial
 
-    from confide.console import Console
-    from confide.reading import training_documents
-    from confide.redaction.policy import Policy
-    from confide.redaction.screening import sample
+    from confide.data.documents import training_documents
+    from confide.sensitive.redaction.policy import Policy
+    from confide.sensitive.redaction.screening import sample
+    from confide.utils.console import Console
 
     if not 0 < share <= 1:
         raise InputError(f"--sample {share:g}: a share of the documents is above 0 and at most 1, as in 0.01")
@@ -114,9 +115,9 @@ def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_jso
 
 
 def _check_marks(run: "Run", path: Path, as_json: bool) -> None:
-    from confide import show
-    from confide.redaction.policy import Policy
-    from confide.redaction.screening import Marks
+    from confide.cli import show
+    from confide.sensitive.redaction.policy import Policy
+    from confide.sensitive.redaction.screening import Marks
 
     marks = Marks.load(path)
     with Policy.of(run.config, run.root / "spans.db", run.data_key()) as policy:

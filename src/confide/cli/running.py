@@ -19,12 +19,12 @@ from confide.cli.base import (
     run_of,
     verb,
 )
-from confide.errors import CheckFailed, InputError
-from confide.rounding import at_least, at_most
+from confide.utils.errors import CheckFailed, InputError
+from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
-    from confide.job import Job
-    from confide.runs import Run
+    from confide.runs.folder import Run
+    from confide.runs.job import Job
 
 
 @app.command()
@@ -37,9 +37,9 @@ def init(
     ] = False,
 ) -> None:
     """Look at a file or folder and write a commented config for it."""
-    from confide import show_look, starter
-    from confide.disk import write_text
-    from confide.looking import look
+    from confide.cli import show_look, starter
+    from confide.cli.look import look
+    from confide.utils.files import write_text
 
     if out.exists():
         raise InputError(f"{out}: exists already; give another name with --out")
@@ -55,10 +55,11 @@ def init(
 @verb
 def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Read text into the unit graph, and show its statistics."""
-    from confide import models, show
-    from confide.console import Console
-    from confide.job import prepared_data
-    from confide.preparation import PICTURE
+    from confide.cli import show
+    from confide.models import loading as models
+    from confide.runs.job import prepared_data
+    from confide.runs.preparation import PICTURE
+    from confide.utils.console import Console
 
     run = run_of(config, overrides)
     with run.locked():
@@ -102,11 +103,13 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """What a config costs and guarantees, or which to choose."""
-    from confide import models, planning, show_plans
-    from confide.console import Console
-    from confide.disk import write_text
-    from confide.job import prepared_data
-    from confide.verdict import verdict
+    from confide.cli import show_plans
+    from confide.models import loading as models
+    from confide.planning import plan as planning
+    from confide.planning.verdict import verdict
+    from confide.runs.job import prepared_data
+    from confide.utils.console import Console
+    from confide.utils.files import write_text
 
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
@@ -144,13 +147,13 @@ def plan(
 
 
 def _nearness(job: "Job", epsilon: float | str) -> dict[str, Any]:
-    from confide.nearness import nearness
+    from confide.planning.nearness import nearness
 
     return nearness(job, job.mechanism.cap(job.setting.shape), job.run.key()).facts()
 
 
 def _split(job: "Job", epsilon: float | str) -> dict[str, Any]:
-    from confide.configuring import measured_split
+    from confide.planning.user_sampling import measured_split
 
     if isinstance(epsilon, str):
         raise InputError(
@@ -171,14 +174,16 @@ def _suggest(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from confide import models, show_plans, suggesting
-    from confide.configuring import measured_norms
-    from confide.console import Console
-    from confide.disk import write_text
-    from confide.job import prepared_data
-    from confide.planning import Size
-    from confide.rewriting import rewritten
-    from confide.space import altered
+    from confide.cli import show_plans
+    from confide.config.rewriting import rewritten
+    from confide.models import loading as models
+    from confide.planning import suggest as suggesting
+    from confide.planning.plan import Size
+    from confide.planning.user_sampling import measured_norms
+    from confide.runs.job import prepared_data
+    from confide.tuning.space import altered
+    from confide.utils.console import Console
+    from confide.utils.files import write_text
 
     console = Console()
     if out is not None and out.exists():
@@ -227,10 +232,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train, or resume where it stopped; release the model. Runs under torchrun, too."""
-    from confide import show
-    from confide.console import Console
-    from confide.finetuning import fine_tune
-    from confide.ranks import Ranks
+    from confide.cli import show
+    from confide.distributed.ranks import Ranks
+    from confide.runs.loop import fine_tune
+    from confide.utils.console import Console
 
     with Ranks.joined() as ranks:
         run, console = run_of(config, overrides, twin), Console(quiet=not ranks.first)
@@ -286,11 +291,11 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too."""
-    from confide import show
-    from confide.console import Console
-    from confide.job import Job
-    from confide.ranks import Ranks
-    from confide.runs import Run
+    from confide.cli import show
+    from confide.distributed.ranks import Ranks
+    from confide.runs.folder import Run
+    from confide.runs.job import Job
+    from confide.utils.console import Console
 
     wanted = {"users": users, "epochs": epochs, "learning_rate": learning_rate, "optimizer": optimizer}
     given = {name: value for name, value in wanted.items() if value is not None}
@@ -320,8 +325,8 @@ def evaluate(
 
 
 def _personalised(job: "Job", options: dict[str, Any]) -> dict[str, Any]:
-    from confide.console import Console
-    from confide.personalisation import personalise
+    from confide.runs.personalise import personalise
+    from confide.utils.console import Console
 
     with Console().track("users personalised") as track:
         return {"personalisation": personalise(job, **options, progress=track).to_json()}
@@ -331,8 +336,8 @@ def _personalised(job: "Job", options: dict[str, Any]) -> dict[str, Any]:
 @verb
 def verify(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check clipping, coverage and noise on your own model and rows."""
-    from confide import show
-    from confide import verify as checks
+    from confide.cli import show
+    from confide.runs import verify as checks
 
     run = run_of(config, overrides)
     with run.locked():
@@ -350,7 +355,7 @@ def quickstart(
     as_json: Json = False,
 ) -> None:
     """The main job on bundled data, private beside non-private."""
-    from confide import quickstart as job
+    from confide.cli import quickstart as job
 
     job.run(folder, as_json)
 

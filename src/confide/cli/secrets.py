@@ -14,10 +14,10 @@ from confide.cli.base import (
     run_of,
     verb,
 )
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.runs import Run
+    from confide.runs.folder import Run
 
 secrets_app = typer.Typer(
     name="secrets", help="Find secrets, and solve the program that protects them.", no_args_is_help=True
@@ -29,9 +29,11 @@ app.add_typer(secrets_app)
 @verb
 def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Find the secrets in the text: counts by class, and examples with every secret masked."""
-    from confide import models, secrecy, show
-    from confide.console import Console
-    from confide.job import prepared_data
+    from confide.cli import secret_report as secrecy
+    from confide.cli import show
+    from confide.models import loading as models
+    from confide.runs.job import prepared_data
+    from confide.utils.console import Console
 
     run = _secret_run(config, overrides)
     with run.locked():
@@ -46,10 +48,13 @@ def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) 
 @verb
 def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Solve the linear program: rows kept, noise by both accountants, and a table of all secrets."""
-    from confide import mechanisms, models, secrecy, show
-    from confide.console import Console
-    from confide.job import prepared_data
-    from confide.mechanisms.secret import SecretProtection
+    from confide.cli import secret_report as secrecy
+    from confide.cli import show
+    from confide.models import loading as models
+    from confide.privacy import mechanisms
+    from confide.privacy.mechanisms.secret import SecretProtection
+    from confide.runs.job import prepared_data
+    from confide.utils.console import Console
 
     run = _secret_run(config, overrides)
     mechanism = mechanisms.build(run.config)
@@ -67,7 +72,7 @@ def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False
 
 
 def _secret_run(path: Path, overrides: list[str] | None) -> "Run":
-    from confide.preparation import protects_secrets
+    from confide.runs.preparation import protects_secrets
 
     run = run_of(path, overrides)
     if not protects_secrets(run.config):

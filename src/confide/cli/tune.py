@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from confide.cli.base import ConfigPath, Json, Overrides, app, print_json, run_of, verb
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.accounting import Trials
-    from confide.runs import Run
-    from confide.search import Search
-    from confide.tuning import Executor, Swept
+    from confide.privacy.accounting import Trials
+    from confide.runs.folder import Run
+    from confide.tuning.search import Search
+    from confide.tuning.sweep import Executor, Swept
 
 _SPACE = (
     "what to try, once for each key: KEY=VALUE,VALUE... or KEY=LOW..HIGH, at the end :log for even logarithms"
@@ -75,14 +75,14 @@ class _Asked:
     at_once: int
 
     def counted(self) -> "Trials":
-        from confide.accounting import Trials
+        from confide.privacy.accounting import Trials
 
         if self.optuna:
             raise InputError("--plan tells what counted sweeps cost: it is not for --optuna")
         return Trials(self.trials, 1.0 if self.shape is None else self.shape)
 
     def search(self) -> "Search":
-        from confide.search import Adaptive, Independent
+        from confide.tuning.search import Adaptive, Independent
 
         if self.at_once > 1 and not (self.optuna and self.ray):
             raise InputError(
@@ -101,15 +101,15 @@ class _Asked:
     def executor(self) -> "Executor":
         if self.ray is None:
             return map
-        from confide.cluster import on_ray
+        from confide.tuning.ray_executor import on_ray
 
         return on_ray(self.ray)
 
 
 def _sweep(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
-    from confide.console import Console
-    from confide.space import Space
-    from confide.tuning import sweep
+    from confide.tuning.space import Space
+    from confide.tuning.sweep import sweep
+    from confide.utils.console import Console
 
     found = sweep(run, Space.of(space), asked.search(), Console(), asked.executor())
     print_json(_facts(found, run)) if as_json else _show(found, run)
@@ -128,7 +128,7 @@ def _facts(found: "Swept", run: "Run") -> dict[str, Any]:
 
 
 def _show(found: "Swept", run: "Run") -> None:
-    from confide import show
+    from confide.cli import show
 
     keys = list(found.best.candidate)
     second = "perplexity" if "perplexity" in found.best.evaluation else "accuracy"
@@ -146,11 +146,12 @@ def _show(found: "Swept", run: "Run") -> None:
 
 
 def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
-    from confide import models, show
-    from confide.console import Console
-    from confide.job import prepared_data
-    from confide.rounding import at_least, at_most
-    from confide.tuning import prices
+    from confide.cli import show
+    from confide.models import loading as models
+    from confide.runs.job import prepared_data
+    from confide.tuning.sweep import prices
+    from confide.utils.console import Console
+    from confide.utils.rounding import at_least, at_most
 
     console = Console()
     with run.locked():

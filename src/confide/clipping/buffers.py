@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 
 class Buffers:

@@ -16,10 +16,10 @@ from confide.clipping.rules import Layer, layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
 from confide.clipping.tap import InDoubt, Receive, Seen, Taps
 from confide.clipping.units import Units
-from confide.errors import Diverged, InputError
-from confide.memory import OutOfMemory, ran_out
-from confide.ranks import Ranks
-from confide.sharding import added_up, is_sharded, part
+from confide.distributed.ranks import Ranks
+from confide.distributed.sharding import added_up, is_sharded, part
+from confide.utils.errors import Diverged, InputError
+from confide.utils.memory import OutOfMemory, ran_out
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]

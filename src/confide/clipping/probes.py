@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confide.memory import ran_out
+from confide.utils.memory import ran_out
 
 # Relative rounding that a float32 answer may differ by from ours.
 _TOLERANCE = 16 * torch.finfo(torch.float32).eps

@@ -52,7 +52,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 # The relative error of one operation.
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from confide.clipping import probes
 from confide.clipping.factors import Lookup, Outer, PerRow, Use
-from confide.errors import InputError
-from confide.products import is_conv1d, written
+from confide.models.fast.onednn import is_conv1d, written
+from confide.utils.errors import InputError
 
 
 class UnsupportedParameter(InputError):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from confide.clipping.rules import Layer
-from confide.errors import InputError
-from confide.memory import ran_out
+from confide.utils.errors import InputError
+from confide.utils.memory import ran_out
 
 Receive = Callable[[Layer, Tensor | None, Tensor], None]
 

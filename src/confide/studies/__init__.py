@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from confide.errors import InputError
+from confide.utils.errors import InputError
 
 _REGISTRY = {
     "user-level": "confide.studies.user_level",

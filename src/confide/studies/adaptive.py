@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from confide import mechanisms
-from confide.accounting import MixtureOfGaussians, compose
-from confide.config import check
-from confide.console import Console
-from confide.finetuning import Outcome, fine_tune
-from confide.rounding import at_least, at_most
-from confide.runs import Run
-from confide.settings import Config
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.privacy import mechanisms
+from confide.privacy.accounting import MixtureOfGaussians, compose
+from confide.runs.folder import Run
+from confide.runs.loop import Outcome, fine_tune
 from confide.studies import corpora
+from confide.utils.console import Console
+from confide.utils.rounding import at_least, at_most
 
 SIGMAS = (1.0, 5.0)
 EPSILON = 3.0

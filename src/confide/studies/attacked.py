@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from confide.audit.attack import Options, audit
-from confide.config import check
-from confide.console import Console
-from confide.disk import write_text
-from confide.finetuning import Outcome, fine_tune
-from confide.job import Job
-from confide.rounding import at_most
-from confide.runs import Run
+from confide.config.loading import check
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import Outcome, fine_tune
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
 
 
 def attacked(

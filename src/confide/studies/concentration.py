@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from confide.accounting.concentration import Filtered
-from confide.chart import Panel, panels_svg
-from confide.config import check
-from confide.console import Console
-from confide.disk import write_text
-from confide.job import Job
-from confide.mechanisms.concentration import Concentration, filter_noise, sampling_noise
-from confide.nearness import USERS, Nearness, nearness
-from confide.noise import RunKey
-from confide.rounding import at_most
-from confide.runs import Run
-from confide.settings import Config
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.planning.nearness import USERS, Nearness, nearness
+from confide.privacy.accounting.concentration import Filtered
+from confide.privacy.mechanisms.concentration import Concentration, filter_noise, sampling_noise
+from confide.randomness.streams import RunKey
+from confide.runs.folder import Run
+from confide.runs.job import Job
 from confide.studies import corpora
+from confide.utils.chart import Panel, panels_svg
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
 
 KEY = RunKey.from_text("study concentration")
 DOCUMENTS = 4000  # that are read

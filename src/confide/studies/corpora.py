@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from confide.disk import whole_file
-from confide.errors import InputError
+from confide.utils.errors import InputError
+from confide.utils.files import whole_file
 
 Items = Iterable[dict[str, Any]]
 
@@ -145,7 +145,7 @@ def roberta(folder: Path) -> Path:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
-    from confide.models import BUNDLED, location
+    from confide.models.loading import BUNDLED, location
 
     def write(made: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(location(BUNDLED))

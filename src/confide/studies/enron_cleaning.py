@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from confide.errors import InputError
-from confide.text import Counts, documents, records
-from confide.text.enron import clean_enron
+from confide.data.readers import Counts, documents, records
+from confide.data.readers.enron import clean_enron
+from confide.utils.errors import InputError
 
 
 def run(data: Path, folder: Path) -> dict[str, Any]:

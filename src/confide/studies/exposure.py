@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from confide import mechanisms
 from confide.audit.attack import Options
-from confide.chart import Panel, panels_svg
-from confide.console import Console
-from confide.disk import write_text
-from confide.preparation import load
+from confide.privacy import mechanisms
+from confide.runs.preparation import load
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
+from confide.utils.chart import Panel, panels_svg
+from confide.utils.console import Console
+from confide.utils.files import write_text
 
 TIMES = (1, 10, 100, 1000)
 EACH = 4  # numbers planted so often

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from confide.audit.attack import Options
-from confide.chart import Panel, panels_svg
-from confide.console import Console
-from confide.disk import write_text
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
+from confide.utils.chart import Panel, panels_svg
+from confide.utils.console import Console
+from confide.utils.files import write_text
 
 NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Noise multipliers of DP-SGD; with 0 rows are clipped and nothing else."""

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from confide.chart import Panel, Points, panels_svg
-from confide.configuring import (
+from confide.planning.user_sampling import (
     USERS,
     Split,
     Target,
@@ -27,9 +26,10 @@ from confide.configuring import (
     splits,
     uls_variances,
 )
-from confide.console import Console
-from confide.disk import write_text
-from confide.rounding import at_most
+from confide.utils.chart import Panel, Points, panels_svg
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
 
 N, K, D = 256, 16, 32  # users, rows of each, coordinates
 STEPS, DELTA = 256, 1e-6

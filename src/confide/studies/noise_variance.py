@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from confide.chart import Panel, Points, panels_svg
-from confide.configuring import Split, Target, noise_variance, uls_variance
-from confide.console import Console
-from confide.disk import write_text
-from confide.rounding import at_most
+from confide.planning.user_sampling import Split, Target, noise_variance, uls_variance
+from confide.utils.chart import Panel, Points, panels_svg
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
 
 N, K, STEPS, DELTA, NORM = 1024, 32, 1000, 1e-6, 10.0
 EPSILONS = (0.25, 1.0, 4.0, 16.0)

@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from confide.config import check
-from confide.console import Console
-from confide.evaluation import gap_closed
-from confide.finetuning import Outcome, fine_tune
-from confide.rounding import at_least, at_most
-from confide.runs import Run
-from confide.settings import Config
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.runs.folder import Run
+from confide.runs.loop import Outcome, fine_tune
 from confide.studies import corpora
+from confide.training.evaluation import gap_closed
+from confide.utils.console import Console
+from confide.utils.rounding import at_least, at_most
 
 EPSILONS = (8.0, 3.0)
 DELTA = 1e-5

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from confide import mechanisms
-from confide.accounting import Accountant
-from confide.chart import Panel, Points, panels_svg
-from confide.config import check
-from confide.console import Console
-from confide.disk import write_text
-from confide.errors import InputError
-from confide.finetuning import fine_tune
-from confide.job import prepared_data
-from confide.mechanisms.secret import Choice, SecretProtection
-from confide.models import load_tokenizer
-from confide.rounding import at_least
-from confide.runs import Run
-from confide.settings import Config
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.models.loading import load_tokenizer
+from confide.privacy import mechanisms
+from confide.privacy.accounting import Accountant
+from confide.privacy.mechanisms.secret import Choice, SecretProtection
+from confide.runs.folder import Run
+from confide.runs.job import prepared_data
+from confide.runs.loop import fine_tune
+from confide.utils.chart import Panel, Points, panels_svg
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+from confide.utils.files import write_text
+from confide.utils.rounding import at_least
 
 SOURCE = "arxiv-abstracts-small/abstracts.jsonl.xz"
 RANKS = (

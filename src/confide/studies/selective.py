@@ -13,21 +13,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confide import mechanisms
-from confide.config import check
-from confide.console import Console
-from confide.detectors import Span
-from confide.disk import write_text
-from confide.finetuning import Outcome, fine_tune
-from confide.mechanisms.statement import settle
-from confide.preparation import load
-from confide.reading import training_documents
-from confide.redaction.policy import Policy
-from confide.redaction.screening import Marks, sample
-from confide.rounding import at_most
-from confide.runs import Run
-from confide.settings import Config
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.data.documents import training_documents
+from confide.privacy import mechanisms
+from confide.privacy.mechanisms.statement import settle
+from confide.runs.folder import Run
+from confide.runs.loop import Outcome, fine_tune
+from confide.runs.preparation import load
+from confide.sensitive.detectors import Span
+from confide.sensitive.redaction.policy import Policy
+from confide.sensitive.redaction.screening import Marks, sample
 from confide.studies import corpora
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
 
 EPSILON = 3.0
 STEPS = 40  # of every run; one in two phases takes half of them in each

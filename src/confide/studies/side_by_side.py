@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from confide.console import Console
-from confide.finetuning import Outcome, fine_tune
-from confide.runs import Run
-from confide.settings import Config
+from confide.config.schema import Config
+from confide.runs.folder import Run
+from confide.runs.loop import Outcome, fine_tune
+from confide.utils.console import Console
 
 
 def fine_tuned(runs: Sequence[Config], console: Console, processes: int | None = None) -> dict[str, Outcome]:

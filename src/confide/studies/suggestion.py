@@ -24,19 +24,19 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from confide import models
-from confide.console import Console
-from confide.finetuning import Outcome
-from confide.job import prepared_data
-from confide.planning import Size
-from confide.rounding import at_least, at_most
-from confide.runs import Run
-from confide.settings import Config
-from confide.space import altered
+from confide.config.schema import Config
+from confide.models import loading as models
+from confide.planning.plan import Size
+from confide.planning.suggest import SQUARES, log_progress, suggest
+from confide.runs.folder import Run
+from confide.runs.job import prepared_data
+from confide.runs.loop import Outcome
 from confide.studies import recipe as recipes
 from confide.studies.recipe import Recipe
 from confide.studies.side_by_side import fine_tuned
-from confide.suggesting import SQUARES, log_progress, suggest
+from confide.tuning.space import altered
+from confide.utils.console import Console
+from confide.utils.rounding import at_least, at_most
 
 EPSILONS = (8.0, 3.0, 1.0)
 ROWS = 7_680

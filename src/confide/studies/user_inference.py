@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from confide.audit.attack import Options
-from confide.console import Console
-from confide.rounding import at_least, at_most, percent_at_least, percent_at_most
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
+from confide.utils.console import Console
+from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
 
 EPSILON = 8.0
 STEPS = 400

@@ -1,0 +1,360 @@
+"""A look at a source before there is a config: its fields, which of them is the text, and which name people.
+
+What is kept of a look are names of fields and numbers. Texts and people's names stay in this process.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from confide.data.readers import Counts, Record, documents, records
+from confide.data.readers.dialogues import is_dialogue, speaker_of
+from confide.data.readers.fields import owners_of
+from confide.utils.errors import InputError
+
+LOOK = 200
+"""Records that are kept whole, for the choice of the text."""
+
+Chosen = Literal["name", "pair", "longest", "only"]
+
+COUNTED = 5000
+"""Records in which people are counted."""
+
+_ROLES = 6  # more speakers than these are people
+_DEEP = 3  # sections inside sections
+_PEOPLE_IN = (
+    "from sender author user customer client patient speaker owner account member employee student person "
+    "participant respondent subscriber contact reviewer commenter commentor poster writer uploader creator buyer "
+    "applicant tenant resident caller absender autor benutzer nutzer kunde auteur expediteur usuario cliente "
+    "utilisateur remitente"
+).split()
+_KINDS_OF_NAME = (
+    "",
+    *"id ids name email mail emailaddress mailaddress address no nr num number key hash uuid handle login".split(),
+)
+_OTHER_NAMES = (
+    "email emailaddress mailaddress uid username login handle nickname screenname postedby createdby"
+)
+_SURE = (*(who + kind for who in _PEOPLE_IN for kind in _KINDS_OF_NAME), *_OTHER_NAMES.split())
+_UNSURE = ("name", "fullname", "id", "mailbox", "folder")
+_TEXTS = ("body", "text", "content", "message", "post")
+_TALKS = ("messages", "conversation", "conversations", "dialog", "dialogue", "turns")  # of lists of turns
+_PAIRS = (
+    (("instruction",), ("input", "context"), ("output", "response", "completion", "answer")),
+    (("context", "system"), ("question", "prompt", "query"), ("answer", "response", "completion", "output")),
+    (("question", "prompt", "query", "input", "source"), ("answer", "response", "completion", "output", "target")),
+)  # fmt: skip
+_BREAKS_TEMPLATE = set("{}:!")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A field that may name people.
+
+    Attributes:
+        people: different ones in the documents looked at; without: documents that name nobody there.
+        several: whether a record names more than one.
+        sure: whether the field's name means a person; repeats: whether it was found by its values alone.
+    """
+
+    name: str
+    people: int
+    without: int
+    several: bool
+    sure: bool
+    repeats: bool
+    owners: frozenset[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the first records of a source tells.
+
+    Attributes:
+        fields: names, those of sections as `section.field`.
+        text: a field or a template, as `data.text` takes it.
+        is_mail: whether it begins with the subject of a mail.
+        chosen: how the text was found: by the "name" of its field, as a "pair" of what was asked and answered, as the
+            "longest" of several fields, or since it is the "only" one.
+        roles: the speakers of dialogues, if they are a few roles.
+        records: how many were looked at; whole: whether that were all.
+        documents: those of them that hold text; `prepare` passes over the others.
+        people: fields that may name people, the likeliest first.
+        fault: why `prepare` will refuse a record, if one of them is at fault.
+    """
+
+    source: str
+    fields: tuple[str, ...]
+    text: str
+    is_mail: bool
+    chosen: Chosen
+    roles: tuple[str, ...]
+    records: int
+    whole: bool
+    documents: int
+    people: tuple[Candidate, ...]
+    fault: str | None
+
+    def unit(self) -> Candidate | None:
+        """The field that most likely names whom to protect."""
+        named = [each for each in self.people if not each.repeats and each.people]
+        sure = [each for each in named if each.sure]
+        for each in sure:
+            if each.people > 1:
+                return each
+        for each in named:
+            if each.people > 1 and each.people < self.documents - each.without:
+                return each
+        return sure[0] if sure else None
+
+    def candidate(self, name: str) -> Candidate | None:
+        """That field, if it may name people."""
+        return next((each for each in self.people if each.name == name), None)
+
+
+def look(source: str, also: Sequence[str] = ()) -> Look:
+    """Read the first records of a source.
+
+    Args:
+        also: fields that name people, whatever they look like.
+
+    Raises:
+        InputError: nothing can be read there, or no field holds text.
+    """
+    stream = records(source)
+    first = list(islice(stream, LOOK))
+    if not first:
+        raise InputError(f"{source}: holds no records")
+    flat = [_flat(record.fields) for record in first]
+    fields = tuple(dict.fromkeys(name for each in flat for name in each))
+    text, is_mail, chosen = _text(source, flat, fields)
+    seen = _Seen(text, _possible(flat, fields, text, also))
+    fault: str | None = None
+    for record in first:
+        seen.take(record)
+    try:
+        for record in islice(stream, COUNTED - LOOK):
+            seen.take(record)
+        whole = len(first) < LOOK or next(stream, None) is None
+    except InputError as error:
+        fault, whole = str(error), False
+    if whole and not seen.documents:
+        raise InputError(
+            f"{source}: field {text!r} is empty in all {seen.records:,} records (fields: {named(fields)})"
+        )
+    return Look(
+        source,
+        fields,
+        text,
+        is_mail,
+        chosen,
+        seen.roles(),
+        seen.records,
+        whole,
+        seen.documents,
+        tuple(seen.candidates()),
+        seen.fault or fault,
+    )
+
+
+def plain(name: str) -> str:
+    """A field's name without case, spaces and punctuation: `Customer ID` and `customer_id` are one."""
+    folded = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(character for character in folded if character.isalnum())
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "", deep: int = _DEEP) -> dict[str, Any]:
+    """Fields, those of sections under `section.field`."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value and deep:
+            found |= _flat(value, f"{prefix}{name}.", deep - 1)
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _names_of(name: str) -> tuple[str, str]:
+    """What a field is compared by: its whole name, and the last part of a nested one."""
+    return plain(name), plain(name.rpartition(".")[2])
+
+
+# the text --------------------------------------------------------------------------------------------
+def _text(source: str, flat: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[str, bool, Chosen]:
+    """`data.text`; whether there is the subject of a mail before it; and how it was found."""
+    usable = [name for name in fields if not set(name) & set("{}")]
+    held = {name: [each.get(name) for each in flat] for name in usable}
+    texts = [name for name in usable if any(isinstance(v, str) and v.strip() for v in held[name])]
+    texts = [name for name in texts if all(_is_text(value) for value in held[name])]
+    lists = [name for name in usable if all(map(is_dialogue, held[name])) and any(held[name])]
+    # a field of that name is the text even where a record is at fault
+    mostly = [
+        n for n in usable if n not in (*texts, *lists) and any(map(_is_said, held[n])) and _most(held[n])
+    ]
+    talks = [name for name in lists if any(isinstance(turn, Mapping) for v in held[name] for turn in v or ())]
+    everywhere = {name for name in usable if all(name in each for each in flat)}
+    named_so: dict[str, str] = {}
+    # a name of its own before the last part of a nested one, a field of all records before one of some
+    for name in sorted((*texts, *lists, *mostly), key=lambda name: (name not in everywhere, "." in name)):
+        for known in _names_of(name):
+            named_so.setdefault(known, name)
+    for known in (*_TEXTS, *_TALKS):
+        if known in named_so and (known in _TEXTS or any(map(is_dialogue, held[named_so[known]]))):
+            name, subject = named_so[known], named_so.get("subject")
+            if name in texts and subject in texts and {name, subject} <= everywhere and _fit((name, subject)):
+                return f"{{{subject}}}\n{{{name}}}", "from" in fields, "name"
+            return name, False, "name"
+    if talks:
+        return talks[0], False, "only" if len(talks) == 1 else "longest"
+    asked = _question_and_answer({k: n for k, n in named_so.items() if n in texts and n in everywhere})
+    if asked is not None:
+        return "\n".join(f"{{{name}}}" for name in asked), False, "pair"
+    if not texts and lists:
+        return lists[0], False, "only" if len(lists) == 1 else "longest"
+    if not texts:
+        braces = [name for name in fields if set(name) & set("{}")]
+        why = (
+            "a name with braces cannot stand in data.text: rename the field"
+            if braces
+            else "no field holds text"
+        )
+        raise InputError(f"{source}: {why} (fields: {named(fields)})")
+    people = set(_SURE)
+    best = [name for name in texts if not people & set(_names_of(name))]
+    blank = [n for n in usable if set(_TEXTS) & set(_names_of(n)) and all(v in (None, "") for v in held[n])]
+    if blank and not best:
+        return blank[0], False, "name"
+    best = best or texts
+
+    def length(name: str) -> tuple[bool, int]:
+        return name in everywhere, sum(len(value) for value in held[name] if isinstance(value, str))
+
+    return max(best, key=length), False, "only" if len(best) == 1 else "longest"
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def _is_said(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value and is_dialogue(value))
+
+
+def _most(values: Sequence[Any]) -> bool:
+    """Whether more than half are such as a text may be."""
+    return 2 * sum(_is_text(value) or is_dialogue(value) for value in values) > len(values)
+
+
+def _fit(names: Sequence[str]) -> bool:
+    """Whether names can stand in braces."""
+    return not any(set(name) & _BREAKS_TEMPLATE for name in names)
+
+
+def _question_and_answer(by_name: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The fields of an instruction and what was answered, in the order in which they are read."""
+    for parts in _PAIRS:
+        found = [next((by_name[known] for known in part if known in by_name), None) for part in parts]
+        names = tuple(name for name in found if name is not None)
+        if found[0] and found[-1] and len(set(names)) >= 2 and _fit(names):
+            return tuple(dict.fromkeys(names))
+    return None
+
+
+# the people ------------------------------------------------------------------------------------------
+def _possible(
+    flat: Sequence[Mapping[str, Any]], fields: Sequence[str], text: str, also: Sequence[str]
+) -> list[tuple[str, bool, bool]]:
+    """(name, whether it means a person, whether only its values speak for it) of fields that may name people."""
+    found: list[tuple[tuple[int, int], tuple[str, bool, bool]]] = []
+    for place, name in enumerate(fields):
+        if name == text or f"{{{name}}}" in text:
+            continue
+        known = _names_of(name)
+        at = next((i for i, sure in enumerate(_SURE) if sure in known), None)
+        if name in also:
+            found.append(((0, -1), (name, True, False)))
+        elif at is not None:
+            found.append(((0, at), (name, True, False)))
+        elif any(unsure in known for unsure in _UNSURE):
+            at = next(i for i, unsure in enumerate(_UNSURE) if unsure in known)
+            found.append(((1, at), (name, False, False)))
+        elif _is_name(name) and _repeats([each.get(name) for each in flat]):
+            found.append(((2, place), (name, False, True)))
+    return [entry for _, entry in sorted(found)]
+
+
+def _repeats(values: Sequence[Any]) -> bool:
+    """Whether values are short, and some stand in several records."""
+    given = [value for value in values if value not in (None, "") and not isinstance(value, float | bool)]
+    if not given or not all(isinstance(value, str | int) and len(str(value)) <= 80 for value in given):
+        return False
+    return 1 < len(set(given)) < len(given)
+
+
+class _Seen:
+    """What is counted while records go by."""
+
+    def __init__(self, text: str, possible: Sequence[tuple[str, bool, bool]]):
+        self.text, self.possible = text, possible
+        self.records = self.documents = 0
+        self.fault: str | None = None
+        self.owners: dict[str, set[tuple[str, ...]]] = {name: set() for name, _, _ in possible}
+        self.without = dict.fromkeys(self.owners, 0)
+        self.speakers: dict[str | None, None] = {}
+
+    def take(self, record: Record) -> None:
+        self.records += 1
+        turns = _flat(record.fields).get(self.text)
+        if is_dialogue(turns) and len(self.speakers) <= _ROLES:
+            self.speakers |= dict.fromkeys(speaker_of(turn) for turn in turns)
+        if self._is_empty(record):
+            return  # `prepare` passes over it, whosever it is
+        self.documents += 1
+        for name in self.owners:
+            try:
+                owners = owners_of(record.fields, [name], record.where)[0]
+            except InputError:  # nobody, or no such field
+                owners = ()
+            if owners:
+                self.owners[name].add(owners)
+            else:
+                self.without[name] += 1
+
+    def _is_empty(self, record: Record) -> bool:
+        """Whether it holds no text. Makes the document that `prepare` will make."""
+        counts = Counts()
+        try:
+            return not any(documents([record], self.text, None, counts=counts))
+        except InputError as error:
+            if counts["empty texts"]:
+                return True
+            self.fault = self.fault or str(error)
+            return False
+
+    def roles(self) -> tuple[str, ...]:
+        """The speakers of dialogues, if they are a few roles; names of people are none."""
+        if not self.speakers or len(self.speakers) > _ROLES:
+            return ()
+        names = [name for name in self.speakers if name and len(name) <= 40]
+        return tuple(names) if len(names) == len(self.speakers) else ()
+
+    def candidates(self) -> Iterator[Candidate]:
+        for name, sure, repeats in self.possible:
+            owners = frozenset(self.owners[name])
+            people = len({person for each in owners for person in each})
+            several = any(len(each) > 1 for each in owners)
+            yield Candidate(name, people, self.without[name], several, sure, repeats, owners)
+
+
+def _is_name(name: str) -> bool:
+    """Whether a field's name looks like one; in a table without a header it is somebody's text."""
+    return len(name) <= 40 and len(name.split()) <= 4
+
+
+def named(fields: Sequence[str], most: int = 30) -> str:
+    """Field names as a comment or a message may show them: a table without a header has text in their place."""
+    known = [repr(name)[1:-1] for name in fields if _is_name(name)]
+    hidden = len(fields) - len(known[:most])
+    return ", ".join(known[:most]) + (f" and {hidden} more" if hidden else "")

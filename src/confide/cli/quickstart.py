@@ -1,0 +1,105 @@
+"""The main job, from text to a private model beside its non-private twin, on data and a model that are bundled."""
+
+import json
+from pathlib import Path
+
+from confide.cli import show, show_plans
+from confide.config.loading import check
+from confide.config.schema import Config
+from confide.data import helpdesk
+from confide.models.loading import load_model, load_tokenizer
+from confide.planning import plan as planning
+from confide.planning.verdict import verdict
+from confide.runs.folder import Run
+from confide.runs.job import prepared_data
+from confide.runs.loop import Outcome, fine_tune
+from confide.training.evaluation import gap_closed
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
+
+CUSTOMERS = 2000
+
+
+def config(folder: Path) -> Config:
+    """The config that quickstart trains; also written to the folder, to be changed and used again."""
+    return check(
+        {
+            "model": "bundled",
+            "adapter": {"kind": "full"},
+            "data": {
+                "train": str(folder / "helpdesk.jsonl"),
+                "text": "text",
+                "unit": "customer",
+                "eval": 0.05,
+                "max_length": 32,
+            },
+            "privacy": {"mechanism": "uls", "epsilon": 8.0, "rows_per_unit": 1, "selection": "random-chunk"},
+            "train": {
+                "steps": 40,
+                "batch": 192.0,
+                "learning_rate": 3e-3,
+                "checkpoint_every": 20,
+            },
+            "run": str(folder / "run"),
+        },
+        "quickstart",
+    )
+
+
+def run(folder: Path, as_json: bool = False) -> None:
+    """Prepare, plan, train with user-level privacy and without, compare."""
+    console = Console()
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = config(folder)
+    if not (folder / "helpdesk.jsonl").exists():
+        console.say(
+            f"writing a helpdesk corpus of {CUSTOMERS:,} made-up customers to {folder / 'helpdesk.jsonl'}"
+        )
+        helpdesk.write_jsonl(folder / "helpdesk.jsonl", CUSTOMERS, seed=0)
+    write_text(folder / "config.yaml", settings.to_yaml())
+
+    job = Run(settings)
+    prepared = prepared_data(job, load_tokenizer(settings), console)
+    if not as_json:
+        show.preparation(prepared.facts)
+        print()
+        shape, size = prepared.train.shape(), planning.Size.of(load_model(settings))
+        planned = planning.plan(settings, shape, size)
+        show_plans.plan(planned | {"verdict": verdict(settings, shape, size, planned["chosen"])})
+        print()
+    console.say("training with user-level privacy")
+    private = fine_tune(job, console)
+    console.say("training the non-private twin on the same draws")
+    twin = fine_tune(Run(settings, twin=True), console)
+    if not (private.finished and twin.finished):
+        raise KeyboardInterrupt
+    _compare(folder, private, twin, as_json)
+
+
+def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> None:
+    assert private.base
+    assert private.final
+    assert twin.final
+    share = gap_closed(private.base["loss"], private.final["loss"], twin.final["loss"])
+    if as_json:
+        facts = show.outcome_facts(private) | {"twin": twin.final, "gap_closed": share}
+        print(json.dumps(facts, indent=2))
+        return
+    rows = [
+        ("base model", private.base, "-"),
+        ("private", private.final, at_most(private.guarantee.epsilon, 3)),
+    ]
+    rows.append(("not private, same draws", twin.final, "infinite"))
+    show.table(
+        ["held-out customers", "epsilon", "loss", "perplexity"],
+        [
+            [name, epsilon, show.number(side["loss"]), show.number(side["perplexity"])]
+            for name, side, epsilon in rows
+        ],
+    )
+    print(
+        f"\nThe private model closes {share:.0%} of the gap in loss between the base model and the non-private one.\n"
+    )
+    show.claim(private.guarantee, folder / "run" / "release")
+    print(f"next: put your own text into {folder / 'config.yaml'} and run `confide train` on it")

@@ -1,0 +1,78 @@
+"""What `confide init` shows and asks: which fields may name people, and which of them is the unit."""
+
+import sys
+from pathlib import Path
+
+from confide.cli.look import Candidate, Look, look, named, plain
+from confide.cli.show import number, table
+from confide.cli.starter import Draft, share_without
+
+_MOST = 8
+
+
+def people(found: Look) -> None:
+    """The fields that may name people, numbered, with how many documents name nobody there."""
+    listed = found.people[:_MOST]
+    looked = f"{'all' if found.whole else 'the first'} {number(found.records)} records"
+    print(f"looked at {looked} of {found.source!r}, {number(found.documents)} of them with text")
+    if not listed:
+        return
+    rows = [
+        [str(place), repr(each.name)[1:-1], number(each.people), share_without(found, each), _why(each)]
+        for place, each in enumerate(listed, 1)
+    ]
+    table(["", "field", "different", "documents without", "because of"], rows)
+
+
+def _why(each: Candidate) -> str:
+    return "its values repeat" if each.repeats else "its name" if each.sure else "its name, perhaps"
+
+
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def asked(found: Look) -> Candidate | None:
+    """The unit that is chosen at the terminal; the proposal if nothing is said."""
+    proposal = found.unit()
+    default = proposal.name if proposal else "none"
+    print("\nWho is protected? All documents of one value of the unit are protected together.")
+    while True:
+        try:
+            answer = input(
+                f"a number or a field's name, or none for each document by itself [{default}]: "
+            ).strip()
+        except EOFError:
+            print()
+            return proposal
+        if not answer:
+            return proposal
+        if answer == "none":
+            return None
+        if answer.isdecimal() and 1 <= int(answer) <= len(found.people[:_MOST]):
+            return found.people[int(answer) - 1]
+        meant = [name for name in found.fields if answer == name] or [
+            name for name in found.fields if plain(answer) == plain(name)
+        ]
+        chosen = _counted(found, meant[0]) if len(meant) == 1 else None
+        if chosen is not None:
+            return chosen
+        if len(meant) == 1:
+            print(f"{meant[0]!r} is the text: choose a field that says whose it is")
+        else:
+            print(f"{answer!r} is {'several' if meant else 'none'} of the fields: {named(found.fields)}")
+
+
+def _counted(found: Look, name: str) -> Candidate | None:
+    """A field of the records as a unit, counted now if it was not; None if it is the text."""
+    return found.candidate(name) or look(found.source, (name,)).candidate(name)
+
+
+def drafted(draft: Draft, unit: Candidate | None, out: Path) -> None:
+    """Where the config is, whom it protects, and what comes next; warnings on standard error."""
+    whom = "each document by itself" if unit is None else f"all documents of one {unit.name!r} together"
+    print(f"wrote {out}: protects {whom}; look at data.text and data.unit, then `confide prepare {out}`")
+    sys.stdout.flush()
+    for warning in draft.warnings:
+        print(f"warning: {warning}", file=sys.stderr)

@@ -1,0 +1,188 @@
+"""Plans and suggestions, as a person reads them."""
+
+from typing import Any
+
+from confide.cli.show import above, below, number, table
+from confide.privacy.guarantee import Guarantee
+from confide.utils.rounding import at_least, at_most
+
+_COLUMNS = {
+    "": "change",
+    "mechanism": "mechanism",
+    "batch": "batch",
+    "steps": "steps",
+    "noise multiplier": "noise_multiplier",
+    "noise per gradient": "noise_per_gradient",
+    "noise x": "relative_noise",
+    "compute x": "relative_compute",
+}
+
+
+_SHOWN = {
+    "epsilon": above,
+    "noise_multiplier": below,
+}
+
+
+def _cell(key: str, value: Any) -> str:
+    return _SHOWN.get(key, number)(value)
+
+
+def plan(found: dict[str, Any]) -> None:
+    chosen = found["chosen"]
+    if chosen["epsilon"] is None:
+        print("mechanism none: no privacy is claimed")
+    else:
+        adjacency = found["guarantee"]["adjacency"]
+        print(f"epsilon {above(chosen['epsilon'])} at delta {at_most(chosen['delta'], 3)}, {adjacency}")
+        for what, epsilon in found["guarantee"]["epsilons"]:
+            print(f"  {above(epsilon)} {what}")
+        for reason in found["guarantee"]["estimates"]:
+            print(f"  an estimate: {reason}")
+        for warning in found["warnings"]:
+            print(f"  warning: {warning}")
+        for sentence in Guarantee.from_json(found["guarantee"]).weakness():
+            print(f"  {sentence}")
+        if found.get("verdict"):
+            print("\nverdict: " + "\n  ".join(found["verdict"]["words"]))
+        print()
+    stages = found.get("stages", [])
+    if len(stages) > 1:
+        rows = [[stage["name"], number(stage["steps"]), below(stage["noise_multiplier"])] for stage in stages]
+        table(["steps of the run", "how many", "noise multiplier"], rows)
+        print("\nthe noised ones beside their neighbours; compute counts all:")
+    if "larger_priors" in found:
+        _secret_plan(found)
+    else:
+        rows = [[_cell(key, chosen[key]) for key in _COLUMNS.values()]]
+        rows += [
+            [_cell(key, r[key]) for key in _COLUMNS.values()]
+            for r in found["neighbours"]
+            if "impossible" not in r
+        ]
+        table(list(_COLUMNS), rows)
+    for row in found["neighbours"]:
+        if "impossible" in row:
+            print(f"{row['change']}: not possible: {row['impossible']}")
+    for row in found.get("what_if", []):
+        print(
+            f"were there {number(row['units'])} units, {number(row['times_users'])} times as many: noise multiplier "
+            f"{below(row['noise_multiplier'])}, noise per gradient {number(row['noise_per_gradient'])}, at delta "
+            f"{at_most(row['delta'], 3)} ({row['note']})"
+        )
+    print(f"\nnoise per gradient: {found['measure']}")
+    if "nearness" in found:
+        _nearness(found["nearness"])
+    if "split" in found:
+        _split(found["split"])
+    print(
+        f"tokens {number(chosen['tokens'])}, about {chosen['operations']:.2g} floating-point operations (estimate)"
+    )
+    print(f"memory at the peak of a step about {found['memory_bytes'] / 2**30:.2f} GiB (estimate)")
+    if "gradients_bytes" in found:
+        size = found["gradients_bytes"] / 2**30
+        print(
+            f"and {size:.2f} GiB for a gradient of every unit, in memory or else in a file of the run folder"
+        )
+
+
+def _nearness(found: dict[str, Any]) -> None:
+    """What tau would have to be, by gradients that were measured."""
+    quantiles = ", ".join(map(number, found["quantiles"]))
+    print(
+        f"\nof {found['users']} units, {found['k']} rows each, at the base model: gradients of median norm "
+        f"{number(found['median_norm'])}, in units of which 10%, 50% and 90% of pairs are at most {quantiles} apart\n"
+        f"privacy.tau {number(found['tau'])} is the least with which a step would pass but for noise: "
+        f"{number(found['ratio'])} median norms (tau / clip norm, to be held against the `noise x` of uls); no "
+        "guarantee covers a tau that is chosen from this\n"
+    )
+
+
+def _split(found: dict[str, Any]) -> None:
+    """Rows and users a step, by gradients that were measured."""
+    print(
+        f"\nEstimate-and-Double (003, Algorithm 3), by gradients of {found['users']} units at the base model:"
+    )
+    factors = [
+        [
+            number(p["n"]),
+            number(p["k"]),
+            *("-" if p[by] is None else f"x {p[by]:.3f}" for by in ("by_k", "by_n")),
+        ]
+        for p in found["path"]
+    ]
+    table(["units a step", "rows of each", "noise with twice the rows", "with twice the units"], factors)
+    last, own, ours = found["path"][-1], found["noise"], found["noise_of_config"]
+    where = f"train.batch={number(last['n'])} and privacy.rows_per_unit={last['k']}"
+    print(
+        f"so {where}: noise {own:.3g} on a gradient, clipped at its median norm; this config's {ours:.3g}. No "
+        "guarantee covers what is chosen from this"
+    )
+    if own > ours:
+        print(
+            "one doubling at a time did not find the least: this config has less noise than where its path ends"
+        )
+    print()
+
+
+def suggestions(found: dict[str, Any]) -> None:
+    """Settings of one target and budget, the most promising first, and what to write into the config."""
+    import yaml
+
+    columns = ["mechanism", "rows_per_unit", "batch", "steps", "noise_multiplier", "noise_per_gradient"]
+    rows = [
+        [
+            str(row["place"]),
+            *(_cell(key, row[key]) for key in (*columns, "rows_seen")),
+            f"{row['operations']:.2g}",
+        ]
+        for row in found["ranked"]
+    ]
+    header = ["", *(column.replace("_", " ") for column in columns), "rows seen", "operations"]
+    table(header, rows)
+    print()
+    for row in found["ranked"]:
+        print(f"{row['place']}. {row['reason']}")
+    print(
+        f"\n{found['considered']:,} settings that compute {found['budget_rows']:,.0f} rows, "
+        f"{found['impossible']:,} of them not possible; {found['basis']}"
+    )
+    if correlated := found["correlated"]:
+        print(
+            f"not in the ranking: with privacy.bands={correlated['bands']} the weights of the first one would hold "
+            f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
+            "AdamW then bears a higher learning rate (docs/configuring.md)"
+        )
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in found["ranked"][0]["settings"].items():
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = value
+    print("\nthe first one, for the config:\n")
+    print(yaml.safe_dump(nested, sort_keys=False), end="")
+
+
+def _secret_plan(found: dict[str, Any]) -> None:
+    """The sweep over c of a program that protects secrets, and what larger priors would cost."""
+    rows = [
+        [
+            row["change"],
+            number(row["rows_kept"]),
+            f"{row['share_kept']:.1%}",
+            number(row["effective_rows"]),
+            number(row["effective_rows_per_step"]),
+            number(row["epochs"]),
+            *(below(row["noise"][name]) for name in ("blow-up", "kl")),
+            number(row["noise_per_gradient"]),
+        ]
+        for row in found["neighbours"]
+        if "impossible" not in row
+    ]
+    header = ["program", "rows kept", "share", "effective rows", "effective a step", "epochs"]
+    table([*header, "noise by blow-up", "by kl", "noise per gradient"], rows)
+    print(f"\nthis config: noise multiplier {below(found['chosen']['noise_multiplier'])}")
+    print("  the same posteriors, or ten times the prior where that is more, for larger priors as well:")
+    for row in found["larger_priors"]:
+        print(f"  {below(row['noise_multiplier'])} with priors up to {at_least(row['prior'], 3)}")
+    reached = found["guarantee"]["reconstruction"]
+    print("a guess that succeeds by itself with chance p succeeds with the model with at most r:")
+    print("  " + "; ".join(f"p = {at_least(p, 3)}: r = {at_most(r, 3)}" for p, r in reached))

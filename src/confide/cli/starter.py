@@ -1,0 +1,220 @@
+"""A first config for a file or folder, from a look at its first records. Names and counts only, no text."""
+
+import hashlib
+import textwrap
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from confide.cli.look import Candidate, Look, look, named
+from confide.config.schema import Data
+from confide.data.documents import side_of
+
+_SHARES = (0.1, 0.2)  # of the units, held out: the second where the first would hold out none
+
+_TAKES_WITHOUT = (
+    "without_unit" in Data.model_fields
+)  # whether a config may say what becomes of documents of nobody
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A config as YAML, and what whoever reads it must know of it: whom it protects, and what `prepare` will refuse."""
+
+    config: str
+    warnings: tuple[str, ...]
+
+
+def write(source: str) -> str:
+    """A commented config for `source`, as YAML.
+
+    Raises:
+        InputError: nothing can be read there, or no field holds text.
+    """
+    found = look(source)
+    return draft(found, found.unit()).config
+
+
+def draft(found: Look, unit: Candidate | None) -> Draft:
+    """A commented config for what was looked at, with a unit of one's choice."""
+    warnings = tuple(_warnings(found, unit))
+    train_units, share = _held_out(found, unit)
+    batch = min(64, max(1, (unit.people if unit else found.documents) // 2), max(1, train_units))
+    mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
+    above = [f"# WARNING: {line}" for warning in warnings for line in _wrapped(warning)]
+    fields = f"fields here: {named(found.fields)}"
+    lines = [
+        "# Written by `confide init`; look at `data.text` and `data.unit` first. All keys: docs/config.md",
+        *above,
+        "model: bundled              # or a folder or hub name of any causal LM",
+        "data:",
+        f"  train: {_quoted(found.source)}",
+        f"  text: {_quoted(found.text)}   # {_HOW.get(found.chosen, '')}{fields}",
+        *([f"  speakers: {_speakers(found)}   # the prompt of each speaker"] if found.roles else []),
+        f"  unit: {_quoted(unit.name) if unit else 'null'}   # {_protected(unit)}",
+        *(
+            ["  # without_unit: drop       # what to do with documents that name nobody: refuse, drop or own"]
+            if unit and unit.without and _TAKES_WITHOUT
+            else []
+        ),
+        f"  eval: {share or 'null'}                 # "
+        + ("this share of the units is held out whole" if share else "too few units to hold any out"),
+        f"  strip_quotes: {'true' if found.is_mail else 'false'}        # what is quoted is somebody else's text",
+        "  max_length: 128",
+        "privacy:",
+        f"  mechanism: {mechanism}            # `confide plan` shows others beside it",
+        "  epsilon: 8",
+        *(
+            [
+                "  rows_per_unit: 1          # of each user in a step: fewer of each leave compute for more users"
+            ]
+            if unit
+            else []
+        ),
+        "train:",
+        "  steps: 200",
+        "  learning_rate: 0.002      # of the bundled model; 0.004 with thousands of users, less for larger models",
+        "  schedule: linear",
+        f"  batch: {batch:<18} # {'rows' if mechanism != 'uls' else 'units'} a step: more means less noise and more "
+        "compute",
+        f"run: {_quoted(f'runs/{run_name(found.source)}')}",
+    ]
+    return Draft("\n".join(lines) + "\n", warnings)
+
+
+_HOW = {
+    "pair": "put together, as there is no field of all the text; ",
+    "longest": "the longest, as no name says which field is the text; ",
+}
+
+
+def _protected(unit: Candidate | None) -> str:
+    if unit is None:
+        return "ROW-LEVEL PROTECTION ONLY: each document by itself, and nobody who has several"
+    return "whom to protect: all documents of one value together"
+
+
+def _quoted(text: str) -> str:
+    """Text as YAML reads it back, whatever is in it."""
+    return yaml.safe_dump(text, default_style='"', allow_unicode=True, width=1 << 30).strip()
+
+
+def _speakers(found: Look) -> str:
+    return "{" + ", ".join(f"{_quoted(name)}: {_quoted(f'{name}:')}" for name in found.roles) + "}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 105, break_long_words=False, break_on_hyphens=False)
+
+
+def share_without(found: Look, unit: Candidate) -> str:
+    """How many of the documents name nobody in a field: "1.7%", "none"."""
+    share = unit.without / max(found.documents, 1)
+    return "none" if not unit.without else "under 0.1%" if share < 0.001 else f"{share:.1%}"
+
+
+def _warnings(found: Look, unit: Candidate | None) -> list[str]:
+    """Where the config protects less than a reader may think, and what `prepare` or `plan` will refuse."""
+    looked = f"{'all' if found.whole else 'the first'} {found.documents:,} documents"
+    told = []
+    if unit is None:
+        told.append(_row_level(found, looked))
+    elif unit.people == 1:
+        told.append(
+            f"data.unit: {unit.name!r} holds one and the same in {looked}; one person alone cannot be hidden among "
+            "others, so `confide plan` will find no useful setting"
+        )
+    elif unit.people and unit.people == found.documents - unit.without:
+        told.append(
+            f"data.unit: {unit.name!r} differs in every one of {looked}, so each document is protected by itself; set "
+            "data.unit to the field that a person's documents have in common, if there is one"
+        )
+    elif not unit.sure:
+        told.append(
+            f"data.unit: {unit.name!r} has {unit.people:,} different values in {looked}, and its name does not say "
+            "that these are people: what is protected is all documents of one value together"
+        )
+    if unit is not None and unit.without:
+        ways = (
+            ", or say with data.without_unit what to do with them (drop: leave them out; own: each by itself)"
+        )
+        told.append(
+            f"data.unit: {share_without(found, unit)} of {looked} name nobody in {unit.name!r}, and `confide prepare` "
+            f"refuses them; give them a unit{ways * _TAKES_WITHOUT}"
+        )
+    if found.chosen == "pair":
+        told.append(
+            f"data.text: no field holds all of the text, so it is put together as {_quoted(found.text)}; change the "
+            "template if fields are missing or in the wrong order"
+        )
+    elif found.chosen == "longest":
+        told.append(
+            f"data.text: no field is named like a text, so {found.text!r} is taken, the longest; name another or put "
+            "several together in a template if that is not all of the text"
+        )
+    if found.fault is not None:
+        told.append(f"`confide prepare` will refuse this: {found.fault}")
+    elif found.whole and found.documents == 1:
+        told.append(
+            "one text alone cannot be hidden among others, so `confide plan` will find no useful setting"
+        )
+    return told
+
+
+def _row_level(found: Look, looked: str) -> str:
+    empty = [each.name for each in found.people if not each.repeats and not each.people]
+    others = [f"{each.name!r} ({each.people:,} values)" for each in found.people if each.people > 1][:8]
+    why = (
+        f"{', '.join(map(repr, empty))} {'name' if len(empty) > 1 else 'names'} nobody in {looked}"
+        if empty
+        else f"no field of {looked} was seen to name people"
+    )
+    return (
+        f"{why}, so data.unit is null: ROW-LEVEL PROTECTION ONLY. Each document is protected by itself, and a person "
+        "with several documents is not. Set data.unit to the field that names whom to protect"
+        + (
+            f"; fields whose values repeat: {', '.join(others)}"
+            if others
+            else f" (fields: {named(found.fields)})"
+        )
+    )
+
+
+def _held_out(found: Look, unit: Candidate | None) -> tuple[int, float | None]:
+    """How many units are left to train on, as far as was looked, and the share that is held out."""
+    owners = (
+        unit.owners
+        if unit is not None
+        else frozenset((f"row:{number}",) for number in range(found.documents))
+    )
+    for share in _SHARES:
+        sides = Counter(side_of(each, share) for each in owners)
+        if sides["eval"] and sides["train"]:
+            people = {p for each in owners if side_of(each, share) == "train" for p in each}
+            return len(people), share
+    return len({person for each in owners for person in each}), None
+
+
+def run_name(source: str) -> str:
+    """A name for the run folder: that of the source, told from those of its neighbours and of earlier runs."""
+    path = Path(source)
+    name = _safe(path.name.partition(".")[0])
+    try:
+        others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]
+    except OSError:
+        others = []
+    if name in {_safe(other.partition(".")[0]) for other in others}:
+        name = _safe(path.name)
+        if name in {_safe(other) for other in others}:
+            name += "-" + hashlib.sha256(path.name.encode("utf-8", "surrogateescape")).hexdigest()[:6]
+    number, free = 1, name
+    while (Path("runs") / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "run"

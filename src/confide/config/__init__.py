@@ -1,0 +1,1 @@
+"""The config: its schema, and how a file is read and checked."""

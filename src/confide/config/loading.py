@@ -1,0 +1,399 @@
+"""The one config: YAML plus `key=value` overrides, checked as a whole before anything runs.
+
+Every key's meaning is its `description`; `docs/config.md` is made from them by `python -m confide.config.loading`.
+"""
+
+import difflib
+import functools
+import json
+import os
+import stat
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from confide.config import registry, yaml_text
+from confide.config.schema import Adaptive, Average, Config, Policy, Redacted, Secrets
+from confide.utils.errors import Faults, InputError
+
+_DEEPEST = 8  # sections within one another that an override may name; there are three
+_MOST = 20  # faults that are shown
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config file.
+
+    Raises:
+        InputError: with every fault that was found, one a line, each naming its key.
+    """
+    if "\0" in str(path):
+        raise InputError(f"{str(path)!r}: no path holds the character NUL")
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path = folder / "config.yaml"  # a run folder stands for its own config
+    try:
+        text = _text(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such config file{_near(path)}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    try:
+        raw = yaml_text.read(text)
+    except InputError as error:
+        raise InputError(f"{path}{' ' if str(error).startswith('line ') else ': '}{error}") from None
+    if raw is None:
+        raise InputError(f"{path}: the file is empty")
+    if not isinstance(raw, dict):
+        kind = "a list" if isinstance(raw, list) else "one value alone"
+        raise InputError(f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}")
+    if folder is not None and (folder / "ledger.jsonl").exists():
+        raw["run"] = str(folder)  # wherever it lay when it was made
+    for override in overrides:
+        _apply(raw, override)
+    return check(raw, str(path))
+
+
+def _text(path: Path) -> str:
+    """What a config file holds; never waits for a pipe and never reads without end."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise InputError(f"{path}: is not a file (it is a pipe or a device): write the config to a file")
+        found = stream.read(4 * yaml_text.LONGEST + 1)
+    if len(found) > 4 * yaml_text.LONGEST:
+        raise InputError(f"{path}: is far too large for a config: is it the data?")
+    return found.decode("utf-8")
+
+
+def _near(path: Path) -> str:
+    """The config file that was meant, if there is one of a like name."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return f" (nor is there a folder {path.parent})"
+    close = difflib.get_close_matches(path.name, names, 1, 0.6)
+    return f", did you mean {path.with_name(close[0])}?" if close else ""
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(
+            f"{yaml_text.shown(override)}: an override is key=value, for example privacy.epsilon=3"
+        )
+    value = parsed(text, override)
+    *parents, last = key.strip().split(".")
+    if len(parents) > _DEEPEST:
+        raise InputError(f"{yaml_text.shown(override)}: no key of a config lies so deep")
+    place = raw
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise InputError(f"{yaml_text.shown(override)}: {_name(parent)} is not a section of the config")
+    place[last] = value
+
+
+def parsed(text: str, where: str) -> Any:
+    """A value of the command line: YAML, where 1e-5 is a number. `where`: the whole argument, for the error."""
+    try:
+        return yaml_text.read(text)
+    except InputError as error:
+        raise InputError(f"{yaml_text.shown(where)}: {str(error).removeprefix('line 1: ')}") from None
+
+
+def check(raw: Mapping[str, Any], where: str = "config") -> Config:
+    """Validate a mapping; all faults are found before one error is raised."""
+    faults = [f"{_name(key)}: holds {text}" for key, text in _unspeakable(raw)]
+    if faults:
+        raise _report(where, faults)
+    faulty: set[str] = set()
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        for detail in error.errors():
+            key = ".".join(str(part) for part in _path(detail))
+            if key in faulty:
+                continue
+            faulty.add(key)
+            faults.append(_sentence(key, detail) if len(faults) < _MOST else key)
+        # What is left may still hold impossible combinations; the reader should hear of them now.
+        try:
+            config = Config.model_validate({"data": {"train": "?"}} | _without(raw, faulty))
+        except ValidationError:
+            raise _report(where, faults) from None
+    faults += [f"{key}: {text}" for key, text in _combinations(config) if not _touches(faulty, key)]
+    if faults:
+        raise _report(where, faults)
+    return config
+
+
+def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, what it holds) of text that no path, field or message can hold."""
+    if isinstance(value, str):
+        if "\0" in value:
+            yield key, "the character NUL, which no text or path can"
+        elif not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            yield key, "half a character (a surrogate, or bytes that are not UTF-8)"
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _unspeakable(name, f"{key}.{name}" if key else str(name))
+            yield from _unspeakable(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _unspeakable(item, key)
+
+
+def _name(key: str) -> str:
+    """A key as a message shows it: as it is, or in quotes where that might be misread."""
+    return key if key.isprintable() and len(key) <= 80 else yaml_text.shown(key)
+
+
+def _report(where: str, faults: list[str]) -> InputError:
+    if len(faults) == 1:
+        return InputError(f"{where}: {faults[0]}")
+    seen = [f"  {fault}" for fault in faults[:_MOST]]
+    if len(faults) > _MOST:
+        seen.append(f"  and {len(faults) - _MOST} more")
+    return Faults(f"{where}: {len(faults)} faults\n" + "\n".join(seen))
+
+
+def _path(detail: ErrorDetails) -> list[str]:
+    """The key of a fault, without the names of the union members that pydantic adds."""
+    path: list[str] = []
+    model: Any = Config
+    for part in detail["loc"]:
+        fields = getattr(model, "model_fields", None)
+        if fields is None:
+            break
+        path.append(str(part))
+        model = fields[part].annotation if part in fields else None
+    return path
+
+
+def _sentence(key: str, detail: ErrorDetails) -> str:
+    section, _, name = key.rpartition(".")
+    key = _name(key)
+    if detail["type"] == "extra_forbidden":
+        near = [k for k in keys() if k.rpartition(".")[2] == name]  # the right name in the wrong section
+        near = near or difflib.get_close_matches(key[:99], keys(), 1, 0.5)
+        return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section))
+    if detail["type"] == "missing":
+        return f"{key}: is missing" + (" (what to read)" if key == "data.train" else "")
+    text = detail["msg"].removeprefix("Input should be ").replace("Value error, ", "")
+    value = detail["input"]
+    expected = _expected(key)
+    if expected:
+        text = expected
+    shown = "" if isinstance(value, dict | list | tuple) else f" {yaml_text.shown(value)}"
+    hint = ""
+    if isinstance(value, dict) and "text" in text:
+        hint = ": put text with braces in quotes"
+    if isinstance(value, str) and "a list of text" in text:
+        hint = f"; of one, [{yaml_text.shown(value)}]"
+    options = _options(key)
+    if options and isinstance(value, str):
+        near = difflib.get_close_matches(value[:99], options, 1, 0.4)
+        hint = f", did you mean {near[0]}?" if near else ""
+    return f"{key}:{shown} is not valid, must be {text}{hint}"
+
+
+def _known(section: str) -> str:
+    names = [k.rpartition(".")[2] for k in keys() if k.rpartition(".")[0] == section]
+    return f" ({section or 'the config'} has: {', '.join(names)})" if names else ""
+
+
+def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation, f"{prefix}{name}.")
+
+
+@functools.cache
+def _all() -> dict[str, Any]:
+    return dict(_fields())
+
+
+def keys() -> list[str]:
+    """Every key of the config, dotted."""
+    return list(_all())
+
+
+def is_whole(key: str) -> bool:
+    """Whether a key takes whole numbers."""
+    return _expected(key).startswith(_KINDS[int])
+
+
+def _options(key: str) -> list[str]:
+    if key == "privacy.mechanism":
+        return list(registry.MECHANISMS)
+    field = _all().get(key)
+    return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
+
+
+def _literals(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is Literal:
+        return list(typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return [o for part in typing.get_args(annotation) for o in _literals(part)]
+    return []
+
+
+def _expected(key: str) -> str:
+    """What a key takes, in words: "a number above 0", "one of a, b, c"."""
+    if key == "privacy.mechanism":
+        return "one of " + ", ".join(registry.MECHANISMS)
+    field = _all().get(key)
+    return _words(field.annotation, field.metadata) if field else ""
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = typing.get_args(annotation)
+        return _words(inner, [*extra, *metadata])
+    if origin is Literal:
+        return "one of " + ", ".join(str(o) for o in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in typing.get_args(annotation))
+    if origin is list:
+        return "a list of text" if typing.get_args(annotation) == (str,) else "a list of numbers"
+    if origin is dict:
+        return "names, each with text"
+    if origin is tuple:
+        _, _, each = _words(typing.get_args(annotation)[0]).partition(_KINDS[float] + " ")
+        return "a list of two numbers" + (f", each {each}" if each else "")
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section with keys"
+    bounds = []
+    for item in metadata:
+        for part in getattr(item, "metadata", None) or [item]:
+            bounds += [f"{word} {getattr(part, b):g}" for b, word in _BOUNDS.items() if hasattr(part, b)]
+    return " ".join(
+        filter(None, [_KINDS.get(annotation, str(annotation)), " and ".join(dict.fromkeys(bounds))])
+    )
+
+
+def _without(raw: Mapping[str, Any], faulty: set[str], prefix: str = "") -> dict[str, Any]:
+    rest = {}
+    for name, value in raw.items():
+        key = f"{prefix}{name}"
+        if key not in faulty:
+            rest[name] = _without(value, faulty, key + ".") if isinstance(value, Mapping) else value
+    if not prefix:
+        rest["data"] = {"train": "?"} | rest.get("data", {})
+    return rest
+
+
+def _touches(faulty: set[str], key: str) -> bool:
+    section = key.partition(".")[0]
+    return (
+        key in faulty
+        or section in faulty
+        or (section == "privacy" and any(f.startswith("privacy.") for f in faulty))
+    )
+
+
+def _combinations(config: Config) -> Iterator[tuple[str, str]]:
+    data, train, adapter = config.data, config.train, config.adapter
+    if config.task == "classification" and data.label is None:
+        yield "data.label", "task: classification needs the field that holds the class"
+    if config.task != "classification" and data.label is not None:
+        yield (
+            "data.label",
+            f"task: {config.task} has no classes; set task: classification or remove the label",
+        )
+    if adapter.kind == "lora" and config.model.endswith(".json"):
+        yield (
+            "adapter.kind",
+            "an adapter to a model from scratch is no use without its random weights: use full",
+        )
+    if adapter.kind == "modules" and adapter.targets == "all-linear":
+        yield "adapter.targets", "kind: modules needs the names of the modules to train"
+    if train.warmup > train.steps:
+        yield "train.warmup", f"{train.warmup} warm-up steps are more than the {train.steps} steps of the run"
+    if train.distributed == "fsdp" and train.optimizer == "adafactor":
+        yield (
+            "train.optimizer",
+            "adafactor needs whole parameters: use adamw or sgd with train.distributed: fsdp",
+        )
+    if train.momentum and train.optimizer != "sgd":
+        yield "train.momentum", f"is an option of sgd, not of {train.optimizer}"
+    if train.average.kind == "none" and train.average.share != Average().share:
+        yield "train.average.share", "is of a mean of the weights: set train.average.kind to ema or tail"
+    if data.clean == "enron" and data.unit is None:
+        yield "data.unit", "clean: enron is for mail: name the unit, usually `unit: from`"
+    if data.unit == []:
+        yield "data.unit", "an empty list names no unit: give a field, or null for each document"
+    if data.unit is None and data.without_unit != "refuse":
+        yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
+    yield from _of_the_mechanism(config)
+
+
+def _of_the_mechanism(config: Config) -> Iterator[tuple[str, str]]:
+    name = config.privacy.mechanism
+    if name not in registry.MECHANISMS:
+        near = difflib.get_close_matches(name[:99], registry.MECHANISMS, 1, 0.4)
+        hint = f", did you mean {near[0]}?" if near else ""
+        known = ", ".join(registry.MECHANISMS)
+        yield "privacy.mechanism", f"{yaml_text.shown(name)} is not one of {known}{hint}"
+        return
+    yield from registry.mechanism(name).all_faults(config)
+    yield from _foreign(config)
+
+
+def _foreign(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings of another mechanism, which would be read by nobody."""
+    name, privacy = config.privacy.mechanism, config.privacy
+    for key, owners, stated in (
+        ("secrets", ("secret",), config.secrets != Secrets()),
+        ("detector", ("selective", "redacted", "crt"), config.detector != Policy()),
+        ("redacted", ("selective", "crt"), config.redacted != Redacted()),
+        ("adaptive", ("adaptive",), config.adaptive != Adaptive()),
+        ("privacy.accountant", ("secret",), privacy.accountant != "blow-up"),
+        ("privacy.bounding", ("owners",), privacy.bounding != "greedy"),
+        ("privacy.tau", ("concentration",), privacy.tau is not None),
+    ):
+        if stated and name not in owners:
+            yield (
+                key,
+                f"is for mechanism {', '.join(owners)}, and this is {name}: remove it, or choose {owners[0]}",
+            )
+
+
+def reference() -> str:
+    """The config reference, as Markdown."""
+    lines = [
+        "# The config",
+        "",
+        "Made by `python -m confide.config.loading > docs/config.md`; do not edit by hand.",
+        "",
+    ]
+    lines += ["YAML, plus `key=value` overrides on the command line, for example `privacy.epsilon=3`.", ""]
+    lines += ["| key | takes | default | meaning |", "|---|---|---|---|"]
+    for key, field in _fields():
+        takes = _expected(key).replace("|", "\\|")
+        if takes == "a section with keys":
+            lines.append(f"| **`{key}`** | | | *{field.description}* |")
+            continue
+        default = (
+            "required"
+            if field.is_required()
+            else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+        )
+        lines.append(f"| `{key}` | {takes} | {default} | {field.description.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

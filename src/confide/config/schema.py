@@ -1,0 +1,458 @@
+"""Every key of the config, with its type, bounds, default and meaning.
+
+It knows nothing of files or mechanisms: `confide.config.loading` reads and checks, and mechanisms read the values.
+"""
+
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Adapter(Section):
+    kind: Literal["full", "lora", "bias", "modules"] = Field(
+        "full",
+        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
+    )
+    rank: Count = Field(32, description="rank of the LoRA factors")
+    alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
+    targets: str | list[str] = Field(
+        "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
+    )
+
+
+class Data(Section):
+    train: str = Field(
+        description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
+    )
+    eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
+        0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
+    )
+    format: Literal[
+        "auto", "jsonl", "json", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code"
+    ] = Field("auto", description="told by what `train` is, or stated here")
+    split: str = Field("train", description="which split of a hub data set")
+    delimiter: str | None = Field(
+        None,
+        description="what stands between the fields of a CSV or TSV; null: as its content has it, and told",
+    )
+    encoding: str | None = Field(
+        None,
+        description="of JSON, CSV and text files, as `cp1252` or `utf-16`; null: UTF-8, or what the bytes say beyond "
+        "doubt, which is told",
+    )
+    max_document_bytes: Count = Field(
+        1 << 27,
+        description="what no document may be larger than, decompressed (128 MiB): a bound on memory, and on what a "
+        "small compressed file may grow to",
+    )
+    text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
+    speakers: dict[str, str] = Field(
+        default_factory=dict,
+        description="of dialogues (data.text names a list of turns): the prompt that stands for each speaker; default: "
+        "the name and a colon",
+    )
+    unit: str | list[str] | None = Field(
+        None,
+        description="field that names the privacy unit; a list makes several owners; null: each document",
+    )
+    without_unit: Literal["refuse", "drop", "own"] = Field(
+        "refuse",
+        description="documents whose unit is empty: `refuse` the data and say how many; `drop` them; or make each a "
+        "unit of its `own`: of somebody who wrote several, each is then protected by itself, not all of them together",
+    )
+    label: str | None = Field(None, description="field that holds the class, for `task: classification`")
+    clean: Literal["none", "enron"] = Field(
+        "none",
+        description="`enron`: the mail cleaning of paper 000 appendix B (receiver copies, 20-grams, forwards)",
+    )
+    strip_quotes: bool = Field(
+        False, description="remove quoted replies, so that other people's words stay theirs"
+    )
+    duplicates: bool = Field(True, description="report text that stands in several units; nothing is removed")
+    max_length: Annotated[int, Field(ge=2)] = Field(
+        128, description="tokens a row; longer documents are cut into rows"
+    )
+    max_documents: Count | None = Field(None, description="read only the first documents, for a trial")
+
+
+class Privacy(Section):
+    mechanism: str = Field("uls", description="what protects whom")
+    epsilon: Positive | None = Field(None, description="the target; or give noise_multiplier")
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="default: M^-1.1 for M rows in use, at most 1/N for N units"
+    )
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="standard deviation of the noise on the sum, in units of clip_norm; instead of epsilon",
+    )
+    clip_norm: Positive = Field(
+        1.0, description="bound on the norm of what is clipped together: a row or a unit"
+    )
+    normalised: bool = Field(
+        True,
+        description="divide the noised sum by clip_norm, so that the learning rate does not depend on it",
+    )
+    adjacency: Literal["zero-out", "add-or-remove", "replace-one"] | None = Field(
+        None,
+        description="what neighbours are; default: zero-out, of selective, redacted, crt and concentration "
+        "replace-one; the other two cost more or need literal constants",
+    )
+    tau: Positive | None = Field(
+        None,
+        description="concentration: the distance within which most users' mean gradients lie; the noise is in "
+        "proportion to it",
+    )
+    rows_per_unit: Count | Literal["median"] = Field(
+        4, description="k of uls, G of els, group and owners; `median` of the rows per unit"
+    )
+    selection: Selection | None = Field(
+        None, description="which rows of a unit; default: random-chunk for uls on a causal LM, else random"
+    )
+    resample: bool = Field(
+        False, description="els, group: repeat rows of units that have fewer than rows_per_unit"
+    )
+    sampling: Literal["poisson", "truncated", "shuffle"] = Field(
+        "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
+    )
+    bands: Count = Field(
+        1,
+        description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation); each unit "
+        "may then take part in every bands-th step alone. 1: independent noise",
+    )
+    accountant: Literal["blow-up", "kl"] = Field(
+        "blow-up",
+        description="secret: how noise follows from priors and posteriors; kl is paper 002's, and looser",
+    )
+    bounding: Literal["greedy", "program"] = Field(
+        "greedy",
+        description="owners: rows kept until each owner has rows_per_unit, or weighed by a linear program",
+    )
+    noise: Literal["secure", "fast"] = Field(
+        "secure", description="AES-CTR, on a GPU ChaCha20; or Philox, which is no cipher: an estimate"
+    )
+    published_key: str | None = Field(
+        None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"
+    )
+
+
+class Detector(Section):
+    level: Literal["low-entity", "high-entity", "low-contextual", "high-contextual"] | None = Field(
+        None,
+        description="of a spaCy pipeline: persons, organisations, dates, places; all 18 kinds of entities; also "
+        "proper nouns, pronouns, subjects, objects; also verbs",
+    )
+    pipeline: str = Field("en_core_web_sm", description="the spaCy pipeline, by name or folder")
+    patterns: list[str] | Literal["all"] | None = Field(
+        None,
+        description="recognisers of structured data: EMAIL_ADDRESS, CREDIT_CARD, IBAN_CODE ..., or `all`",
+    )
+
+
+class Policy(Detector):
+    words: str | None = Field(
+        None, description="file with one word or phrase a line, or a CSV with a column `word`"
+    )
+    expressions: dict[str, str] = Field(default_factory=dict, description="name: regular expression")
+    spans: str | None = Field(
+        None,
+        description="field that lists the sensitive spans of the text: [start, end], [start, end, kind] or "
+        "{start, end, kind}",
+    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="the share of sensitive text that is found, as you claim it: only 1.0 makes the guarantee a "
+        "theorem",
+    )
+
+
+class Repository(Section):
+    paths: list[str] = Field(
+        default_factory=list, description="globs as in .gitignore: the files that match one are its rows"
+    )
+    owners: list[str] | Literal["all"] = Field(
+        default_factory=list, description="owners in CODEOWNERS: their files"
+    )
+    authors: list[str] | Literal["all"] = Field(
+        default_factory=list, description="mail addresses in git's history: the files they have changed"
+    )
+    packages: list[str] = Field(default_factory=list, description="Python packages: their modules")
+    imports: bool = Field(
+        True, description="whoever imports a file of a secret, directly or not, carries it as well"
+    )
+    root: str | None = Field(None, description="the work tree; default: data.train")
+
+    @property
+    def names_secrets(self) -> bool:
+        return any((self.paths, self.owners, self.authors, self.packages))
+
+
+class Program(Section):
+    target: Literal["gaussian", "kl", "sqrt-kl"] | None = Field(
+        None,
+        description="how much of the rows a secret may have, by its prior and posterior; default: gaussian for "
+        "accountant blow-up, sqrt-kl for kl",
+    )
+    c: Annotated[float, Field(gt=0, le=1)] | Literal["least-noise"] = Field(
+        1.0,
+        description="the bound on every secret's rows, relative to the one that drops no row; least-noise: the c of "
+        "a sweep with the least noise per gradient that keeps enough rows (`keep`)",
+    )
+    keep: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="c: least-noise: the least share of effective rows, (sum w)^2 / sum w^2"
+    )
+    solver: Literal["auto", "highs", "pdlp"] = Field(
+        "auto", description="highs for small programs, pdlp for large ones"
+    )
+
+
+Prior = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Secrets(Section):
+    words: str | None = Field(
+        None, description="file with one word or phrase a line, or a CSV with a column `word`"
+    )
+    patterns: dict[str, str] = Field(
+        default_factory=dict, description="name: regular expression; each distinct match is a secret"
+    )
+    detector: Detector = Field(
+        default_factory=Detector, description="each distinct entity that is found is a secret"
+    )
+    column: str | list[str] | None = Field(
+        None, description="fields that name the secrets of a whole document"
+    )
+    rows: str | None = Field(
+        None, description="file of document numbers, `NUMBER` or `NUMBER,SECRET` a line, counted from 0"
+    )
+    repository: Repository = Field(
+        default_factory=Repository, description="parts of a code base; needs data.format code"
+    )
+    prior: Prior | list[Prior] | None = Field(
+        None,
+        description="success of the best blind guess at a secret; a list states several, all enforced",
+    )
+    posterior: Prior | list[Prior] | None = Field(
+        None, description="what the best attack on the model may reach at most, for each prior"
+    )
+    values: str | None = Field(
+        None, description="CSV (id,prior,posterior) for single secrets, or for a class of them"
+    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="the share of mentions that is found, as you claim it: only 1.0 makes the guarantee a theorem",
+    )
+    program: Program = Field(default_factory=Program, description="the linear program that weighs rows")
+
+
+class Redacted(Section):
+    mode: Literal["direct", "screened", "light-noise"] = Field(
+        "direct",
+        description="selective: train on all redacted rows; on a sample that a person has screened (`marks`); or on "
+        "all with light noise for what the detector missed (`epsilon`, `missing_rate`)",
+    )
+    steps: Count = Field(500, description="steps on what is not sensitive, before or between the noised ones")
+    batch: Positive | None = Field(
+        None, description="expected rows of such a step, at most all there are; default: train.batch"
+    )
+    learning_rate: Positive | None = Field(None, description="of such a step; default: train.learning_rate")
+    marks: str | None = Field(
+        None,
+        description="the sample that `confide redact --sample` wrote, with what a person marked as missed",
+    )
+    epsilon: Positive | None = Field(
+        None,
+        description="light-noise: what these steps may spend of privacy.epsilon, or beside a stated noise",
+    )
+    missing_rate: tuple[Share, Share] | None = Field(
+        None,
+        description="light-noise: 95% interval of the share of words that are sensitive and missed, as "
+        "`confide redact --marks` estimates it",
+        strict=False,
+    )
+    span_tokens: Count = Field(
+        3, description="tokens that a redacted span counts for where rows are cut, so that its text has room"
+    )
+
+
+Factor = Annotated[float, Field(gt=0, le=1)]
+
+
+class Adaptive(Section):
+    mode: Literal["private", "nominal"] = Field(
+        "private",
+        description="private: the factor of each step's noise is released with noise of its own, and a filter keeps "
+        "the budget; nominal: the factor of paper 001, taken from the drawn rows themselves, and so an estimate",
+    )
+    probability: Literal["nll", "perplexity"] = Field(
+        "nll",
+        description="private: how probably a row is private: its mean token loss over the logarithm of the vocabulary, "
+        "or its perplexity between the two constants of `between`; cut off at 0 and 1",
+    )
+    between: tuple[float, float] | None = Field(
+        None,
+        description="probability: perplexity: [low, high], stated without a look at the data",
+        strict=False,
+    )
+    normalise: Literal["rank", "log-perplexity", "perplexity"] = Field(
+        "rank",
+        description="nominal: what is stretched from 0 to 1 over the data set",
+    )
+    floor: Factor = Field(0.5, description="the least factor that a step's noise can have")
+    expected: Factor | None = Field(
+        None,
+        description="private: the factor that a step is planned with: above the floor there is less noise, and the run "
+        "may end early; nominal: a factor at which epsilon is told too; default: floor",
+    )
+    gamma_batch: Positive | None = Field(
+        None, description="private: expected rows of the draw that a factor is made from; default: all rows"
+    )
+    gamma_noise: Positive | None = Field(
+        None,
+        description="private: standard deviation of the noise on a factor's sum of probabilities; default: 5 times "
+        "that of a planned step, in proportion to the sampling probabilities",
+    )
+    scorer: str | None = Field(
+        None,
+        description="causal language model that gives the perplexities, a folder or hub name, and has seen no private "
+        "row; default: the base model",
+    )
+
+
+class Average(Section):
+    kind: Literal["none", "ema", "tail"] = Field(
+        "none",
+        description="release the mean of the weights over the last steps: an exponential or a plain one",
+    )
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.25, description="how far back the mean looks, as a share of all steps"
+    )
+
+
+class Train(Section):
+    steps: Count = Field(500, description="number of noised steps")
+    batch: Positive = Field(
+        256, description="expected rows a step (row sampling) or units a step (unit sampling)"
+    )
+    max_batch: Count | None = Field(
+        None, description="`sampling: truncated`: the most rows or units a step may hold"
+    )
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="literal sampling probability in place of batch; an add-or-remove claim needs it"
+    )
+    divisor: Positive | None = Field(
+        None, description="literal divisor of the noised sum; default: the expected batch, a public constant"
+    )
+    learning_rate: Positive = Field(1e-3, description="peak learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="decay after the warm-up"
+    )
+    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up, of each phase")
+    optimizer: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="what moves the weights")
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="decoupled weight decay"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
+    betas: tuple[Share, Share] = Field((0.9, 0.999), description="of adamw", strict=False)
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="bf16: autocast in forward and backward; weights, norms and sums stay float32. What GPUs are made "
+        "for; on a CPU it may be the slower one",
+    )
+    micro_tokens: Count | Literal["auto"] = Field(
+        "auto", description="tokens (with padding) of one physical micro-batch; auto: what fits in memory"
+    )
+    distributed: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="under torchrun each process holds the whole model (ddp) or a part of it (fsdp)"
+    )
+    gradient_checkpointing: bool = Field(False, description="less memory for a third more compute")
+    average: Average = Field(default_factory=Average, description="which weights are evaluated and released")
+    checkpoint_every: Count = Field(25, description="steps between checkpoints")
+    eval_on_start: bool = Field(True, description="evaluate the base model before the first step")
+    eval_every: Annotated[int, Field(ge=0)] = Field(
+        0, description="steps between evaluations; 0: at the end only"
+    )
+    seed: int = Field(
+        0, description="initial weights of a model from scratch and of adapters; never draws or noise"
+    )
+
+
+class Canaries(Section):
+    count: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="made-up units planted among the private ones, each by a fair coin, for `confide audit`; they "
+        "count as units; 0: none",
+    )
+    family: Literal["digits", "rare-tokens", "generated"] = Field(
+        "digits",
+        description="a random number in `template`; random tokens of the vocabulary; text that the base model makes, "
+        "spread over its perplexities",
+    )
+    template: str = Field("My ID is {}", description="digits: the text, with {} where the number stands")
+    digits: Annotated[int, Field(ge=1, le=12)] = Field(6, description="digits: how many of them")
+    tokens: Annotated[int, Field(ge=2)] = Field(
+        24, description="rare-tokens, generated: how many tokens a canary has"
+    )
+    insertions: Count | Annotated[list[Count], Field(min_length=1)] = Field(
+        1,
+        description="documents that hold a canary's text, all of its unit; of a list the canaries take turns",
+    )
+    guesses: Count | None = Field(
+        None,
+        description="about the coins, in the audit; settled before training; default: a third of the canaries",
+    )
+    white_box: bool = Field(
+        False,
+        description="also keep what each step's noised sum tells of each canary, as the guarantee lets everybody see",
+    )
+
+
+class Config(Section):
+    model: str = Field(
+        "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
+    )
+    tokenizer: str | None = Field(None, description="folder or hub name; default: the model's own")
+    special_tokens: list[str] = Field(
+        default_factory=list,
+        description="added to the vocabulary, with new embeddings: <mask>, or prompts as in `data.speakers`",
+    )
+    task: Literal["causal-lm", "masked-lm", "classification"] = Field(
+        "causal-lm", description="what is trained"
+    )
+    trust_remote_code: bool = Field(False, description="let code from the model's repository run")
+    adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
+    data: Data = Field(description="where the text comes from")
+    privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
+    secrets: Secrets = Field(
+        default_factory=Secrets,
+        description="mechanism secret: where secrets are found, and how far each is protected",
+    )
+    detector: Policy = Field(
+        default_factory=Policy,
+        description="mechanisms selective, redacted and crt: what in a text is sensitive",
+    )
+    redacted: Redacted = Field(
+        default_factory=Redacted,
+        description="mechanisms selective and crt: the steps on what is not sensitive",
+    )
+    adaptive: Adaptive = Field(
+        default_factory=Adaptive,
+        description="mechanism adaptive: what each step's noise is multiplied by",
+    )
+    canaries: Canaries = Field(
+        default_factory=Canaries, description="what is planted so that the claim can be attacked"
+    )
+    train: Train = Field(default_factory=Train, description="the optimisation")
+    run: str = Field("runs/run", description="the run folder")
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

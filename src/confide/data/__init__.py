@@ -1,0 +1,1 @@
+"""Text in, unit graph on disk out."""

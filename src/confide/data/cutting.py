@@ -1,0 +1,153 @@
+"""A text as rows of tokens, and which of its characters each row stands for."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from confide.data.pieces import PIECE, beginning, encoded
+from confide.data.spans import Mention
+
+_AT_ONCE = 1 << 20  # characters of short texts that are tokenised in one call
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens, and the characters of the document, [start, end), that they stand for."""
+
+    tokens: np.ndarray
+    start: int
+    end: int
+
+    def secrets(self, mentions: Sequence[Mention]) -> list[str]:
+        """The secrets of which the row holds a character, or a neighbour of one, each once.
+
+        How a row begins or ends may depend on the character beyond: `##7` within a word is `7` at its start.
+        """
+        return list(dict.fromkeys(m.secret for m in mentions if m.start <= self.end and m.end >= self.start))
+
+
+class Cutter:
+    """Cuts texts into rows of at most `length` tokens.
+
+    A causal LM reads a text as its rows, one after the other; of any other task a text is one row, cut off.
+
+    Args:
+        places: whether to tell characters; without, or with a tokenizer that cannot tell, a row stands for all.
+        piece: characters beyond which a text is long, and is tokenised in pieces.
+    """
+
+    def __init__(
+        self, tokenizer: Any, task: str, length: int, places: bool = False, piece: int = PIECE
+    ) -> None:
+        self._tokenizer, self._in_rows, self._length = tokenizer, task == "causal-lm", length
+        self._places, self._piece = places and tokenizer.is_fast, piece
+        start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._before = [start if start is not None else end] if (start, end) != (None, None) else []
+        self._after = [end] if end is not None else []
+
+    def rows(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[Iterable[Row]]:
+        """Each text's rows; those of a long text are made as they are taken, once.
+
+        Args:
+            names: what a sentence about each text begins with.
+
+        Raises:
+            InputError: see `long_texts.encoded`; for a long text as its rows are taken.
+        """
+        if not self._in_rows:
+            return list(self._beginnings(texts))
+        names = names or ["a text"] * len(texts)
+        # A slow tokenizer does not tell where its tokens stand.
+        long = [self._tokenizer.is_fast and len(text) > self._piece for text in texts]
+        short = iter(self._short([text for text, is_long in zip(texts, long, strict=True) if not is_long]))
+        return [
+            self._streamed(text, encoded(self._tokenizer, text, name, self._piece))
+            if is_long
+            else next(short)
+            for text, name, is_long in zip(texts, names, long, strict=True)
+        ]
+
+    def _beginnings(self, texts: Sequence[str]) -> Iterator[list[Row]]:
+        """The one row of each text."""
+        if self._tokenizer.is_fast:
+            texts = [beginning(self._tokenizer, text, self._length, self._piece) for text in texts]
+        for ids, own, text in self._encoded(texts, truncation=True, max_length=self._length):
+            yield self._cut(text, np.asarray(ids), own, 0, len(text) if own is None else _end(own))
+
+    def _short(self, texts: Sequence[str]) -> Iterator[list[Row]]:
+        for ids, own, text in self._encoded(texts, add_special_tokens=False):
+            whole = np.asarray(self._before + ids + self._after, dtype=np.int64)
+            if own is not None:
+                own = [(0, 0)] * len(self._before) + own + [(0, 0)] * len(self._after)
+            cut = self._cut(text, whole, own, 0, len(text))
+            yield [row for row in cut if len(row.tokens) > 1]  # a row of one token predicts nothing
+
+    def _streamed(self, text: str, pieces: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[Row]:
+        """The same rows of a text whose tokens come in pieces."""
+        none = np.zeros((1, 2), dtype=np.int64)
+        ids = np.array(self._before, dtype=np.int64)
+        places = none.repeat(len(ids), 0)
+        reached = 0
+        for more, where in pieces:
+            ids, places = np.concatenate([ids, more]), np.concatenate([places, where])
+            following = np.flatnonzero(places[:, 1] > places[:, 0])
+            # Cut off what is followed by a token that tells where it ends.
+            ready = (int(following[-1]) if len(following) else 0) // self._length * self._length
+            if ready:
+                later = places[ready:]
+                end = int(later[later[:, 1] > later[:, 0], 0].min())
+                cut = self._cut(text, ids[:ready], places[:ready] if self._places else None, reached, end)
+                yield from (row for row in cut if len(row.tokens) > 1)
+                reached = max(reached, int(places[:ready, 1].max()))
+                ids, places = ids[ready:], later
+        ids = np.concatenate([ids, np.array(self._after, dtype=np.int64)])
+        places = np.concatenate([places, none.repeat(len(self._after), 0)])
+        cut = self._cut(text, ids, places if self._places else None, reached, len(text))
+        yield from (row for row in cut if len(row.tokens) > 1)
+
+    def _encoded(
+        self, texts: Sequence[str], **options: Any
+    ) -> Iterator[tuple[list[int], list[tuple[int, int]] | None, str]]:
+        """Token ids of each text, the characters of each token if they are told, and the text."""
+        for some in _together(texts):
+            found = self._tokenizer(some, return_offsets_mapping=self._places, **options)
+            offsets = found["offset_mapping"] if self._places else [None] * len(some)
+            yield from zip(found["input_ids"], offsets, some, strict=True)
+
+    def _cut(self, text: str, ids: np.ndarray, offsets: Any, before: int, end: int) -> list[Row]:
+        """Rows of the tokens, which stand for characters from where `before` was reached up to `end`."""
+        length = self._length
+        firsts = range(0, len(ids), length)
+        if offsets is None:
+            return [Row(ids[i : i + length], 0, len(text)) for i in firsts]
+        starts, stops = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+        starts = np.where(stops > starts, starts, end)  # a token without characters tells of none
+        # Characters that the tokenizer dropped between two tokens count on both sides of a cut.
+        reached = np.maximum.accumulate(np.concatenate([[before], stops]))
+        ahead = np.concatenate([np.minimum.accumulate(starts[::-1])[::-1], [end]])
+        rows = []
+        for first in firsts:
+            last = min(first + length, len(ids))
+            begin = min(int(reached[first]), int(ahead[first]))
+            rows.append(Row(ids[first:last], begin, max(int(ahead[last]), int(reached[last]))))
+        return rows
+
+
+def _together(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Texts in order, no more at a time than may be tokenised at once; tokenizers do not take none at all."""
+    some: list[str] = []
+    characters = 0
+    for text in texts:
+        if some and characters + len(text) > _AT_ONCE:
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += len(text)
+    if some:
+        yield some
+
+
+def _end(offsets: Sequence[tuple[int, int]]) -> int:
+    return max((stop for _, stop in offsets), default=0)

@@ -1,0 +1,80 @@
+"""A config's sources to cleaned documents, and the side of the split that each is on.
+
+What decides whether a unit is held out is its name alone, so the split is the same in every run and no
+unit stands on both sides.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from confide.data.readers import Counts, Document, documents, records
+from confide.data.readers.enron import clean_enron
+from confide.data.readers.quotes import strip_quotes
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+
+def training_documents(config: "Config") -> Iterator[Document]:
+    """The documents that training rows are cut from, as `prepare` reads them: none that is held out."""
+    share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+    found = documents_of(config, config.data.train, Counts())
+    return (document for document in found if side_of(document.units, share) == "train")
+
+
+def documents_of(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
+    """The documents of a source of the config, cleaned, as many as it allows."""
+    return islice(_documents(config, source, counts), config.data.max_documents)
+
+
+def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
+    data = config.data
+    found = records(
+        source,
+        data.format,
+        data.split,
+        counts=counts,
+        delimiter=data.delimiter,
+        encoding=data.encoding,
+        largest=data.max_document_bytes,
+    )
+    if data.clean == "enron":
+        found = clean_enron(found, counts)
+    made = documents(
+        found,
+        data.text,
+        data.unit,
+        data.label,
+        counts,
+        data.speakers,
+        config.detector.spans,
+        data.without_unit,
+        data.max_document_bytes,
+    )
+    for document in made:
+        body = document.text
+        if data.strip_quotes:
+            body = strip_quotes(body)
+            counts["characters of quotes stripped"] += len(document.text) - len(body)
+            if not body.strip():
+                counts["documents dropped: only quotes"] += 1
+                continue
+        yield document if body == document.text else replace(document, text=body, given=())
+
+
+def side_of(units: tuple[str, ...], share: float) -> str | None:
+    """On which side of the split a document of these units stands; None if on both."""
+    if share in (0.0, 1.0):
+        return "eval" if share else "train"
+    held = [_held_out(unit, share) for unit in units]
+    if all(held):
+        return "eval"
+    return None if any(held) else "train"
+
+
+def _held_out(unit: str, share: float) -> bool:
+    digest = hashlib.blake2b(unit.encode(), digest_size=8, person=b"confide-eval").digest()
+    return int.from_bytes(digest, "big") < share * 2**64

@@ -1,0 +1,10 @@
+"""Text from wherever it lies, as a stream of documents with owners: `read`.
+
+`records` and `documents` are its two halves, so that cleaning (`enron`, `quotes`) fits in between; `duplicates` reports
+what crosses units.
+"""
+
+from confide.data.readers.documents import Counts, Document, Record, documents
+from confide.data.readers.readers import FORMATS, read, records
+
+__all__ = ["FORMATS", "Counts", "Document", "Record", "documents", "read", "records"]

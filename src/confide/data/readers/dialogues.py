@@ -1,0 +1,133 @@
+"""Dialogues: a list of turns as one text, a line or more a turn, and the spans of turns as spans of that text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from confide.data.readers.fields import clean_text
+from confide.utils.errors import InputError
+
+_SPEAKERS = ("speaker", "role", "from")
+_TEXTS = ("text", "content", "value")
+
+
+def is_dialogue(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a field holds turns: a list of mappings, of plain strings, or of both."""
+    return isinstance(value, list | tuple) and all(isinstance(turn, Mapping | str) for turn in value)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Turns with their speakers' prompts. Build it with `of`.
+
+    Attributes:
+        turns: the raw text of each turn, and what stands before it.
+        text: all of them, cleaned, a turn a line; "" if nothing is said in any.
+    """
+
+    turns: tuple[tuple[str, str], ...]
+    text: str
+
+    @classmethod
+    def of(cls, value: Sequence[Any], speakers: Mapping[str, str], where: str) -> Dialogue:
+        """Turns are mappings with `speaker`, `role` or `from` and `text`, `content` or `value`; or plain strings, of
+        nobody in particular.
+
+        Args:
+            speakers: the prompt of each speaker; where it is empty, prompts are the speakers' names and a colon.
+
+        Raises:
+            InputError: a turn lacks its text or speaker, or the speaker is not among `speakers`; names record and
+                turn.
+        """
+        turns = tuple(
+            (_prompt(turn, speakers, f"{where}: turn {number}"), _said(turn, f"{where}: turn {number}"))
+            for number, turn in enumerate(value, 1)
+        )
+        if not any(said.strip() for _, said in turns):
+            return cls(turns, "")
+        return cls(turns, "\n".join(prompt + clean_text(said) for prompt, said in turns))
+
+    def prompts(self) -> tuple[tuple[int, int], ...]:
+        """Where prompts stand in the text."""
+        found, position = [], 0
+        for prompt, said in self.turns:
+            found.append((position, position + len(prompt)))
+            position += len(prompt) + len(clean_text(said)) + 1
+        return tuple(found) if self.text else ()
+
+    def shifted(self, value: Sequence[Any], field: str, where: str) -> list[list[Any]]:
+        """The spans that a field of each turn lists, [start, end] or [start, end, kind], counted in `text`.
+
+        Raises:
+            InputError: a turn has no such list, or a span that is not of its text: what is not marked, or not where
+                it stands, would not be protected.
+        """
+        found: list[list[Any]] = []
+        position = 0
+        for number, (turn, (prompt, said)) in enumerate(zip(value, self.turns, strict=True), 1):
+            position += len(prompt)
+            for start, end, *kind in _spans(turn, field, len(said), f"{where}: turn {number}"):
+                # Of a line end of two characters one is left, which is sensitive if one of the two was.
+                begin = start - (said[start - 1 : start + 1] == "\r\n" and start > 0)
+                found.append([position + len(clean_text(said[:place])) for place in (begin, end)] + kind)
+            position += len(clean_text(said)) + 1
+        return found
+
+
+def speaker_of(turn: Any) -> str | None:
+    """Who says a turn; None if it names nobody."""
+    named = [turn[key] for key in _SPEAKERS if key in turn] if isinstance(turn, Mapping) else []
+    return (named[0].strip() or None) if named and isinstance(named[0], str) else None
+
+
+def _prompt(turn: Any, speakers: Mapping[str, str], where: str) -> str:
+    """What stands before what a turn says, with the space between the two."""
+    speaker = speaker_of(turn)
+    if speaker is None:
+        if isinstance(turn, str) and not speakers:
+            return ""
+        raise InputError(f"{where}: names no speaker (in a field {', '.join(_SPEAKERS)})")
+    if speakers and speaker not in speakers:
+        shown = repr(speaker) if len(speaker) <= 40 else "a speaker of a very long name"
+        raise InputError(f"{where}: is of {shown}, whom data.speakers does not list ({', '.join(speakers)})")
+    prompt = clean_text(speakers[speaker] if speakers else f"{speaker}:")
+    return prompt if not prompt or prompt[-1].isspace() else f"{prompt} "
+
+
+def _said(turn: Any, where: str) -> str:
+    if isinstance(turn, str):
+        return turn
+    said = [turn[key] for key in _TEXTS if key in turn]
+    if not said:
+        fields = ", ".join(str(key) for key in turn if len(str(key)) <= 40) or "none"
+        raise InputError(f"{where}: has no field {', '.join(_TEXTS)}; its fields are {fields}")
+    if said[0] is None:
+        return ""
+    if not isinstance(said[0], str):
+        raise InputError(f"{where}: holds a {type(said[0]).__name__}, not text")
+    return said[0]
+
+
+def _spans(turn: Any, field: str, length: int, where: str) -> Iterator[Sequence[Any]]:
+    listed = turn.get(field) if isinstance(turn, Mapping) else None
+    if not isinstance(listed, list | tuple):
+        raise InputError(
+            f"{where}: detector.spans names {field!r}, where each turn is to list its spans; an empty list says that "
+            "nothing is sensitive"
+        )
+    for span in listed:
+        if not (
+            isinstance(span, list | tuple)
+            and len(span) in (2, 3)
+            and all(isinstance(place, int) and not isinstance(place, bool) for place in span[:2])
+            and 0 <= span[0] <= span[1] <= length
+            and all(isinstance(kind, str) for kind in span[2:])
+        ):
+            raise InputError(
+                f"{where}: detector.spans: an entry of {field!r} is no [start, end] or [start, end, kind] within the "
+                f"turn's {length} characters"
+            )
+        yield span

@@ -1,0 +1,215 @@
+"""Records as they are read, documents as they are used, and the step between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+from confide.data.readers.dialogues import Dialogue, is_dialogue
+from confide.data.readers.fields import Template, clean_text, label_of, lookup, owners_of
+from confide.utils.errors import InputError
+
+LARGEST = 1 << 27
+"""Bytes of a document, where nothing else is stated: a book has a million."""
+
+WithoutUnit = Literal["refuse", "drop", "own"]
+DROPPED = "documents dropped: without a unit"
+OWN = "documents without a unit, each one of its own"
+_COUNTED = 1_000_000  # records that are read on to say how many have no unit
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Named fields as a reader found them, and where ("mail.jsonl line 17")."""
+
+    fields: Mapping[str, Any] = field(repr=False)
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with its owners. The text is left out of `repr`, so that no log or traceback shows it.
+
+    fields: those of its record; number: of the record in its source, counted from 0; given: characters [start, end)
+    that stand in the config, not in the record, and are therefore never sensitive.
+    """
+
+    text: str = field(repr=False)
+    units: tuple[str, ...]
+    label: str | int | None
+    where: str
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    number: int = 0
+    given: tuple[tuple[int, int], ...] = ()
+
+
+class Counts(Counter[str]):
+    """Named counts in the order in which they were declared; filled while a stream is consumed."""
+
+    def declare(self, *names: str) -> Counts:
+        """Fix the order of names, so that a count of zero is shown as well."""
+        for name in names:
+            self.setdefault(name, 0)
+        return self
+
+    def note(self, where: str, what: str) -> None:
+        """Keep something to tell about a file; what is told of several is told once."""
+        told = self._told()
+        first, last, number = told.get(what, (where, "", 0))
+        told[what] = (first, where, number + (where != last))
+
+    def notes(self) -> list[str]:
+        """What there is to tell, a sentence each: "a.csv and 3 more: read as cp1252"."""
+        return [
+            f"{first}{f' and {number - 1:,} more' if number > 1 else ''}: {what}"
+            for what, (first, _, number) in self._told().items()
+        ]
+
+    def _told(self) -> dict[str, tuple[str, str, int]]:
+        """Of each thing to tell the first file, the last one and their number."""
+        found: dict[str, tuple[str, str, int]] = self.__dict__.setdefault("_notes", {})
+        return found
+
+    def sentence(self) -> str:
+        """For people: "6,153 records, 12 empty texts, 6,141 documents"."""
+        return ", ".join(f"{number:,} {name}" for name, number in self.items())
+
+
+def documents(
+    records: Iterable[Record],
+    text: str,
+    unit: str | Sequence[str] | None,
+    label: str | None = None,
+    counts: Counts | None = None,
+    speakers: Mapping[str, str] | None = None,
+    spans: str | None = None,
+    without_unit: WithoutUnit = "refuse",
+    largest: int = LARGEST,
+) -> Iterator[Document]:
+    """Turn records into documents, one at a time.
+
+    `text` is a field or a template such as "{subject}\\n{body}"; `unit` a field or several (then each names
+    owners); a field that holds a list gives several owners. Mail addresses become lower-case `name@host`,
+    owners are de-duplicated in order. Without `unit` each document is its own unit, "row:0", "row:1" ...,
+    numbered as documents come out.
+
+    A `text` field that holds a list of turns is a dialogue, `dialogues.Dialogue`, with the prompts of `speakers`.
+    `spans` names the field of each turn that lists its spans: of the document, this field then holds all of them,
+    counted in the whole text.
+
+    Only carriage returns, NUL characters and lone surrogates are touched in a text. Blank texts are skipped
+    and counted. Counts: `records`, `empty texts`, `documents`, and `without <field>` where one of several
+    unit fields was blank.
+
+    A document that nobody owns is refused, with the number of them all; or dropped and counted; or made a unit of
+    its own and counted, by `without_unit`. Its own unit's name begins with a blank, as no name in the data does.
+
+    Raises InputError, naming the record, for a missing field, a document that nobody owns, a label that is
+    none, a text larger than `largest` bytes; and at the end if there was no record or no text at all. A bad template
+    is refused at once.
+    """
+    template = Template(text)
+    counts = Counts() if counts is None else counts
+    return _documents(records, template, unit, label, counts, speakers or {}, spans, without_unit, largest)
+
+
+def _documents(
+    records: Iterable[Record],
+    template: Template,
+    unit: str | Sequence[str] | None,
+    label: str | None,
+    counts: Counts,
+    speakers: Mapping[str, str],
+    spans: str | None,
+    without_unit: WithoutUnit,
+    largest: int,
+) -> Iterator[Document]:
+    counts.declare("records", "empty texts", "documents")
+    names = [unit] if isinstance(unit, str) else unit
+    read = kept = 0
+    where = ""
+    records = iter(records)
+    for record in records:
+        read += 1
+        counts["records"] += 1
+        where = record.where
+        fields = record.fields
+        turns = lookup(fields, template.field, where, "data.text") if template.field is not None else None
+        given: tuple[tuple[int, int], ...] = ()
+        if is_dialogue(turns):
+            dialogue = Dialogue.of(turns, speakers, where)
+            content = dialogue.text
+            if speakers:  # without, prompts are names out of the data
+                given = dialogue.prompts()
+            if spans is not None:
+                fields = {**fields, spans: dialogue.shifted(turns, spans, where)}
+        elif speakers:
+            raise InputError(
+                f"{where}: data.speakers is for dialogues, and data.text ({template.source!r}) names no list of turns"
+            )
+        else:
+            content = clean_text(template.fill(fields, where))
+        if not content or content.isspace():
+            counts["empty texts"] += 1
+            continue
+        if len(content) > largest:  # as one cell of a Parquet file may be
+            raise InputError(
+                f"{where}: a document of more than {largest:,} bytes; split it, or raise data.max_document_bytes."
+            )
+        if names is None:
+            owners: tuple[str, ...] = (f"row:{kept}",)
+        else:
+            owners, blank = owners_of(record.fields, names, where)
+            if not owners and without_unit == "refuse":
+                raise _nobody(records, template, names, read, where)
+            for name in blank if owners else ():
+                counts[f"without {name}"] += 1
+        if not owners and without_unit == "drop":
+            counts[DROPPED] += 1
+            continue
+        if not owners:
+            counts[OWN] += 1
+            owners = (f" {read - 1}",)
+        tag = None if label is None else label_of(record.fields, label, where)
+        kept += 1
+        counts["documents"] += 1
+        yield Document(content, owners, tag, where, fields, read - 1, given)
+    if not read:
+        raise InputError("no record is left to read: every one was removed before it became a document.")
+    if not kept and counts[DROPPED]:
+        raise InputError(
+            f"data.unit: no document up to {where} has one, so data.without_unit: drop leaves none."
+        )
+    if not kept:
+        raise InputError(
+            f"all {read} texts up to {where} are empty: "
+            f"check that data.text ({template.source!r}) names the right field."
+        )
+
+
+def _nobody(
+    records: Iterator[Record], template: Template, names: Sequence[str], read: int, where: str
+) -> InputError:
+    """What is said of the first document that nobody owns, with the number of all that are like it."""
+    number, limit = 1, read + _COUNTED
+    for record in islice(records, _COUNTED):
+        read += 1
+        number += not owners_of(record.fields, names, record.where)[0] and _says(record, template)
+    what = f"field {names[0]!r} is" if len(names) == 1 else f"fields {', '.join(names)} are"
+    of = f"the first {read:,} records" if read == limit else f"{read:,} records"
+    return InputError(
+        f"{where}: no unit, the {what} empty, and so of {number:,} of {of}, this one the first; choose another "
+        "data.unit, or say data.without_unit: drop (leave them out) or own (protect each by itself)."
+    )
+
+
+def _says(record: Record, template: Template) -> bool:
+    """Whether a record has a text."""
+    if template.field is not None and is_dialogue(
+        lookup(record.fields, template.field, record.where, "data.text")
+    ):
+        return True
+    return bool(template.fill(record.fields, record.where).strip())

@@ -1,0 +1,318 @@
+"""Text that stands in several units: exact and near-duplicates, and passages in common.
+
+A user's guarantee reaches the rows they own. Where their words also stand in somebody else's row (a quoted
+reply, a forward, a chain letter), they train the model from there as well. This report says how often; rows
+and figures, no text and no hashes of it.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.data.readers.documents import Document
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SHINGLE = 5  # words that make one element of the sets whose Jaccard similarity is estimated
+_GRAM = 16  # words of one fingerprint ...
+_WINDOW = 15  # ... of which each run of 15 keeps one: a passage of 30 words in common is always found
+_CROWD = 40  # in a larger bucket a row is compared with the next row only, not with all
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateReport:
+    """Rows are documents, numbered from 0 in the order of the stream. "Across units" means that the owners differ.
+
+    rows, units: of the stream; short: rows of fewer than `shortest` words, which are not looked at.
+    exact_groups: rows with the same words, of at least two sets of owners.
+    near_pairs: (row, row, estimated Jaccard similarity), similarity at least `threshold`, not exact.
+    rows_exact, rows_near: rows in some group or pair.
+    rows_passages: rows that have 30 words in a row or more in common with a row of other owners (exact and
+        near-duplicates included where they do); shorter passages of 16 words and more are found by chance.
+    rows_affected: rows with any of the three.
+    crowds: buckets of candidates so large that not all their pairs were compared.
+    """
+
+    rows: int
+    units: int
+    short: int
+    shortest: int
+    threshold: float
+    exact_groups: tuple[tuple[int, ...], ...]
+    near_pairs: tuple[tuple[int, int, float], ...]
+    rows_exact: int
+    rows_near: int
+    rows_passages: int
+    rows_affected: int
+    crowds: int
+
+    @property
+    def share_affected(self) -> float:
+        """Of all rows, those whose words stand in a row of other owners too."""
+        return self.rows_affected / self.rows
+
+    def sentences(self) -> list[str]:
+        """For people."""
+        share = f"{self.rows_affected:,} of {self.rows:,} documents ({self.share_affected:.1%})"
+        lines = [
+            f"{share} share words with documents of other owners:",
+            f"{self.rows_exact:,} have an exact duplicate there ({len(self.exact_groups):,} groups),",
+            f"{self.rows_near:,} a near-duplicate (estimated Jaccard similarity from {self.threshold:g}),",
+            f"{self.rows_passages:,} a passage of 30 words or more in common.",
+        ]
+        if self.short:
+            lines.append(f"{self.short:,} documents of fewer than {self.shortest} words were not looked at.")
+        return lines
+
+
+def find_duplicates(
+    documents: Iterable[Document], threshold: float = 0.8, shortest: int = 20, permutations: int = 64
+) -> DuplicateReport:
+    """Read a stream once and report what it has in common across units.
+
+    Words are compared in lower case, without punctuation and quote marks. Near-duplicates: MinHash over
+    5-word shingles with banding (Leskovec, Rajaraman & Ullman, Mining of Massive Datasets, ch. 3), bands as
+    datasketch chooses them for the threshold; the similarity of each candidate is then estimated from all
+    `permutations`, with standard error sqrt(J(1-J)/permutations). Passages in common: winnowing (Schleimer,
+    Wilkerson & Aiken, SIGMOD 2003) over 16-word fingerprints. No document is kept: a row costs 4 bytes a
+    permutation, 16 for its digest and owners, and 12 for each fingerprint (1.5 a word; a row of 200 words
+    some 600 bytes in all), twice that for a moment while buckets are sorted; each distinct set of owners its
+    names.
+
+    Raises InputError for an empty stream, or a threshold outside (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise InputError(
+            f"the threshold of near-duplicates is {threshold}; it must lie above 0 and not above 1."
+        )
+    rows = _sketch(documents, shortest, permutations)
+    exact = [group for group in _groups(rows.digests, rows.looked_at) if _crosses(rows.owners[group])]
+    pairs, crowds = _near_pairs(rows, threshold, permutations)
+    in_exact = _mask(rows.count, np.concatenate(exact) if exact else np.empty(0, np.int64))
+    in_pairs = _mask(rows.count, np.array([row for pair in pairs for row in pair[:2]], np.int64))
+    in_passages = _mask(rows.count, _shared_fingerprints(rows))
+    return DuplicateReport(
+        rows=rows.count,
+        units=rows.units,
+        short=rows.count - len(rows.looked_at),
+        shortest=shortest,
+        threshold=threshold,
+        exact_groups=tuple(tuple(int(row) for row in group) for group in exact),
+        near_pairs=pairs,
+        rows_exact=int(in_exact.sum()),
+        rows_near=int(in_pairs.sum()),
+        rows_passages=int(in_passages.sum()),
+        rows_affected=int((in_exact | in_pairs | in_passages).sum()),
+        crowds=crowds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sketches:
+    count: int
+    units: int
+    owners: NDArray[np.int32]  # [rows] number of the set of owners
+    looked_at: NDArray[np.int64]  # [S] rows that are long enough
+    digests: NDArray[np.uint64]  # [S]
+    signatures: NDArray[np.uint32]  # [S, permutations]
+    prints: NDArray[np.uint64]  # [F] fingerprints of passages
+    print_rows: NDArray[np.int32]  # [F] the row of each
+
+
+def _sketch(documents: Iterable[Document], shortest: int, permutations: int) -> _Sketches:
+    signature = _signer(permutations)
+    owner_sets: dict[frozenset[str], int] = {}
+    owners = _Column(np.int32)
+    looked_at, digests, prints, print_rows = (
+        _Column(kind) for kind in (np.int64, np.uint64, np.uint64, np.int32)
+    )
+    signatures = _Column(np.uint32)
+    count = 0
+    for row, document in enumerate(documents):
+        count += 1
+        owners.extend([owner_sets.setdefault(frozenset(document.units), len(owner_sets))])
+        words = _word_ids(document.text)
+        if len(words) < max(shortest, 1):
+            continue
+        looked_at.extend([row])
+        digests.extend(_grams(words, len(words)))
+        signatures.extend(signature(_grams(words, min(_SHINGLE, len(words)))))
+        chosen = _winnow(_grams(words, _GRAM)) if len(words) >= _GRAM else np.empty(0, np.uint64)
+        prints.extend(chosen)
+        print_rows.extend(np.full(len(chosen), row, np.int32))
+    if not count:
+        raise InputError("there are no documents to look for duplicates in.")
+    units = len({name for names in owner_sets for name in names})
+    return _Sketches(
+        count, units, owners.array(), looked_at.array(), digests.array(),
+        signatures.array().reshape(-1, permutations), prints.array(), print_rows.array(),
+    )  # fmt: skip
+
+
+class _Column:
+    """An array that grows by doubling, so that a stream of unknown length costs what its values weigh."""
+
+    def __init__(self, kind: Any) -> None:
+        self._values = np.empty(1024, kind)
+        self._length = 0
+
+    def extend(self, values: Sequence[int] | NDArray[Any]) -> None:
+        end = self._length + len(values)
+        if end > len(self._values):
+            self._values = np.resize(self._values, max(end, 2 * len(self._values)))
+        self._values[self._length : end] = values
+        self._length = end
+
+    def array(self) -> NDArray[Any]:
+        return self._values[: self._length]
+
+
+def _word_ids(text: str) -> NDArray[np.uint64]:
+    """One 64-bit number a word, the same for the same word in any text of any run."""
+    found = [_numbers(part) for part in _parts(text)]
+    return _mix(np.concatenate(found) if found else np.empty(0, np.uint64))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text cut between words: a list of words weighs ten times their text."""
+    start = 0
+    while start < len(text):
+        cut = _BLANK.search(text, start + _PART)
+        end = cut.start() if cut else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _numbers(text: str) -> NDArray[np.uint64]:
+    words = ("".join(c if c.isalnum() else " " for c in text.lower()) if not text.isascii() else
+             text.lower().translate(_PUNCTUATION)).split()  # fmt: skip
+    numbers = (zlib.crc32(word.encode("utf-8", "replace")) for word in words)
+    return np.fromiter(numbers, np.uint64, len(words))
+
+
+_BLANK = re.compile(r"\s")
+_BATCH = 1 << 15  # shingles that are signed at a time: each by all permutations
+_PART = 1 << 20  # characters of a text whose words are held at a time, at least
+_PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): spreads every bit over all 64."""
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def _grams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
+    """Hashes of all runs of `length` words: a polynomial modulo 2^64, mixed."""
+    factor = np.uint64(0x9E3779B97F4A7C15)
+    count = len(words) - length + 1
+    if count == 1:
+        powers = np.cumprod(np.full(length, factor, np.uint64))
+        return _mix((words * powers[::-1]).sum(keepdims=True, dtype=np.uint64))
+    total = np.zeros(count, np.uint64)
+    for offset in range(length):
+        total *= factor
+        total += words[offset : offset + count]
+    total *= factor
+    return _mix(total)
+
+
+def _winnow(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The least of each `_WINDOW` consecutive hashes, each once."""
+    if len(hashes) <= _WINDOW:
+        return hashes.min(keepdims=True)
+    return np.unique(np.lib.stride_tricks.sliding_window_view(hashes, _WINDOW).min(axis=1))
+
+
+def _signer(permutations: int) -> Callable[[NDArray[np.uint64]], NDArray[np.uint32]]:
+    """MinHash signatures by datasketch; with a fixed seed, since nothing secret depends on it."""
+    from datasketch import MinHash
+
+    empty = MinHash(num_perm=permutations, seed=1, hashfunc=int, scheme="affine32")
+
+    def signature(shingles: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        sketch = empty.copy()
+        values = np.unique(shingles)
+        for first in range(0, len(values), _BATCH):
+            sketch.update_batch((values[first : first + _BATCH] >> np.uint64(32)).tolist())
+        return np.asarray(sketch.hashvalues, np.uint32)
+
+    return signature
+
+
+def _groups(keys: NDArray[np.uint64], rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The rows of each key that occurs more than once, in order."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    bounds = np.flatnonzero(np.diff(ordered) != 0) + 1 if len(keys) else np.empty(0, np.int64)
+    starts, ends = np.concatenate(([0], bounds)), np.concatenate((bounds, [len(keys)]))
+    for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
+        yield rows[order[start:end]]
+
+
+def _crosses(owners: NDArray[np.int32]) -> bool:
+    return bool((owners != owners[0]).any())
+
+
+def _near_pairs(
+    rows: _Sketches, threshold: float, permutations: int
+) -> tuple[tuple[tuple[int, int, float], ...], int]:
+    from datasketch import MinHashLSH
+
+    chosen = MinHashLSH(threshold=threshold, num_perm=permutations)
+    positions = np.arange(len(rows.looked_at))
+    found: dict[tuple[int, int], float] = {}
+    crowds = 0
+    for band in range(chosen.b):
+        columns = rows.signatures[:, band * chosen.r : (band + 1) * chosen.r]
+        keys = np.zeros(len(columns), np.uint64)
+        for column in columns.T:
+            keys = _mix(keys * np.uint64(0x9E3779B97F4A7C15) + column)
+        for bucket in _groups(keys, positions):
+            crowds += len(bucket) > _CROWD
+            reach = 1 if len(bucket) > _CROWD else len(bucket)
+            for place, first in enumerate(bucket):
+                others = bucket[place + 1 : place + 1 + reach]
+                others = others[rows.owners[rows.looked_at[others]] != rows.owners[rows.looked_at[first]]]
+                others = others[rows.digests[others] != rows.digests[first]]
+                if len(others):
+                    alike = (rows.signatures[others] == rows.signatures[first]).mean(axis=1)
+                    for other, similarity in zip(
+                        others[alike >= threshold], alike[alike >= threshold], strict=True
+                    ):
+                        pair = int(rows.looked_at[first]), int(rows.looked_at[other])
+                        found[pair] = round(float(similarity), 3)
+    return tuple((*pair, similarity) for pair, similarity in sorted(found.items())), crowds
+
+
+def _shared_fingerprints(rows: _Sketches) -> NDArray[np.int64]:
+    """Rows that have a fingerprint in common with a row of other owners."""
+    order = np.argsort(rows.prints, kind="stable")
+    hashes, owning = rows.prints[order], rows.print_rows[order]
+    if not len(order):
+        return np.empty(0, np.int64)
+    begins = np.concatenate(([True], hashes[1:] != hashes[:-1]))
+    group = np.cumsum(begins) - 1
+    owners = rows.owners[owning]
+    differs = owners != owners[np.flatnonzero(begins)][group]
+    crossing = np.zeros(group[-1] + 1, bool)
+    crossing[group[differs]] = True
+    return np.unique(owning[crossing[group]]).astype(np.int64)
+
+
+def _mask(count: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    mask = np.zeros(count, bool)
+    mask[rows] = True
+    return mask

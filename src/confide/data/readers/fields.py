@@ -1,0 +1,183 @@
+"""From the named fields of a record to a text, owners and a label; with errors that name what is there."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confide.utils.errors import InputError
+
+_MISSING = object()
+_DEEPEST = 8  # lists within lists of names
+_HOST = r"[\w-]+(?:\.[\w-]+)+"
+_ADDRESS = re.compile(rf"[\w.!#$%&'*+/=?^`{{|}}~-]+@{_HOST}")
+_BARE_ADDRESS = re.compile(r"[^\s@<>,;:\"()\[\]]+@[^\s@<>,;:\"()\[\]]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Template:
+    """`body`, or `{subject}\\n{body}`: which fields make a text. `{{` and `}}` stand for braces.
+
+    Raises InputError for unbalanced braces, empty ones, and format specifications.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        if "{" not in source and "}" not in source:
+            if not source:
+                raise InputError("data.text is empty: name the field that holds the text.")
+            self.parts: list[tuple[str, str | None]] = [("", source)]
+            return
+        try:
+            parsed = list(string.Formatter().parse(source))
+        except ValueError as error:
+            raise InputError(
+                f"data.text: the template {source!r} has unbalanced braces ({error}); "
+                "write {{ or }} for a brace."
+            ) from None
+        for _, name, specification, conversion in parsed:
+            if name == "":
+                raise InputError(
+                    f"data.text: the template {source!r} has empty braces; put a field name in them."
+                )
+            if specification or conversion:
+                raise InputError(
+                    f"data.text: the template {source!r} formats {name!r}; write plain {{{name}}}."
+                )
+        self.parts = [(literal, name) for literal, name, _, _ in parsed]
+        if not self.names:
+            raise InputError(
+                f"data.text: the template {source!r} names no field, so all texts would be equal."
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """The fields that the template reads, in order."""
+        return [name for _, name in self.parts if name is not None]
+
+    @property
+    def field(self) -> str | None:
+        """The field that is the whole text; None of a template that adds to it."""
+        return self.parts[0][1] if len(self.parts) == 1 and not self.parts[0][0] else None
+
+    def fill(self, fields: Mapping[str, Any], where: str) -> str:
+        """The text of one record, "" if all its fields are blank. Raises InputError for a missing field."""
+        pieces: list[str] = []
+        blank = True
+        for literal, name in self.parts:
+            pieces.append(literal)
+            if name is not None:
+                value = _as_text(lookup(fields, name, where, "data.text"), name, where)
+                blank = blank and not value.strip()
+                pieces.append(value)
+        return "" if blank else "".join(pieces)
+
+
+def lookup(fields: Mapping[str, Any], name: str, where: str, key: str) -> Any:
+    """The value of a field; `meta.author` reaches into nested ones. `key` is the config key to blame."""
+    if name in fields:
+        return fields[name]
+    value: Any = fields
+    for part in name.split("."):
+        value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if value is _MISSING:
+            raise InputError(_unknown_field(fields, name, where, key))
+    return value
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """ " (did you mean 'body'?)", or nothing."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _unknown_field(fields: Mapping[str, Any], name: str, where: str, key: str) -> str:
+    # A table without a header has somebody's text for field names: show only what looks like a name.
+    known = [field for field in fields if len(field) <= 40 and len(field.split()) <= 3]
+    hidden = len(fields) - len(known)
+    listed = ", ".join(known[:30]) or "none"
+    more = f" and {hidden} that do not look like names (is the header line missing?)" if hidden else ""
+    there = f"{nearest(name, known)}; the fields are {listed}{more}"
+    return f"{where}: {key} names {name!r}, which is not there{there}."
+
+
+def _as_text(value: Any, name: str, where: str) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return str(value)
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    raise InputError(f"{where}: field {name!r} holds a {type(value).__name__}, not text.")
+
+
+def clean_text(text: str) -> str:
+    """The text as it is, with line ends as \\n and without what no tokenizer takes (NUL, lone surrogates)."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\x00" in text:
+        text = text.replace("\x00", "")
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def addresses(value: str) -> tuple[str, ...]:
+    """The mail addresses in a header value or list, as lower-case `name@host`, each once, in order.
+
+    A quoted display name that holds an address does not count when the address itself stands in angle
+    brackets.
+    """
+    if "@" not in value:
+        return ()
+    value = value.strip().lower()
+    if "<" in value:
+        value = re.sub(r'"[^"]*"', " ", value)
+    if _BARE_ADDRESS.fullmatch(value):
+        return (value.strip("'"),)
+    return tuple(dict.fromkeys(found.strip("'.") for found in _ADDRESS.findall(value)))
+
+
+def owners_of(
+    fields: Mapping[str, Any], names: Sequence[str], where: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """The owners of a record, each once, in order; and which of the fields were blank. Nobody may own a record.
+
+    Raises InputError if a field is not there or holds something that is no name.
+    """
+    owners: dict[str, None] = {}
+    blank = []
+    for name in names:
+        found = _names_in(lookup(fields, name, where, "data.unit"), name, where)
+        if not found:
+            blank.append(name)
+        owners.update(dict.fromkeys(found))
+    return tuple(owners), blank
+
+
+def _names_in(value: Any, name: str, where: str, depth: int = 0) -> list[str]:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return []
+    if isinstance(value, list | tuple) and depth < _DEEPEST:
+        return [owner for item in value for owner in _names_in(item, name, where, depth + 1)]
+    if isinstance(value, str):
+        cleaned = clean_text(value).strip()
+        return list(addresses(cleaned)) or ([cleaned] if cleaned else [])
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return [str(int(value)) if value == int(value) else str(value)]
+    what = "an infinite number" if isinstance(value, float) else f"a {type(value).__name__}"
+    raise InputError(f"{where}: data.unit field {name!r} holds {what}, not a name.")
+
+
+def label_of(fields: Mapping[str, Any], name: str, where: str) -> str | int:
+    """The label of a record: a word or an integer. Raises InputError for anything else."""
+    value = lookup(fields, name, where, "data.label")
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    raise InputError(f"{where}: data.label field {name!r} holds no label (a word or an integer is wanted).")

@@ -1,0 +1,199 @@
+"""Files as bytes: regular ones alone, decompressed, to their true end, and never more at a time than is allowed."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, cast
+
+from confide.data.readers.documents import LARGEST, Counts
+from confide.utils.errors import InputError
+
+# What the decompressors raise on a file that is cut short or altered.
+DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+_PIECE = 1 << 16
+_DICTIONARY = 1 << 28  # bytes that an xz file may ask for: `xz -9` asks for a quarter of them
+
+
+@dataclass(frozen=True)
+class How:
+    """How files are read.
+
+    Attributes:
+        delimiter: between the fields of a table; None: as its content has it.
+        encoding: of text; None: UTF-8, or what the content says.
+        largest: bytes of one document, decompressed; more of it is never held.
+        counts: what is passed over, and what was detected.
+    """
+
+    delimiter: str | None = None
+    encoding: str | None = None
+    largest: int = LARGEST
+    counts: Counts = field(default_factory=Counts)
+
+    def too_large(self, where: str) -> InputError:
+        """What is said of a document that is larger than allowed."""
+        return InputError(
+            f"{where}: a document of more than {self.largest:,} bytes; split it, or raise data.max_document_bytes."
+        )
+
+
+def check_regular(path: Path, key: str | None = None) -> None:
+    """Raises InputError for what is no plain file: a pipe or a device may never end, and is read but once.
+
+    `key` is the config key that names it; whoever reads it then says what else is wrong.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        if key is not None:
+            return
+        raise InputError(f"{path}: cannot be read ({_reason(error)}).") from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        named = "" if key is None else f"{key}: "
+        raise InputError(f"{named}{path}: is {kind}, not a file; write its content to a file first.")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The file's content, decompressed if its first bytes say gzip, xz or bzip2. Raises InputError."""
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(6)
+        if magic.startswith(b"\x1f\x8b"):
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        if magic == b"\xfd7zXZ\x00":
+            return _Streams.of(path, partial(lzma.LZMADecompressor, memlimit=_DICTIONARY), padded=True)
+        if magic.startswith(b"BZh"):
+            return _Streams.of(path, bz2.BZ2Decompressor)
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({_reason(error)}).") from None
+
+
+class _Streams(io.RawIOBase):
+    """The content of compressed streams, one after the other.
+
+    The standard library takes what follows a stream for its end if it is not another stream: of a file that is
+    damaged there, it would give the first part as all.
+    """
+
+    def __init__(self, path: Path, decompressor: Callable[[], Any], padded: bool) -> None:
+        self._file, self._new, self._padded = path.open("rb"), decompressor, padded
+        self._decompressor: Any = decompressor()
+        self._begun = False
+
+    @classmethod
+    def of(cls, path: Path, decompressor: Callable[[], Any], padded: bool = False) -> IO[bytes]:
+        return cast(IO[bytes], io.BufferedReader(cls(path, decompressor, padded), _PIECE))
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def _read(self, size: int) -> bytes:
+        while True:
+            if self._decompressor.eof:
+                rest = self._decompressor.unused_data
+                if self._padded:
+                    rest = rest.lstrip(b"\0")
+                rest = rest or self._file.read(_PIECE)
+                while rest and self._padded and not rest.strip(b"\0"):
+                    rest = self._file.read(_PIECE)
+                if not rest:
+                    return b""
+                self._decompressor = self._new()
+                piece = rest.lstrip(b"\0") if self._padded else rest
+            elif self._decompressor.needs_input:
+                piece = self._file.read(_PIECE)
+                if not piece:
+                    raise EOFError("the compressed data end too early")
+            else:
+                piece = b""
+            try:
+                found = self._decompressor.decompress(piece, size)
+            except OSError as error:  # bzip2's word for damaged data, which is no fault of the disk
+                raise EOFError(str(error)) from None
+            if found:
+                return cast(bytes, found)
+
+
+def lines_of(path: Path, how: How) -> Iterator[tuple[int, bytes]]:
+    """Line numbers from 1 and raw lines. Raises InputError for a damaged or unreadable file, or too long a line."""
+    number = 0
+    try:
+        with open_bytes(path) as file:
+            while line := file.readline(how.largest + 1):
+                number += 1
+                if len(line) > how.largest:
+                    raise how.too_large(f"{path} line {number}")
+                yield number, line
+    except DAMAGE as error:
+        raise InputError(f"{path}: the compressed file is damaged after line {number} ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read after line {number} ({_reason(error)}).") from None
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """The content in pieces of a fixed size. Raises InputError for a damaged or unreadable file."""
+    read = 0
+    try:
+        with open_bytes(path) as file:
+            while piece := file.read(_PIECE):
+                read += len(piece)
+                yield piece
+    except DAMAGE as error:
+        raise InputError(f"{path}: the compressed file is damaged after byte {read} ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read after byte {read} ({_reason(error)}).") from None
+
+
+def content_of(path: Path, how: How) -> bytes:
+    """The whole content, decompressed. Raises InputError if it cannot be read or is larger than allowed."""
+    pieces, length = [], 0
+    for piece in pieces_of(path):
+        pieces.append(piece)
+        length += len(piece)
+        if length > how.largest:
+            raise how.too_large(str(path))
+    return b"".join(pieces)
+
+
+def head_of(path: Path, size: int = 4096) -> bytes:
+    """The first bytes of the content. Raises InputError if they cannot be read."""
+    try:
+        with open_bytes(path) as file:
+            return file.read(size)
+    except (*DAMAGE, OSError) as error:
+        raise InputError(f"{path}: cannot be read ({error}).") from None
+
+
+def sample_of(path: Path, size: int) -> bytes:
+    """The first bytes of the content, as far as they can be read: whoever reads on meets the fault."""
+    found = b""
+    with contextlib.suppress(*DAMAGE, OSError), open_bytes(path) as file:
+        while len(found) < size and (piece := file.read(min(_PIECE, size - len(found)))):
+            found += piece
+    return found

@@ -1,0 +1,196 @@
+"""Other people's words out of a message: quoted replies, attribution lines, forwarded originals.
+
+A reply carries the text of who it answers. Training on it as the replier's own leaves the quoted person's
+words in rows that they do not own, where their guarantee does not reach. What is found here is found by its
+form; a quote without any mark stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from confide.data.readers.documents import Counts, Record
+from confide.data.readers.fields import clean_text, lookup
+from confide.utils.errors import InputError
+
+_I = re.IGNORECASE
+# "> ", "|> ", "JS> ": always a quote. Other marks are one only below an attribution line.
+_QUOTED = re.compile(r"[ \t]{0,3}(?:[|:}#]?[ ]?>|[A-Za-z]{1,4}[>|](?![A-Za-z/]))")
+_MARKS = "|:}#]%~{+=*!"
+_BANNER = re.compile(
+    r"[ \t]*[-_=*]{2,}[ \t]*(?:original[ \t]+(?:message|appointment)|forwarded[ \t]+(?:by|message)"
+    r"|forwarded[ \t]+with|begin[ \t]+forwarded|message[ \t]+from|reply[ \t]+(?:message|separator))\b"
+    r"|[ \t]*begin[ \t]+forwarded[ \t]+message",
+    _I,
+)
+_SAID = re.compile(
+    r"(?:writes|wrote|says|said|schrieb|a écrit)[ \t]*(?:(?:in message .*)?[:;,]|\.{2,})?[ \t]*$", _I
+)
+_OPENING = re.compile(
+    r"(?:-+[ \t]*)?(?:in[ \t]+(?:a[ \t]+previous[ \t]+|a[ \t]+recent[ \t]+)?(?:article|message|<|\S+@)"
+    r"|on[ \t].*\d|from[ \t]+article|\d{1,2}[ \t]+\w{3}[ \t]+\d{2,4})",
+    _I,
+)
+_HEADER = re.compile(r"[ \t]*(from|sent|date|to|cc|bcc|subject|please respond to)\b[ \t]*:?", _I)
+_HEADER_COLON = re.compile(r"[ \t]*(from|sent|date|to|cc|bcc|subject)[ \t]*:", _I)
+_STAMP = re.compile(
+    r"\b\d{1,4}[/.-]\d{1,2}[/.-]\d{2,4}\b.*\b\d{1,2}:\d{2}|\b\d{1,2}:\d{2}(?::\d{2})?[ \t]*[ap]m\b", _I
+)
+_DATED = re.compile(r"[ \t]*(?:sent|date)[ \t]*:.*\d", _I)
+
+
+def strip_quotes(body: str, signature: bool = False) -> str:
+    """The message without what it quotes; unchanged, to the character, if it quotes nothing.
+
+    Out go: lines marked as quotes, with their attribution ("On ... wrote:", "In article <...> ... writes:");
+    and all that follows a banner ("-----Original Message-----", "---- Forwarded by ...") or the header that
+    Lotus and Outlook put above a quoted original (To:, cc:, Subject: by a line with date and time). With
+    `signature` also what follows a line "-- ", if it is at most 20 lines.
+    """
+    lines = clean_text(body).split("\n")
+    end = _original_begins(lines)
+    drop = [index >= end for index in range(len(lines))]
+    marks = _attributions(lines[:end], drop)
+    for index, line in enumerate(lines[:end]):
+        if _QUOTED.match(line) or (marks and line.lstrip(" \t")[:1] in marks):
+            drop[index] = True
+    if signature:
+        _drop_signature(lines, drop)
+    return "\n".join(_rest(lines, drop)) if any(drop) else body
+
+
+def without_quotes(
+    records: Iterable[Record],
+    field: str = "body",
+    counts: Counter[str] | None = None,
+    signature: bool = False,
+) -> Iterator[Record]:
+    """`strip_quotes` on one field of each record.
+
+    Counts: `messages`, `messages with quotes`, `characters` before, `characters removed`, `nothing left`
+    (messages that were all quote; they stay, empty). Raises InputError if the field is missing or no text.
+    """
+    tally: Counter[str] = Counts() if counts is None else counts
+    for name in ("messages", "messages with quotes", "characters", "characters removed", "nothing left"):
+        tally.setdefault(name, 0)
+    for record in records:
+        body = lookup(record.fields, field, record.where, "stripping quotes")
+        if not isinstance(body, str | None):
+            raise InputError(f"{record.where}: field {field!r} holds a {type(body).__name__}, not text.")
+        before = clean_text(body or "")
+        after = strip_quotes(before, signature)
+        tally["messages"] += 1
+        tally["messages with quotes"] += after != before
+        tally["characters"] += len(before)
+        tally["characters removed"] += len(before) - len(after)
+        tally["nothing left"] += bool(before.strip()) and not after.strip()
+        yield Record(dict(record.fields) | {field: after}, record.where)
+
+
+def _original_begins(lines: list[str]) -> int:
+    """The line from which on all is a quoted original, or the number of lines."""
+    for index, line in enumerate(lines):
+        if _BANNER.match(line):
+            return index
+        if _HEADER_COLON.match(line):
+            start = _quoted_header(lines, index)
+            if start is not None:
+                return start
+    return len(lines)
+
+
+def _quoted_header(lines: list[str], first: int) -> int | None:
+    """Where a quoted header that has its first `Name:` line at `first` begins, or None if it is none.
+
+    It must name two of its fields within a few lines, one of them the sender or a receiver, and bear a date
+    with the time: in a Sent: or Date: line, on the From: line, or in the lines above, where Lotus writes the
+    sender. Without a date it must be the whole of To:, cc:, Subject:, below some text: a memo may begin so.
+    """
+    names: set[str] = set()
+    dated = False
+    blank = 0
+    for line in lines[first : first + 40]:
+        header = _HEADER.match(line)
+        if header:
+            names.add(header.group(1).lower())
+            dated = dated or _DATED.match(line) is not None or _STAMP.search(line) is not None
+            blank = 0
+        elif not line.strip():
+            blank += 1
+            if blank > 2 or "subject" in names:
+                break
+        elif "subject" in names or not (
+            "@" in line or line.rstrip().endswith((",", ";")) or _STAMP.search(line)
+        ):
+            break
+    if len(names) < 2 or not names & {"from", "to"}:
+        return None
+    above = [index for index in range(max(0, first - 5), first) if lines[index].strip()][-3:]
+    stamped = [index for index in above if _STAMP.search(lines[index])]
+    if not stamped:
+        whole = names >= {"to", "cc", "subject"} and any(line.strip() for line in lines[:first])
+        return first if dated or whole else None
+    start = stamped[0]
+    # Lotus writes the sender on the line of the date, or on the one above it.
+    alone = _STAMP.match(lines[start].strip()) is not None
+    return start - 1 if alone and start > 0 and lines[start - 1].strip() else start
+
+
+def _attributions(lines: list[str], drop: list[bool]) -> str:
+    """Mark attribution lines in `drop`; return the quote marks used below them."""
+    marks = ""
+    for index, line in enumerate(lines):
+        if not _SAID.search(line):
+            continue
+        start = next(
+            (
+                begin
+                for begin in range(index, max(-1, index - 3), -1)
+                if _OPENING.match(lines[begin].strip()) and all(row.strip() for row in lines[begin:index])
+            ),
+            None,
+        )
+        below = next((row for row in lines[index + 1 : index + 4] if row.strip()), "")
+        mark = below.lstrip(" \t")[:1]
+        quoted = bool(_QUOTED.match(below)) or (bool(mark) and mark in _MARKS)
+        if start is None and not quoted:
+            continue  # "as I wrote:" in the writer's own words
+        begin = index if start is None else start
+        drop[begin : index + 1] = [True] * (index + 1 - begin)
+        if quoted and not _QUOTED.match(below):
+            marks += mark
+    return marks
+
+
+def _drop_signature(lines: list[str], drop: list[bool]) -> None:
+    last = next((index for index in range(len(lines) - 1, -1, -1) if lines[index].strip()), -1)
+    for index in range(max(0, last - 20), last + 1):
+        if lines[index] in ("-- ", "--"):
+            drop[index:] = [True] * (len(lines) - index)
+            return
+
+
+def _rest(lines: list[str], drop: list[bool]) -> list[str]:
+    """What stays, with the blank lines around a removed block made one, and none at the ends."""
+    kept: list[str] = []
+    gap = True
+    for line, dropped in zip(lines, drop, strict=True):
+        if dropped:
+            gap = True
+        elif line.strip():
+            if gap:
+                while kept and not kept[-1].strip():
+                    kept.pop()
+                if kept:
+                    kept.append("")
+            kept.append(line)
+            gap = False
+        else:
+            kept.append(line)
+    while kept and not kept[-1].strip():
+        kept.pop()
+    while kept and not kept[0].strip():
+        kept.pop(0)
+    return kept

@@ -1,0 +1,216 @@
+"""Records out of JSONL, JSON, CSV, TSV and Parquet, compressed or not."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from confide.data.readers.documents import Record
+from confide.data.readers.encodings import delimiter_for, text_lines, text_pieces
+from confide.data.readers.opening import How, check_regular
+from confide.utils.errors import InputError
+
+_PIECE = 1 << 16
+_ROWS = 256  # of a Parquet file at a time
+_BATCH_BYTES = 1 << 26  # of a Parquet file at a time, as far as its pages allow
+
+
+def jsonl(path: Path, how: How) -> Iterator[Record]:
+    """One JSON object a line; blank lines are passed over."""
+    empty = True
+    for number, line in text_lines(path, how):
+        if line.isspace():
+            continue
+        where = f"{path} line {number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not valid JSON ({_reason(error)}).") from None
+        empty = False
+        yield _object(value, where)
+    if empty:
+        raise InputError(f"{path}: is empty, where one JSON object a line is wanted.")
+
+
+def json_array(path: Path, how: How) -> Iterator[Record]:
+    """One JSON array of objects, element by element: memory is bounded by the largest element."""
+    decoder = json.JSONDecoder()
+    pieces = text_pieces(path, how)
+    buffer, wanted, number, ended = "", 0, 0, False
+    opened = False
+    while True:
+        buffer, ended = _refill(buffer, pieces, wanted)
+        if not opened:
+            if not buffer.startswith("["):
+                fault = "is empty" if not buffer else "does not begin with ["
+                raise InputError(f"{path}: {fault}, where a JSON array of objects is wanted.")
+            opened, buffer, wanted = True, buffer[1:].lstrip(), 0
+            continue
+        if buffer.startswith("]"):
+            _check_rest(buffer[1:], pieces, path)
+            break
+        try:
+            value, end = decoder.raw_decode(buffer)
+            rest, ended = _refill(buffer[end:], pieces, 1)
+            if not rest.startswith((",", "]")):
+                raise InputError(f"{path} element {number + 1}: no comma or ] after it.")
+        except (ValueError, RecursionError) as error:
+            if not ended and len(buffer) >= how.largest:
+                raise how.too_large(f"{path} element {number + 1}") from None
+            wanted = min(2 * max(len(buffer), _PIECE), how.largest + 1)
+            if ended:
+                raise InputError(f"{path} element {number + 1}: not valid JSON ({_reason(error)}).") from None
+            continue
+        number += 1
+        yield _object(value, f"{path} element {number}")
+        buffer, wanted = rest.removeprefix(","), 0
+    if not number:
+        raise InputError(f"{path}: the JSON array is empty.")
+
+
+def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
+    """Nothing follows an array; read to the end, where a compressed file has its checksum."""
+    while not rest or rest.isspace():
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        rest = piece
+    raise InputError(f"{path}: text follows the end of the JSON array.")
+
+
+def _refill(buffer: str, pieces: Iterator[str], wanted: int) -> tuple[str, bool]:
+    """At least `wanted` characters (one, if 0) without leading blanks; and whether that was the end."""
+    parts = [buffer.lstrip()]
+    length = len(parts[0])
+    while length < max(wanted, 1):
+        piece = next(pieces, None)
+        if piece is None:
+            return "".join(parts), True
+        parts.append(piece if length else piece.lstrip())
+        length += len(parts[-1])
+    return "".join(parts), False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.colno}"
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
+
+
+def _object(value: Any, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{where}: a JSON {type(value).__name__}, where an object with named fields is wanted."
+        )
+    return Record(value, where)
+
+
+def delimited(path: Path, how: How, *, tabs: bool) -> Iterator[Record]:
+    """CSV with a header line and quotes; or TSV with a header line and none, as its media type has it."""
+    csv.field_size_limit(how.largest)
+    kind = "TSV" if tabs else "CSV"
+    delimiter = (how.delimiter or "\t") if tabs else delimiter_for(path, how)
+    lines = (line for _, line in text_lines(path, how))
+    reader = csv.reader(
+        lines,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    header: list[str] = []
+    empty = True
+    start = 1
+    try:
+        for cells in reader:
+            where, start = f"{path} line {start}", reader.line_num + 1
+            if not cells:
+                continue
+            if not header:
+                header = _header([cell.strip() for cell in cells], where, kind)
+                continue
+            if len(cells) != len(header):
+                hint = "; fields of a TSV are never quoted" if tabs else ""
+                raise InputError(f"{where}: {len(cells)} fields, where the header has {len(header)}{hint}.")
+            empty = False
+            yield Record(dict(zip(header, cells, strict=True)), where)
+    except csv.Error as error:
+        if "field limit" in str(error):
+            raise how.too_large(f"{path} line {start}") from None
+        raise InputError(f"{path} line {start}: not valid {kind} ({error}).") from None
+    if empty:
+        raise InputError(f"{path}: {'has a header and no rows' if header else 'is empty'}.")
+
+
+def _header(names: list[str], where: str, kind: str) -> list[str]:
+    if not all(names):
+        raise InputError(
+            f"{where}: column {names.index('') + 1} has no name; a {kind} begins with a header line."
+        )
+    if any(len(name) > 100 for name in names):
+        raise InputError(
+            f"{where}: does not look like a header; a {kind} begins with a line of column names."
+        )
+    if len(set(names)) < len(names):
+        twice = next(i for i, name in enumerate(names) if name in names[:i])
+        raise InputError(
+            f"{where}: columns {names.index(names[twice]) + 1} and {twice + 1} have the same name."
+        )
+    return names
+
+
+def parquet(path: Path, how: How, fields: Collection[str] | None = None) -> Iterator[Record]:
+    """Rows in batches. With `fields`, only those columns are read, if all of them are there."""
+    from pyarrow.parquet import ParquetFile
+
+    check_regular(path)
+    number = 0
+    # A damaged file makes pyarrow, and its way to Python's values, fail in ways that have no common type.
+    try:
+        with ParquetFile(path, memory_map=False) as file:
+            chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
+            for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
+                for first in range(0, batch.num_rows, step := _rows_of(batch, path, number, how)):
+                    for row in batch.slice(first, step).to_pylist():
+                        number += 1
+                        yield Record(row, f"{path} row {number}")
+    except InputError:
+        raise
+    except Exception as error:
+        # Of a value that cannot be read, what pyarrow says may hold the value.
+        reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
+        raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
+    if not number:
+        raise InputError(f"{path}: has no rows.")
+
+
+def _rows_at_a_time(file: Any) -> int:
+    """As many rows as are sure to be small, by what the file says of its row groups."""
+    groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
+    heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+    return int(min(_ROWS, max(1, _BATCH_BYTES // max(1, heaviest))))
+
+
+def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
+    """How many rows of a batch are made into Python's values at a time. Raises InputError for too large a one."""
+    import pyarrow
+    from pyarrow import compute
+
+    longest = 1
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        kind = column.type
+        if (
+            pyarrow.types.is_string(kind)
+            or pyarrow.types.is_large_string(kind)
+            or pyarrow.types.is_binary(kind)
+        ):
+            longest = max(longest, compute.max(compute.binary_length(column)).as_py() or 0)
+            if longest > how.largest:
+                raise how.too_large(f"{path} rows {before + 1} to {before + batch.num_rows}, {name!r}")
+    return max(1, min(_ROWS, _BATCH_BYTES // longest))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")[:200] or type(error).__name__

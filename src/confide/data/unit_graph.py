@@ -1,0 +1,494 @@
+"""The unit graph on disk: which rows there are, and to which units each belongs.
+
+A graph is a folder of raw little-endian arrays and one `meta.json` that names them. M rows, N units:
+
+| file | type | length | holds |
+|---|---|---|---|
+| `tokens.bin` | uint16 or uint32 | tokens | all rows, one after the other |
+| `row_offsets.bin` | int64 | M + 1 | row i is `tokens[row_offsets[i]:row_offsets[i + 1]]` |
+| `unit_rows.bin` | int64 | incidences | rows of unit 0, in ascending order, then of unit 1, ... |
+| `unit_offsets.bin` | int64 | N + 1 | where each unit starts in `unit_rows` |
+| `owners.bin` | int64 | incidences | units of row 0, then of row 1, ... |
+| `owner_offsets.bin` | int64 | M + 1 | where each row starts in `owners`; absent if every row has one owner |
+| `names.bin`, `name_offsets.bin` | uint8, int64 | bytes, N + 1 | the units' names in UTF-8 |
+| `labels.bin` | int64 | M | class of each row; absent if rows have none |
+
+Everything is memory-mapped: opening costs the same at 100 rows and at 100 million, and fetching a unit's
+rows costs what they weigh.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from confide.data.shape import Shape
+from confide.utils.errors import InputError
+from confide.utils.files import sync
+
+FORMAT, VERSION = "confide unit graph", 1
+META = "meta.json"
+ARRAYS = (
+    "tokens",
+    "row_offsets",
+    "unit_rows",
+    "unit_offsets",
+    "owners",
+    "owner_offsets",
+    "names",
+    "name_offsets",
+    "labels",
+)
+BLOCK = 1 << 20  # rows sorted, or bytes read, at a time: bounds the memory of building and of the digest
+
+
+class UnitGraph:
+    """A graph opened for reading. Arrays are memory-mapped and read-only.
+
+    `unit_rows[unit_offsets[u]:unit_offsets[u + 1]]` are the rows of unit u, for those who work on all units
+    at once; `meta` is what its writer was given.
+    """
+
+    def __init__(self, folder: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = header["meta"]
+        self.vocabulary: int = header["vocabulary"]
+        self.tokens = arrays["tokens"]
+        self.row_offsets = arrays["row_offsets"]
+        self.unit_rows = arrays["unit_rows"]
+        self.unit_offsets = arrays["unit_offsets"]
+        self.labels = arrays.get("labels")
+        self._owners = arrays["owners"]
+        self._owner_offsets = arrays.get("owner_offsets")
+        self._names = arrays["names"]
+        self._name_offsets = arrays["name_offsets"]
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> "UnitGraph":
+        """Raises InputError if the folder is no graph, of another version, or damaged."""
+        folder = Path(folder)
+        header = _read_header(folder)
+        try:
+            arrays = {name: _map(folder, name, entry) for name, entry in header["arrays"].items()}
+            graph = cls(folder, header, arrays)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{folder / META} is damaged: prepare the data again") from error
+        for offsets, array, length in (
+            ("row_offsets", "tokens", graph.n_rows),
+            ("unit_offsets", "unit_rows", graph.n_units),
+            ("name_offsets", "names", graph.n_units),
+            ("owner_offsets", "owners", graph.n_rows),
+        ):
+            ends = arrays.get(offsets)
+            if ends is not None and (
+                len(ends) != length + 1 or ends[0] != 0 or ends[-1] != len(arrays[array])
+            ):
+                raise InputError(f"{folder / offsets}.bin is damaged: prepare the data again")
+        return graph
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.row_offsets) - 1
+
+    @property
+    def n_units(self) -> int:
+        return len(self.unit_offsets) - 1
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def single_owner(self) -> bool:
+        """Whether every row belongs to exactly one unit."""
+        return self._owner_offsets is None
+
+    @cached_property
+    def row_lengths(self) -> np.ndarray:
+        """Tokens of every row, int64[M]; for a few rows ask `lengths_of`."""
+        return np.diff(self.row_offsets)
+
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of these rows, int64[len(rows)]."""
+        return self.row_offsets[rows + 1] - self.row_offsets[rows]
+
+    def rows_of(self, unit: int) -> np.ndarray:
+        """Rows of a unit in ascending order: int64, a read-only view."""
+        self._within(unit, self.n_units, "unit")
+        return self.unit_rows[self.unit_offsets[unit] : self.unit_offsets[unit + 1]]
+
+    def owners_of(self, row: int) -> np.ndarray:
+        """Units of a row: int64, a read-only view; empty only in a graph that was written with `unowned`."""
+        self._within(row, self.n_rows, "row")
+        if self._owner_offsets is None:
+            return self._owners[row : row + 1]
+        return self._owners[self._owner_offsets[row] : self._owner_offsets[row + 1]]
+
+    def unit_name(self, unit: int) -> str:
+        self._within(unit, self.n_units, "unit")
+        name = self._names[self._name_offsets[unit] : self._name_offsets[unit + 1]]
+        return name.tobytes().decode("utf-8", "surrogatepass")
+
+    def unit_names(self) -> list[str]:
+        """The names of all units."""
+        return [self.unit_name(unit) for unit in range(self.n_units)]
+
+    def fetch(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The tokens of each row, in the order asked for.
+
+        Read-only views in the type they are stored in (uint16 or uint32): nothing is copied, and torch wants
+        an `astype(np.int64)`. Raises IndexError for a row that is not there.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if len(rows):
+            self._within(int(rows.min()), self.n_rows, "row")
+            self._within(int(rows.max()), self.n_rows, "row")
+        starts, ends = self.row_offsets[rows].tolist(), self.row_offsets[rows + 1].tolist()
+        return [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def shape(self) -> Shape:
+        """The same object each time: what is derived from it is derived once."""
+        return self._shape
+
+    @cached_property
+    def _shape(self) -> Shape:
+        rows_per_unit = np.diff(self.unit_offsets)
+        rows_per_unit.setflags(write=False)
+        return Shape(
+            rows_per_unit,
+            self.n_rows,
+            self.n_tokens,
+            self.single_owner,
+            offsets=self.unit_offsets,
+            rows_of_units=self.unit_rows,
+            names=self.unit_names,
+            folder=self.folder,
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts, and min, median, mean and max of rows per unit and of tokens per row. Not private."""
+        return {
+            "rows": self.n_rows,
+            "units": self.n_units,
+            "tokens": self.n_tokens,
+            "rows_per_unit": _summary(np.diff(self.unit_offsets)),
+            "row_tokens": _summary(self.row_lengths),
+        }
+
+    def digest(self, update: Callable[[bytes], object]) -> None:
+        """Pass the whole graph to `update`, as hashlib and hmac have it: equal graphs, equal calls.
+
+        A plain hash of private text must never be published (it answers guesses); give this a keyed one.
+        """
+        present = [f"{name}.bin" for name in ARRAYS if (self.folder / f"{name}.bin").exists()]
+        for name in [META, *present]:
+            path = self.folder / name
+            update(f"{name} {path.stat().st_size}\n".encode())
+            with open(path, "rb") as file:
+                while block := file.read(BLOCK):
+                    update(block)
+
+    @staticmethod
+    def _within(index: int, size: int, what: str) -> None:
+        # A negative index would silently be another row.
+        if not 0 <= index < size:
+            raise IndexError(f"{what} {index} of {size}")
+
+
+class GraphWriter:
+    """Writes a graph; use it in a `with` block.
+
+    All goes into a temporary folder beside `folder`, is flushed to disk, and is then renamed: a graph is
+    there whole or not at all. An exception inside the block removes the temporary folder. The text is
+    confidential, so the folder is for its owner alone (mode 700). Memory holds the units' names and one
+    block of rows, never all rows.
+
+    vocabulary: number of token ids; up to 65,536 are stored as uint16, more as uint32.
+    meta: anything JSON, kept beside the graph.
+    unowned: whether a row may be without a unit, as one that holds no secret.
+    Raises InputError if `folder` is there already and not empty, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        vocabulary: int,
+        meta: Mapping[str, Any] | None = None,
+        unowned: bool = False,
+    ) -> None:
+        if not 0 < vocabulary <= 1 << 32:
+            raise ValueError(f"a vocabulary of {vocabulary} tokens cannot be stored")
+        self.folder = Path(folder)
+        self.vocabulary = vocabulary
+        self.rows = 0
+        self._meta = json.loads(json.dumps(dict(meta or {})))  # fails now rather than after an hour
+        self._types = dict.fromkeys(ARRAYS, "<i8")
+        self._types |= {"tokens": "<u2" if vocabulary <= 1 << 16 else "<u4", "names": "|u1"}
+        self._numbers = _Numbers()
+        self._tokens = self._incidences = 0
+        self._unowned, self._one_each = unowned, True
+        self._labelled: bool | None = None
+        self._files: dict[str, BinaryIO] = {}
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise InputError(f"{self.folder} is already there: remove it or choose another folder")
+        with self._disk():
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self._part = Path(
+                tempfile.mkdtemp(prefix=f".{self.folder.name}.", suffix=".part", dir=self.folder.parent)
+            )
+        with self._undone():
+            for name in ("tokens", "row_offsets", "owners", "owner_offsets", "labels"):
+                self._files[name] = open(self._path(name), "wb")  # noqa: SIM115
+            for name in ("row_offsets", "owner_offsets"):
+                self._write(name, np.zeros(1))
+
+    def __enter__(self) -> "GraphWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._discard()
+        elif self._part.exists():
+            self.close()
+
+    def add(
+        self, tokens: Sequence[int] | np.ndarray, units: str | Sequence[str], label: int | None = None
+    ) -> None:
+        """Append one row; its owners are `units`. Many rows are faster through `add_many`."""
+        self.add_many(tokens, [len(tokens)], [units], None if label is None else [label])
+
+    def add_many(
+        self,
+        tokens_flat: Sequence[int] | np.ndarray,
+        lengths: Sequence[int] | np.ndarray,
+        units: Sequence[str | Sequence[str]],
+        labels: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        """Append rows: their tokens one after the other, their lengths, the owner or owners of each.
+
+        A name repeated within a row counts once. Raises InputError, and appends nothing, if a row has no
+        unit, no token or one outside the vocabulary, or if some rows have labels and others none. Rows are
+        counted from 0.
+        """
+        tokens = np.asarray(tokens_flat)
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if not len(sizes) == len(units) or (labels is not None and len(labels) != len(sizes)):
+            raise ValueError("as many lengths, units and labels are needed as there are rows")
+        if not len(sizes):
+            return
+        if sizes.min() < 1:
+            row = self.rows + int(np.argmax(sizes < 1))
+            raise InputError(f"row {row} has no tokens: leave empty texts out")
+        ends = np.cumsum(sizes)
+        if ends[-1] != len(tokens) or tokens.dtype.kind not in "iu":
+            raise ValueError("the lengths must add up to the number of tokens, and tokens be integers")
+        self._check_tokens(tokens, ends)
+        if self._labelled not in (None, labels is not None):
+            have, before = ("a", "none") if labels is not None else ("no", "one")
+            raise InputError(f"row {self.rows} has {have} label where the rows before it have {before}")
+        owners, owner_counts = self._owners(units)
+
+        with self._undone():
+            self._write("tokens", tokens)
+            self._write("row_offsets", self._tokens + ends)
+            self._write("owners", owners)
+            self._write("owner_offsets", self._incidences + np.cumsum(owner_counts))
+            if labels is not None:
+                self._write("labels", np.asarray(labels))
+        self._labelled = labels is not None
+        self.rows += len(sizes)
+        self._tokens += len(tokens)
+        self._incidences += len(owners)
+        self._one_each = self._one_each and bool((owner_counts == 1).all())
+
+    def close(self) -> UnitGraph:
+        """Finish, rename into place and open. Raises InputError if no row was added or the disk is full."""
+        with self._undone():
+            if not self.rows:
+                raise InputError(f"the unit graph {self.folder} would be empty: no row was found")
+            if not self._incidences:
+                raise InputError(f"the unit graph {self.folder} would have no unit: none of its rows has one")
+            for file in self._files.values():
+                file.close()
+            self._drop_unused()
+            self._write_names()
+            self._sort_by_unit()
+            self._write_header()
+            for path in [*self._part.iterdir(), self._part]:
+                sync(path)
+            self._part.rename(self.folder)
+        with self._disk():
+            sync(self.folder.parent)
+        return UnitGraph.open(self.folder)
+
+    def _check_tokens(self, tokens: np.ndarray, ends: np.ndarray) -> None:
+        if tokens.min() >= 0 and tokens.max() < self.vocabulary:
+            return
+        place = int(np.argmax((tokens < 0) | (tokens >= self.vocabulary)))
+        row = self.rows + int(np.searchsorted(ends, place, side="right"))
+        raise InputError(
+            f"row {row} has token {tokens[place]}, outside the vocabulary of {self.vocabulary}: "
+            "encode it with the tokenizer the graph is written for"
+        )
+
+    def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+        """Unit numbers of all rows, one row after the other, and how many each row has."""
+        single = [owner for owner in units if isinstance(owner, str) and owner]
+        if len(single) == len(units):
+            numbers = np.fromiter(map(self._numbers.__getitem__, single), np.int64, len(single))
+            return numbers, np.ones(len(single), dtype=np.int64)
+        rows: list[list[str]] = []
+        for row, owner in enumerate(units, start=self.rows):
+            names = [owner] if isinstance(owner, str) else list(dict.fromkeys(owner or ()))
+            if not (names or self._unowned) or not all(isinstance(name, str) and name for name in names):
+                raise InputError(f"row {row} has no unit: name who it belongs to, or leave the row out")
+            rows.append(names)
+        numbers = np.array([self._numbers[name] for names in rows for name in names], dtype=np.int64)
+        return numbers, np.array([len(names) for names in rows], dtype=np.int64)
+
+    def _drop_unused(self) -> None:
+        if self._one_each:
+            self._path("owner_offsets").unlink()
+        if not self._labelled:
+            self._path("labels").unlink()
+
+    def _write_names(self) -> None:
+        names = [name.encode("utf-8", "surrogatepass") for name in self._numbers]
+        self._path("names").write_bytes(b"".join(names))
+        ends = np.cumsum([0, *map(len, names)])
+        self._path("name_offsets").write_bytes(ends.astype("<i8").data)
+
+    def _sort_by_unit(self) -> None:
+        """A counting sort of the incidences by unit, one block of rows at a time."""
+        owners = np.memmap(self._path("owners"), dtype="<i8", mode="r")
+        counts = np.zeros(len(self._numbers), dtype=np.int64)
+        for first in range(0, len(owners), BLOCK):
+            counts += np.bincount(owners[first : first + BLOCK], minlength=len(counts))
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        self._path("unit_offsets").write_bytes(offsets.astype("<i8").data)
+
+        # Written once before it is mapped: on a full disk a write fails, but a mapped page kills the process.
+        with open(self._path("unit_rows"), "wb") as file:
+            for first in range(0, len(owners), BLOCK):
+                file.write(bytes(8 * min(BLOCK, len(owners) - first)))
+        unit_rows = np.memmap(self._path("unit_rows"), dtype="<i8", mode="r+")
+        row_starts = None
+        if not self._one_each:
+            row_starts = np.memmap(self._path("owner_offsets"), dtype="<i8", mode="r")
+        free = offsets[:-1].copy()  # the next free place of each unit
+        for first in range(0, self.rows, BLOCK):
+            last = min(first + BLOCK, self.rows)
+            rows, part = np.arange(first, last), owners[first:last]
+            if row_starts is not None:
+                rows = np.repeat(rows, np.diff(row_starts[first : last + 1]))
+                part = owners[row_starts[first] : row_starts[last]]
+            order = np.argsort(part, kind="stable")
+            if not len(order):
+                continue
+            sorted_owners = np.asarray(part)[order]
+            starts = np.flatnonzero(np.diff(sorted_owners, prepend=-1))
+            lengths = np.diff(starts, append=len(order))
+            within = np.arange(len(order)) - np.repeat(starts, lengths)
+            unit_rows[free[sorted_owners] + within] = rows[order]
+            free[sorted_owners[starts]] += lengths
+        unit_rows.flush()
+
+    def _write_header(self) -> None:
+        arrays = {}
+        for name in filter(lambda name: self._path(name).exists(), ARRAYS):
+            size = self._path(name).stat().st_size
+            arrays[name] = {"type": self._types[name], "length": size // np.dtype(self._types[name]).itemsize}
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "vocabulary": self.vocabulary,
+            "arrays": arrays,
+            "meta": self._meta,
+        }
+        (self._part / META).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+
+    def _path(self, name: str) -> Path:
+        return self._part / f"{name}.bin"
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        self._files[name].write(np.ascontiguousarray(values, dtype=self._types[name]).data)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"the unit graph {self.folder} cannot be written: {reason}") from error
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """As `_disk`, and whatever goes wrong leaves nothing half-written."""
+        try:
+            with self._disk():
+                yield
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # what a full disk did not take is not wanted any more
+                file.close()
+        shutil.rmtree(self._part, ignore_errors=True)
+
+
+class _Numbers(dict[str, int]):
+    """Numbers names from 0 in order of first appearance."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    path = folder / META
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{folder} is not a unit graph: {META} cannot be read there") from error
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: prepare the data again") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise InputError(f"{folder} is not a unit graph: its {META} is of another kind")
+    if header.get("version") != VERSION:
+        raise InputError(
+            f"{folder} is a unit graph of version {header.get('version')}, and this confide reads "
+            f"version {VERSION}: prepare the data again"
+        )
+    return header
+
+
+def _map(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+    path = folder / f"{name}.bin"
+    dtype = np.dtype(entry["type"])
+    expected = dtype.itemsize * entry["length"]
+    size = path.stat().st_size if path.exists() else 0
+    if size != expected:
+        raise InputError(f"{path} has {size} bytes where {expected} were written: prepare the data again")
+    # A plain array over the map: slicing a memmap object costs ten times as much.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def _summary(counts: np.ndarray) -> dict[str, float]:
+    return {
+        "min": int(counts.min()),
+        "median": float(np.median(counts)),
+        "mean": float(counts.mean()),
+        "max": int(counts.max()),
+    }

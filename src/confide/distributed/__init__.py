@@ -1,0 +1,1 @@
+"""Processes that train together, and a model split over them."""

@@ -1,0 +1,155 @@
+"""The processes that train one model together, as torchrun starts them; or one process alone."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from confide.utils.errors import InputError, RankLost
+
+_LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchrun sets
+_PATIENCE = timedelta(hours=2)  # one rank may read the text while the others wait
+# A thread of gloo's may still have to let go of a tensor, for which it needs the interpreter. Where a split model keeps
+# the group alive nobody waits for that thread, and one that comes while the interpreter ends aborts the process.
+_LAST_WORDS = 0.3  # seconds
+
+
+def launched() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return set(os.environ) >= _LAUNCHED and os.environ["WORLD_SIZE"] != "1"
+
+
+def leave(code: int) -> None:
+    """End this process at once, where it is one of several on GPUs whose group still stands, as after an error.
+
+    At the interpreter's end NCCL would wait for the other ranks, which wait for this one; torchrun stops them only when
+    this one has gone. Where there is no such group nothing happens.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _device() -> torch.device:
+    """Where a process alone computes; of several GPUs the current one, which is the caller's choice."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _local_device(local: int) -> torch.device:
+    """The GPU of a rank, which becomes the current one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local >= torch.cuda.device_count():
+        raise InputError(
+            f"torchrun --nproc-per-node: there is no GPU for rank {local} of this machine, which has "
+            f"{torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run. Every rank must make the same calls in the same order.
+
+    Attributes:
+        number: 0..size-1.
+        size: how many there are; 1 where confide runs without torchrun.
+        local_size: how many of them share this machine, this one included.
+        device: where this rank computes.
+    """
+
+    number: int = 0
+    size: int = 1
+    local_size: int = 1
+    device: torch.device = field(default_factory=_device)
+
+    @classmethod
+    @contextmanager
+    def joined(cls) -> Iterator["Ranks"]:
+        """The ranks that torchrun started, for as long as the block runs; else this process alone.
+
+        Raises:
+            RankLost: a rank ended inside the block while this one waited for it.
+        """
+        if not set(os.environ) >= _LAUNCHED:
+            yield cls()
+            return
+        device = _local_device(int(os.environ.get("LOCAL_RANK", "0")))
+        if device.type == "cuda":
+            dist.init_process_group("nccl", timeout=_PATIENCE, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=_PATIENCE)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        ranks = cls(dist.get_rank(), dist.get_world_size(), local_size, device)
+        try:
+            yield ranks
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise RankLost(f"rank {ranks.number}: another rank of the run has ended") from error
+            raise
+        ranks.wait()  # a rank that leaves while another still listens can bring it down
+        dist.destroy_process_group()  # not after an error: it would wait for those that are gone
+        if device.type == "cpu":
+            time.sleep(_LAST_WORDS)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the one that writes and speaks."""
+        return self.number == 0
+
+    @property
+    def several(self) -> bool:
+        return self.size > 1
+
+    def wait(self) -> None:
+        """Until every rank has come here."""
+        if self.several:
+            dist.barrier()
+
+    @contextmanager
+    def first_ahead(self) -> Iterator[None]:
+        """The first rank runs the block, then the others: what it left on disk is there for them."""
+        if not self.first:
+            self.wait()
+        yield
+        if self.first:
+            self.wait()
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks, in place."""
+        if self.several:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        if not self.several:
+            return flag
+        count = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(count)
+        return bool(count.item())
+
+    def least(self, value: int) -> int:
+        """The smallest value that a rank gave."""
+        if not self.several:
+            return value
+        values = torch.tensor([value], device=self.device)
+        dist.all_reduce(values, op=dist.ReduceOp.MIN)
+        return int(values.item())
+
+    def alike(self, text: str) -> bool:
+        """Whether every rank gave the same text."""
+        if not self.several:
+            return True
+        texts: list[object] = [None] * self.size
+        dist.all_gather_object(texts, text)
+        return all(other == text for other in texts)

@@ -1,0 +1,1 @@
+"""Models and tokenizers: from a folder or a hub, as they are trained."""

@@ -1,0 +1,56 @@
+"""A model's modules, exchanged for ones that compute the same faster, and back.
+
+GPT-2, GPT-J, Phi, ALBERT and others compute the tanh form of GELU (Hendrycks and Gimpel 2016) in eight operations, each
+over the widest tensors of a layer, and keep most of what they pass through for the backward pass: torch has a kernel.
+Linear layers have theirs in `products`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from confide.models.fast.onednn import Quick, quicken
+
+_REPLACED = "replaced"
+
+
+def fuse(model: nn.Module) -> None:
+    """Exchange what there is a faster way for: the same functions up to rounding. In place.
+
+    Neither the model's weights nor its config change, and weights that are saved load as before.
+    """
+    from transformers.activations import ACT2CLS, ACT2FN
+
+    written_out = {ACT2CLS["gelu_new"], ACT2CLS["gelu_fast"]}
+    for module in list(model.modules()):
+        quicken(module)
+        for name, child in list(module._modules.items()):  # named_children() would leave out a second place
+            if child is not None and type(child) in written_out:
+                kernel = ACT2FN["gelu_pytorch_tanh"].train(child.training)
+                vars(kernel)[_REPLACED] = child  # not as a module of it
+                setattr(module, name, kernel)
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the model computes by what `fuse` replaced."""
+    modules = list(model.modules())
+    places = [
+        (module._modules, name, child)
+        for module in modules
+        for name, child in module._modules.items()
+        if child is not None and _REPLACED in vars(child)
+    ]
+    quick = [module for module in modules if isinstance(module, Quick)]
+    for children, name, child in places:
+        children[name] = vars(child)[_REPLACED]
+    for layer in quick:
+        layer.as_written = True
+    try:
+        yield
+    finally:
+        for children, name, child in places:
+            children[name] = child
+        for layer in quick:
+            layer.as_written = False

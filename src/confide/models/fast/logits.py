@@ -1,0 +1,71 @@
+"""A model's output layer, on a CPU into rows of logits that begin where cache lines do.
+
+Where the vocabulary is no multiple of 16 tokens, such as GPT-2's 50,257, rows of logits begin anywhere, and the largest
+product of the forward pass takes longer than one that writes whole cache lines. Values are the same up to rounding.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from confide.models.fast.onednn import LINE
+
+
+@contextmanager
+def aligned(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the model's output layer computes so, if it is an ordinary one in float32 on a CPU.
+
+    Not where no gradient is asked for: torch's loss would then make a whole copy of such logits.
+    """
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find is not None and torch.is_grad_enabled() else None
+    if not isinstance(head, nn.Linear) or not _gains(head):
+        yield
+        return
+    head.forward = partial(_forward, head)  # type: ignore[method-assign]  # of this module alone, and for a while
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def _gains(head: nn.Linear) -> bool:
+    is_plain = type(head) is nn.Linear and "forward" not in vars(head) and head.bias is None
+    return is_plain and head.weight.device.type == "cpu" and head.out_features % LINE != 0
+
+
+def _forward(head: nn.Linear, given: Tensor) -> Tensor:
+    weight = head.weight
+    if not (given.dtype == weight.dtype == torch.float32) or torch.is_autocast_enabled("cpu"):
+        return functional.linear(given, weight)
+    logits: Tensor = _Product.apply(given, weight)
+    return logits
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor) -> Tensor:
+        rows, width = given.flatten(0, -2), len(weight)
+        shape, apart = (*given.shape[:-1], width), -(-width // LINE) * LINE
+        strides = [apart * math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
+        # No view of something larger: models may write into their logits.
+        logits = given.new_empty_strided(shape, (*strides, 1))
+        torch.mm(rows, weight.T, out=logits.flatten(0, -2))
+        needs_given, needs_weight = ctx.needs_input_grad
+        ctx.save_for_backward(rows if needs_weight else None, weight if needs_given else None)
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        flat = grad.flatten(0, -2)
+        of_given = None if weight is None else (flat @ weight).unflatten(0, grad.shape[:-1])
+        return of_given, None if rows is None else flat.T @ rows

@@ -1,0 +1,495 @@
+"""Models and tokenizers: loaded from a folder or a hub, adapted, and saved again.
+
+Weights load from safetensors only, and code from a model's repository never runs unless the config says
+so. Dropout is set to zero: the clipped gradient of a row is then a function of that row and the weights
+alone, the same on one machine or many and after a resume.
+"""
+
+import errno
+import inspect
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from torch.nn import functional
+
+from confide.config.schema import Policy
+from confide.distributed.sharding import is_sharded, whole
+from confide.models import files as model_files
+from confide.models.fast.activations import fuse
+from confide.utils.errors import Diverged, InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Adapter, Config
+
+BUNDLED = "bundled"
+LARGEST = (
+    1e15  # of a weight that a model could compute with: not far above, a gradient's square is no float32
+)
+MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
+AUTO = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "classification": "AutoModelForSequenceClassification",
+}
+_MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
+_OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
+# Kernels of these take out_proj's weight past its layer.
+_FUSED = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}
+# Layers that DeBERTa runs once for all rows, over its relative positions, and not beside each row.
+_SHARED = {"deberta": {"pos_proj", "pos_q_proj"}, "deberta-v2": {"pos_key_proj", "pos_query_proj"}}
+# These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
+_OWN_POSITIONS = {
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "xlm-roberta-xl",
+    "data2vec-text",
+    "longformer",
+    "esm",
+}
+
+
+def _quiet() -> None:
+    """transformers warns of rows longer than a model before they are cut, and draws bars of its own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def location(name: str) -> str:
+    """Where a model of the config lies: the bundled folder, a local folder, or a hub name."""
+    if name == BUNDLED:
+        return str(resources.files("confide") / "bundled" / "base")
+    path = Path(name).expanduser()
+    if path.is_file() and path.name == "config.json":
+        return str(path.parent)
+    return str(path) if path.exists() else name
+
+
+def is_local(name: str) -> bool:
+    """Whether a model of the config is a folder or file of the user's, and neither bundled nor a hub name."""
+    return name != BUNDLED and Path(name).expanduser().exists()
+
+
+def public_name(name: str) -> str:
+    """A model of the config as a release names it: a hub name as it is, of a path its last part alone."""
+    return Path(location(name)).resolve().name if is_local(name) else name
+
+
+def load_tokenizer(config: "Config") -> Any:
+    """The tokenizer of a config, with a padding token, checked to encode ordinary text.
+
+    It has the special tokens of the config; and a mask token, its own or `<mask>`, where sensitive text gives way to
+    one.
+
+    Raises:
+        InputError: none can be loaded, it has no token to pad with, or it encodes text to nothing.
+    """
+    tokenizer = _plain_tokenizer(config)
+    name = config.tokenizer or config.model
+    key = "tokenizer" if config.tokenizer else "model"
+    if tokenizer.pad_token_id is None:
+        spare = tokenizer.eos_token or tokenizer.unk_token
+        if spare is None:
+            raise InputError(
+                f"{key}: the tokenizer of {name!r} has no padding token, and no other to use instead"
+            )
+        tokenizer.pad_token = spare  # padded positions carry no loss and are never attended to
+    _add_tokens(tokenizer, config)
+    if config.task == "masked-lm" and tokenizer.mask_token_id is None:
+        raise InputError(f"{key}: task masked-lm needs a mask token, and the tokenizer of {name!r} has none")
+    probe = tokenizer("The quick brown fox jumps over the lazy dog.", add_special_tokens=False)["input_ids"]
+    if len(set(probe)) < 2:
+        raise InputError(
+            f"{key}: the tokenizer of {name!r} encodes a plain sentence to {len(probe)} tokens of one kind; "
+            "it was saved or loaded the wrong way"
+        )
+    return tokenizer
+
+
+def _plain_tokenizer(config: "Config") -> Any:
+    """As it was saved."""
+    from transformers import AutoTokenizer
+
+    _quiet()
+    name = config.tokenizer or config.model
+    key = "tokenizer" if config.tokenizer else "model"
+    place = model_files.place(key, name, location(name), config.trust_remote_code)
+    if Path(place).is_dir():
+        model_files.check_tokenizer(Path(place), key, name)
+    with model_files.said_plainly(key, name, "its tokenizer"):
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=config.trust_remote_code)
+
+
+def _adds_tokens(config: "Config") -> bool:
+    return bool(config.special_tokens) or config.detector != Policy()
+
+
+def _add_tokens(tokenizer: Any, config: "Config") -> list[int]:
+    """Gives a tokenizer what the config adds to its vocabulary; returns the ids that were not there before."""
+    known = tokenizer.get_vocab()
+    wanted = list(config.special_tokens)
+    if any(not token.strip() for token in wanted):
+        raise InputError("special_tokens: one of them is blank")
+    if tokenizer.mask_token is None and (MASK in wanted or config.detector != Policy()):
+        tokenizer.add_special_tokens({"mask_token": MASK})
+        wanted.append(MASK)
+    more = [token for token in dict.fromkeys(wanted) if token not in tokenizer.all_special_tokens]
+    if more:
+        tokenizer.add_special_tokens({"extra_special_tokens": more}, replace_extra_special_tokens=False)
+    return sorted({tokenizer.convert_tokens_to_ids(token) for token in wanted if token not in known})
+
+
+def load_model(config: "Config", classes: int | None = None, vocabulary: int | None = None) -> nn.Module:
+    """The model of a config, float32, without dropout, with its adapter; what trains requires grad.
+
+    Args:
+        classes: number of classes, for `task: classification`.
+        vocabulary: entries of the tokenizer; a model with fewer embeddings is refused, but for tokens that the config
+            adds: these start as the mean of all others.
+    """
+    import transformers
+
+    _quiet()
+    auto = getattr(transformers, AUTO[config.task])
+    place = model_files.place("model", config.model, location(config.model), config.trust_remote_code)
+    from_scratch = config.model.endswith(".json")
+    whole: set[str] = set()
+    if Path(place).is_dir():
+        whole = model_files.check_model(Path(place), config.model, from_scratch)
+    settings = model_files.settings_of("model", config.model, place, config.trust_remote_code)
+    with model_files.said_plainly("model", config.model):
+        model_files.refuse_huge(auto, settings, config.model, config.trust_remote_code)
+        torch.manual_seed(config.train.seed)
+        if classes is not None:
+            settings.num_labels = classes
+        _no_dropout(settings)
+        if from_scratch:
+            model: Any = auto.from_config(settings, trust_remote_code=config.trust_remote_code)
+        else:
+            model, report = auto.from_pretrained(
+                place,
+                config=settings,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=config.trust_remote_code,
+                ignore_mismatched_sizes=True,  # refused below, but for a classification head
+                output_loading_info=True,
+            )
+            _complete(model, report, config)
+    if getattr(settings, "pad_token_id", None) is None and config.task == "classification":
+        raise InputError(
+            f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
+        )
+    _fit_vocabulary(model, config, vocabulary)
+    longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    if longest is not None and settings.model_type in _OWN_POSITIONS:
+        longest -= (settings.pad_token_id or 0) + 1
+    if longest is not None and config.data.max_length > longest:
+        raise InputError(
+            f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
+        )
+    if found := sorted(whole & {name for name, _ in model.named_parameters()}):
+        raise InputError(
+            f"model: {config.model!r} stores {found[0]} as whole numbers, which is none of the ways that this kind of "
+            "model keeps its weights: it is damaged or quantised, give the model that it was made from"
+        )
+    refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
+    for module in model.modules():
+        _no_dropout(module)
+    fuse(model)
+    model = _adapt(model, config.adapter, config.task)
+    if config.train.gradient_checkpointing:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # transformers is about to rename it
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _no_dropout(holder: Any) -> None:
+    """Set every rate of a config or module that drops something to 0: dropout, layer drop, drop path."""
+    for name, value in list(vars(holder).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(holder, name, 0.0)
+        elif hasattr(value, "model_type"):  # a config within a config
+            _no_dropout(value)
+    if isinstance(holder, nn.modules.dropout._DropoutNd):
+        holder.p = 0.0
+
+
+def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
+    """Refuse a checkpoint that lacks weights, which would start from chance without a word.
+
+    What stands outside the base model is a classifier's head, and that is fresh by nature; so is a pooler.
+    """
+    lacking = {str(name) for name in report["missing_keys"]}
+    lacking |= {str(name) for name, *_ in report["mismatched_keys"]}
+    if config.task == "classification":
+        lacking = {name for name in lacking if not _in_head(model, name) and ".pooler." not in name}
+    if lacking:
+        raise InputError(
+            f"model: {config.model!r} has no fitting weights for {len(lacking)} parameters that task "
+            f"{config.task} needs, among them {min(lacking)}: it is a model of another kind"
+        )
+
+
+def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> None:
+    """Embeddings for the tokens that a config adds; refuses a tokenizer that had too many without them."""
+    model.added_tokens = ()
+    real: list[int] = []
+    if _adds_tokens(config):
+        tokenizer = _plain_tokenizer(config)
+        real = sorted(set(tokenizer.get_vocab().values()))
+        model.added_tokens = tuple(_add_tokens(tokenizer, config))
+    entries, new = model.get_input_embeddings().num_embeddings, list(model.added_tokens)
+    before = len(real) if vocabulary is None else vocabulary - len(new)
+    before = max(before, *(last + 1 for last in real[-1:]), 0)
+    if before > entries:
+        raise InputError(f"tokenizer: it has {before} entries, but {config.model!r} has {entries} embeddings")
+    if not new:
+        return
+    unused = {name: model.get_parameter(name) for name in _unused(model)}
+    if new[-1] >= entries:  # the vocabularies of many models are padded, and have room
+        model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
+        for name, old in unused.items():  # which is left at its size, or made one with the bias that is used
+            holder, _, own = name.rpartition(".")
+            unused[name] = nn.Parameter(functional.pad(old.data, (0, new[-1] + 1 - len(old))))
+            setattr(model.get_submodule(holder), own, unused[name])
+    inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
+    found = [inputs.weight, getattr(output, "weight", None), getattr(output, "bias", None), *unused.values()]
+    for weights in {id(weights): weights for weights in found if weights is not None}.values():
+        _start_at_mean(weights, real, new)
+
+
+@torch.no_grad()
+def _start_at_mean(weights: torch.Tensor, real: list[int], new: list[int]) -> None:
+    """Entries of new tokens as the mean over the real ones, not over those that pad a vocabulary. In place."""
+    total = torch.zeros(weights.shape[1:], dtype=torch.float64)
+    for ids in torch.tensor(real).split(4096):
+        total += weights[ids].double().sum(0)
+    weights[torch.tensor(new)] = (total / len(real)).to(weights.dtype)
+
+
+def added_tokens(model: Any) -> tuple[int, ...]:
+    """The ids that `load_model` added to the vocabulary of the base."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    ids: tuple[int, ...] = getattr(inner, "added_tokens", ())
+    return ids
+
+
+def _in_head(model: Any, name: str) -> bool:
+    prefix = model.base_model_prefix
+    return bool(prefix) and not name.startswith(f"{prefix}.")
+
+
+def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
+    """Names of the parameters that a config says to train, of a model loaded and adapted by it."""
+    names = [name for name, _ in model.named_parameters()]
+    if adapter.kind == "lora":
+        return {name for name in names if ".lora_" in name or ".modules_to_save." in name}
+    chosen = set(names)
+    if adapter.kind == "bias":
+        chosen = {name for name in names if name.endswith("bias")}
+    elif adapter.kind == "modules":
+        chosen = {name for name in names if any(_holds(target, name) for target in _targets(adapter))}
+    if task == "classification":  # a fresh head is no use untrained
+        chosen |= {name for name in names if _in_head(model, name)}
+    return chosen - _unused(model)
+
+
+def _targets(adapter: "Adapter") -> list[str]:
+    return [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
+
+
+def _holds(target: str, name: str) -> bool:
+    """Whether a parameter's dotted name has `target` as a run of its parts."""
+    return f".{target}." in f".{name}."
+
+
+def _unused(model: nn.Module) -> set[str]:
+    """The bias that the masked-LM heads of BERT's kin hold beside their decoder's own, which alone is used.
+
+    The two are one parameter where the decoder is tied to the embeddings.
+    """
+    unused: set[str] = set()
+    for name, module in model.named_modules():
+        own, decoder = module._parameters.get("bias"), getattr(module, "decoder", None)
+        if own is not None and isinstance(decoder, nn.Linear) and decoder.bias is not own:
+            unused.add(f"{name}.bias")
+    return unused
+
+
+def _adapt(model: nn.Module, adapter: "Adapter", task: str) -> nn.Module:
+    """Leave requires_grad on what `adapter` trains."""
+    if adapter.kind == "lora":
+        return _lora(model, adapter, task)
+    chosen = wanted(model, adapter, task)
+    if adapter.kind == "modules":
+        names = [name for name, _ in model.named_parameters()]
+        missing = [t for t in _targets(adapter) if not any(_holds(t, name) for name in names)]
+        if missing:
+            raise InputError(f"adapter.targets: the model has no module named {', '.join(missing)}")
+    if not chosen:
+        raise InputError(f"adapter.kind: {adapter.kind} leaves nothing to train in this model")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    return model
+
+
+def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    kinds = {"causal-lm": TaskType.CAUSAL_LM, "classification": TaskType.SEQ_CLS, "masked-lm": None}
+    # A fresh head is no use untrained, so it trains whole, as part of the adapter.
+    head = {name.split(".")[0] for name, _ in model.named_parameters() if _in_head(model, name)}
+    settings = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
+        target_modules=_linear(model, task == "classification")
+        if adapter.targets == "all-linear"
+        else adapter.targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type=kinds[task],
+        modules_to_save=sorted(head) if task == "classification" else None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it transposes Conv1D weights, and does
+        try:
+            wrapped: nn.Module = get_peft_model(model, settings)
+        except ValueError as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise InputError(f"adapter.targets: {adapter.targets!r} cannot be adapted: {reason}") from error
+    return wrapped
+
+
+def _linear(model: Any, classifies: bool = False) -> str | list[str]:
+    """All linear layers that an adapter can stand beside, by name where those are not all.
+
+    In a mixture of experts they are those that every token goes through: peft takes "all-linear", and names of an
+    expert's layers, for its experts' stacked weights as well.
+    """
+    left = _OF_EXPERTS if routes(model) else set()
+    if model.config.model_type in _FUSED:
+        left = left | {"out_proj"}
+    left = left | _SHARED.get(model.config.model_type, set())
+    if getattr(
+        model.config, "share_att_key", False
+    ):  # DeBERTa-v3 takes those of its rows for its positions, too
+        left = left | {"query_proj", "key_proj"}
+    if not left:
+        return "all-linear"
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and not (classifies and _in_head(model, name))
+        and not _MIXTURE.search(type(module).__name__)
+    }
+    return sorted(linear - left)
+
+
+def routes(model: nn.Module) -> bool:
+    """Whether a model is a mixture of experts, as far as its classes' names tell."""
+    return any(_MIXTURE.search(type(module).__name__) for module in model.modules())
+
+
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def caches(model: Any) -> bool:
+    """Whether a model may keep keys and values for a continuation, and can be told not to by `use_cache`."""
+    return "use_cache" in inspect.signature(_inner(model).forward).parameters
+
+
+def accepted(model: Any) -> set[str]:
+    """Which per-token inputs a model takes beside input_ids: position_ids, token_type_ids."""
+    inner = _inner(model)
+    names = set(inspect.signature(inner.forward).parameters) & {"position_ids", "token_type_ids"}
+    if inner.config.model_type in _OWN_POSITIONS:
+        names.discard("position_ids")
+    if getattr(inner.config, "type_vocab_size", 0) in (0, None):
+        names.discard("token_type_ids")
+    return names
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that move, by name; tied ones once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
+    """The weights of a model that is split over ranks, whole, on the CPU; None where it is not, or not to `keep`.
+
+    All ranks must ask together; those that have no use for the weights do not keep them.
+    """
+    if not is_sharded(model):
+        return None
+    weights: dict[str, torch.Tensor] = {}
+    found: dict[int, torch.Tensor] = {}  # by parameter, so that tied ones stay one
+    for name, values in model.state_dict(keep_vars=True).items():
+        if id(values) not in found:
+            values_whole = whole(values.detach())
+            found[id(values)] = values_whole.cpu() if keep else values_whole.new_empty(0)
+        weights[name] = found[id(values)]
+    return weights if keep else None
+
+
+def save(
+    model: Any, tokenizer: Any, folder: Path, base: str, weights: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Weights or adapter as safetensors, with the tokenizer, as `from_pretrained` reads them.
+
+    Args:
+        base: the base model's name in the config; what is written has no path of this machine.
+        weights: by name, where the model itself does not hold them whole.
+    """
+    _quiet()
+    held = dict(model.named_parameters()) if weights is None else weights
+    refuse_diverged(held)
+    base = public_name(base)
+    options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
+    if hasattr(model, "peft_config"):
+        for settings in model.peft_config.values():
+            settings.base_model_name_or_path = base
+        # By itself, peft would ask the hub for a model of the base's name, to see whether its vocabulary has grown.
+        options["save_embedding_layers"] = bool(added_tokens(model))
+    else:
+        model.config.name_or_path = base
+    try:
+        model.save_pretrained(folder, **options)
+        tokenizer.save_pretrained(folder)
+    except SafetensorError as error:
+        if "No space left" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
+
+
+def refuse_unsound(
+    weights: Mapping[str, torch.Tensor], why: str, error: type[InputError] = InputError
+) -> None:
+    """Raises `error`, beginning with `why`, if a weight is infinite or not a number."""
+    for name, values in weights.items():
+        if not bool(torch.isfinite(values).all()):
+            raise error(f"{why} {name} holds values that are infinite or not a number")
+
+
+def refuse_diverged(weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises Diverged if a trained weight is no finite number, or too large for any use."""
+    why = "train.learning_rate: the training diverged, lower it;"
+    refuse_unsound(weights, why, Diverged)
+    for name, values in weights.items():
+        if values.numel() and float(values.detach().abs().max()) > LARGEST:
+            raise Diverged(f"{why} {name} holds values above {LARGEST:g}")

@@ -1,0 +1,378 @@
+"""Which setting to choose: many of them at one target and one compute budget, ranked by what they promise.
+
+What decides is the noise on a gradient beside the gradient, the number of steps, and the learning rate. The ranking
+is a rule of thumb for Adam, which divides by the length of both: with noise of ratio times the variance of what it
+follows, a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a random walk, which takes from what
+was learnt in proportion to the squares of the learning rates. The noise of every setting is accounted, and that of the
+first ones certified.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from confide.data.shape import Shape
+from confide.planning.plan import USER_LEVEL, Size, rival
+from confide.privacy import mechanisms
+from confide.privacy.accounting import nearly_least_noise
+from confide.privacy.correlated_noise import noise_in_weights, sensitivity
+from confide.privacy.mechanisms.base import Mechanism, Terms
+from confide.privacy.mechanisms.statement import Setting, settle
+from confide.training.step import Optimisation
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
+"""Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
+
+CAPS: dict[str, tuple[int | str, ...]] = {
+    "uls": (1, 2, 4, 8, 16, 32),
+    "els": (1, 2, 4, 8, 16, "median"),
+    "group": (2, 4, 8),
+    "owners": (1, 2, 4, 8, 16),
+    "dp-sgd": (1,),
+}
+"""Rows per unit that are tried under each mechanism."""
+
+_BANDS = (2, 4, 8, 16, 32, 64)
+"""Steps over which noise may be correlated, of those that are tried for the first setting."""
+
+SUGGESTED = 5
+"""How many of the first settings are certified and shown with a reason, unless more are asked for."""
+
+SHORTER = 0.43
+"""How much of the squared norm of one row's gradient is its own and not its user's: L(k)^2 is (1 - SHORTER) +
+SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled model (docs/configuring.md)."""
+
+DIMENSIONS = 0.11
+"""The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient."""
+
+WALK = 2100.0
+"""By how much the logarithm of progress falls for each unit of the sum of squared learning rates. As `DIMENSIONS`, of
+runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at the rate of 4e-3: `study suggestion`
+fits both, and says what they name for an epsilon that was left out, and for half the rate (docs/results.md)."""
+
+SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
+"""The mean square of a schedule's learning rates, in units of the peak's."""
+
+
+_BY_SHAPE = (
+    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; its "
+    "constants are of the bundled model with all weights and AdamW; all with independent noise (privacy.bands: 1)"
+)
+_MEASURED = (
+    "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
+)
+
+
+ALIKE = 0.03
+"""Settings whose logarithms of progress fall in one step of this stand in the order of how many rows they can reach,
+and of progress where these are as many."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What every setting must meet: one delta for all, or those with fewer rows in use would claim less."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting at a target.
+
+    Attributes:
+        noise: standard deviation of the noise on the mean clipped gradient, in clip norms.
+        signal: what is left of a gradient's length in the mean, relative to rows alone: L(1) / L(k).
+        ratio: variance of the noise over that of what a step follows.
+        progress: `log_progress` of it.
+        reach: rows of the data that it computes at most, each counted once.
+    """
+
+    mechanism: Mechanism
+    terms: Terms
+    cap: int
+    noise_multiplier: float
+    noise: float
+    signal: float
+    ratio: float
+    progress: float
+    reach: float
+
+
+def log_progress(steps: int, ratio: float, squared_rate: float, walk: float = WALK) -> float:
+    """What T steps are worth: the logarithm of a number of steps without noise and without a random walk.
+
+    Args:
+        squared_rate: mean square of the learning rates.
+    """
+    return math.log(steps) - math.log1p(ratio) / 2 - walk * steps * squared_rate
+
+
+def suggest(
+    config: "Config",
+    shape: Shape,
+    size: Size,
+    rows: float | None = None,
+    norms: Callable[[int], float] | None = None,
+    count: int = SUGGESTED,
+    progress: Callable[[int], object] = lambda done: None,
+) -> dict[str, Any]:
+    """Settings of the config's target at a budget of rows computed in all, the most promising first.
+
+    *No guarantee*: the ranking follows from the shape, which is public, and from constants; with `norms` that were
+    measured on private rows it is not covered.
+
+    Args:
+        rows: the budget; default: what the config itself computes.
+        norms: k -> L(k), the norm of the mean gradient of k rows of a unit; default: a rule of thumb.
+        count: how many to certify and return.
+        progress: called as each setting has been looked at.
+
+    Returns:
+        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit, batch,
+        steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to
+        run it. `correlated`: the `bands` with which the first would have the least noise in its weights, and how much,
+        relative to its own; None where none would have less.
+
+    Raises:
+        InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
+    """
+    if config.privacy.epsilon is None:
+        raise InputError("privacy.epsilon: a suggestion needs a target; a stated noise_multiplier is none")
+    if config.train.optimizer != "adamw":
+        raise InputError(
+            "train.optimizer: the ranking follows the steps of adamw, which have one length whatever the gradient's; "
+            f"of {config.train.optimizer} it knows nothing"
+        )
+    own = mechanisms.build(config)
+    if own.adjacency == "add-or-remove":
+        raise InputError(
+            "privacy.adjacency: add-or-remove needs literal constants, and a suggestion has none"
+        )
+    # with a budget of its own a suggestion needs no batch, which may be more than there are units
+    terms = (own if rows is None else replace(own, batch=1.0)).terms(shape)
+    budget = own.rows_computed(terms) if rows is None else rows
+    if not STEPS[0] <= budget < math.inf:
+        raise InputError(
+            f"{budget:g} rows: a suggestion takes {STEPS[0]} steps at least, of a row or more each"
+        )
+    target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
+    lengths = norms or _rule_of_thumb
+    squared_rate = SQUARES[config.train.schedule] * config.train.learning_rate**2
+    found: list[Candidate] = []
+    refused = 0
+    for family in _families(own, config):
+        near: list[float] = []
+        for steps in STEPS:
+            try:
+                mechanism = _at(family, shape, budget, steps)
+                terms = mechanism.terms(shape)
+                noise = nearly_least_noise(terms.process, target.epsilon, target.delta, _next(near))
+            except InputError:
+                refused += 1
+                near.clear()
+            else:
+                near.append(noise)
+                found.append(_candidate(mechanism, terms, shape, noise, lengths, size, squared_rate))
+            progress(1)
+    if not found:
+        way = "fewer" if budget > shape.units else "more"
+        raise InputError(
+            f"{budget:g} rows: no setting spends them on {shape.units} units; give {way} with --rows"
+        )
+    found.sort(key=lambda each: (-round(each.progress / ALIKE), -round(each.reach), -each.progress))
+    first = found[0]
+    correlated = _correlated(first, target, shape, config)
+    return {
+        "budget_rows": budget,
+        "considered": len(found) + refused,
+        "impossible": refused,
+        "basis": _MEASURED if norms else _BY_SHAPE,
+        "ranked": [
+            _row(place, each, first, target, shape, size, config, squared_rate)
+            for place, each in enumerate(found[:count], 1)
+        ],
+        "correlated": correlated,
+    }
+
+
+def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, float] | None:
+    """What noise that is correlated over steps would leave in the weights of a setting; see `correlated_noise`."""
+    mechanism, rate = first.mechanism, first.terms.sampling.rate
+    if not mechanism.correlates:
+        return None
+    steps = mechanism.steps
+    optimisation = Optimisation.of(config.train, steps=steps, warmup=_warmup(config, steps))
+    rates = [optimisation.rate(step) for step in range(steps)]
+    noises = {1: first.noise_multiplier * noise_in_weights(1, rates)}
+    near = first.noise_multiplier
+    for bands in _BANDS:
+        if bands > min(steps, 1 / rate):
+            break
+        process = replace(mechanism, bands=bands).terms(shape).process
+        near = nearly_least_noise(process, target.epsilon, target.delta, near)
+        noises[bands] = near * sensitivity(bands) * noise_in_weights(bands, rates)
+    best = min(noises, key=lambda bands: noises[bands])
+    return {"bands": best, "noise_in_weights": noises[best] / noises[1]} if best > 1 else None
+
+
+def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
+    """The mechanisms to compare, with each number of rows per unit; batch and steps are still open."""
+    if own.name not in CAPS:
+        raise InputError(
+            f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(CAPS)}"
+        )
+    names = USER_LEVEL if own.name in USER_LEVEL else (own.name,)
+    for name in names:
+        other = replace(rival(name, own, config), sampling="poisson", bands=1)
+        for cap in CAPS[name]:
+            yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
+
+
+def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
+    """The mechanism with the batch that spends the budget in so many steps, but for rounding."""
+    a_unit = replace(family, batch=1.0, steps=steps).terms(shape).rows_per_step
+    return replace(family, batch=_round(budget / (steps * a_unit)), steps=steps)
+
+
+def _round(batch: float) -> float:
+    """Down to three digits or to a whole number, so that people can write it down; it costs under 1% of the budget."""
+    step = 10.0 ** min(0, math.floor(math.log10(batch)) - 2)
+    return round(math.floor(batch / step * (1 + 1e-12)) * step, 12)
+
+
+def _next(near: list[float]) -> float:
+    """Where the noise of a few more steps is likely to lie, by that of the last ones."""
+    if len(near) < 2:
+        return near[-1] if near else 1.0
+    return near[-1] ** 2 / near[-2]
+
+
+def _rule_of_thumb(k: int) -> float:
+    return math.sqrt(1 - SHORTER + SHORTER / k)
+
+
+def _signal(mechanism: Mechanism, cap: int, lengths: Callable[[int], float]) -> float:
+    return lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
+
+
+def gradients_in_noise(mechanism: Mechanism, cap: int, noise: float, size: Size) -> float:
+    """The ratio of the variance of a step's noise to that of what it follows, by the rule of thumb.
+
+    Args:
+        cap: rows of a unit.
+        noise: on the mean clipped gradient, in clip norms.
+    """
+    return DIMENSIONS * size.trainable * (noise / _signal(mechanism, cap, _rule_of_thumb)) ** 2
+
+
+def _candidate(
+    mechanism: Mechanism,
+    terms: Terms,
+    shape: Shape,
+    noise_multiplier: float,
+    lengths: Callable[[int], float],
+    size: Size,
+    squared_rate: float,
+) -> Candidate:
+    cap = mechanism.cap(shape)
+    signal = _signal(mechanism, cap, lengths)
+    noise = noise_multiplier / terms.divisor
+    ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
+    return Candidate(
+        mechanism,
+        terms,
+        cap,
+        noise_multiplier,
+        noise,
+        signal,
+        ratio,
+        log_progress(mechanism.steps, ratio, squared_rate),
+        min(float(terms.rows), mechanism.rows_computed(terms)),
+    )
+
+
+def _row(
+    place: int,
+    each: Candidate,
+    first: Candidate,
+    target: Target,
+    shape: Shape,
+    size: Size,
+    config: "Config",
+    squared_rate: float,
+) -> dict[str, Any]:
+    setting = settle(each.mechanism, shape, target.epsilon, None, target.delta)
+    rows = each.mechanism.rows_computed(each.terms)
+    tokens = rows * shape.tokens / max(shape.rows, 1)
+    return {
+        "place": place,
+        "mechanism": each.mechanism.name,
+        "rows_per_unit": each.cap,
+        "batch": each.mechanism.batch,
+        "steps": each.mechanism.steps,
+        "sampling_probability": each.terms.sampling.rate,
+        "noise_multiplier": setting.noise_multiplier,
+        "noise_per_gradient": setting.noise_per_gradient(),
+        "rows_seen": rows,
+        "operations": size.operations(tokens),
+        "progress": math.exp(each.progress),
+        "reason": _reason(each, first, squared_rate),
+        "settings": _settings(each, setting, config),
+    }
+
+
+def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, Any]:
+    """The keys of the config that make it this setting."""
+    found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
+    if each.mechanism.name != "dp-sgd":
+        found["privacy.rows_per_unit"] = getattr(each.mechanism, "rows_per_unit")  # noqa: B009
+    found["privacy.selection"] = getattr(each.mechanism, "selection", None)
+    found["privacy.resample"] = getattr(each.mechanism, "resample", False)
+    found["privacy.sampling"], found["privacy.bands"] = each.mechanism.sampling, each.mechanism.bands
+    found["privacy.delta"] = setting.delta
+    batch = each.mechanism.batch
+    found["train.batch"] = int(batch) if batch.is_integer() else batch
+    found["train.steps"] = each.mechanism.steps
+    if config.train.warmup:
+        found["train.warmup"] = _warmup(config, each.mechanism.steps)
+    return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
+
+
+def _warmup(config: "Config", steps: int) -> int:
+    """The same share of the run as in the config."""
+    return config.train.warmup * steps // config.train.steps
+
+
+def _reason(each: Candidate, first: Candidate, squared_rate: float) -> str:
+    """Why a setting stands where it stands, in a sentence."""
+    steps, most = each.mechanism.steps, first.mechanism.steps
+    facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
+    if each is first and steps == STEPS[0]:
+        return f"{facts}: the fewest that are tried, since more would wander too far; a lower learning rate bears more"
+    if each is first and steps == STEPS[-1]:
+        return f"{facts}: the most that are tried; a higher learning rate may do with fewer"
+    if each is first:
+        return f"{facts}: with more steps the noise of each would grow, with fewer little could be learned"
+    lost = {
+        "noise": math.log(each.noise / first.noise),
+        "signal": math.log(first.signal / each.signal),
+        "steps": math.log(most / steps),
+        "walk": WALK * squared_rate * (steps - most),
+    }
+    why = {
+        "noise": f"{each.noise / first.noise:.3g} times the noise per gradient of the first",
+        "signal": f"{each.cap} rows of a unit at a time tell less of what units share than {first.cap}",
+        "steps": f"{steps} steps where the first takes {most}",
+        "walk": f"{steps} steps at this learning rate, which wander further than {most}",
+    }
+    worst = max(lost, key=lambda name: lost[name])
+    if lost[worst] < ALIKE:
+        reached = f", but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
+        return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"
+    return f"{facts}: {why[worst]}"

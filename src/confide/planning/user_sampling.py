@@ -1,0 +1,370 @@
+"""How user-level sampling is configured at a compute budget (003, section 3 and appendices C and I).
+
+A step that expects n users with k rows each computes k n rows. Doubling k makes a user's mean gradient shorter and so
+the clip norm smaller; doubling n spreads the noise over more users, but each is drawn more often.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide.clipping import ClippedSum
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.accounting import MixtureOfGaussians, least_noise
+from confide.privacy.correlated_noise import sensitivity
+from confide.privacy.mechanisms.base import calibrated
+from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
+from confide.privacy.sampling import Draw, Sampling
+from confide.randomness.seal import Seal
+from confide.randomness.streams import RunKey
+from confide.runs.job import Job
+from confide.training.microbatch import micro_batch
+from confide.training.packing import Pack, pack
+from confide.training.tasks import Batch, Task
+from confide.utils.errors import InputError
+
+USERS = 128
+"""Users whose gradients are measured (003, appendix I.1)."""
+
+_FIRST = 16  # users that a measured path starts with, at most
+_PHASE = "gradient norms"
+
+
+# noise at a target ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Target:
+    """The user-level guarantee that noise must meet, on so many users and steps."""
+
+    epsilon: float
+    delta: float
+    steps: int
+    users: int
+
+    def uls_noise(self, n: float) -> float:
+        """Least noise multiplier of user-level sampling with n users expected a step (003, Theorem 2).
+
+        Raises:
+            InputError: n is more than there are users, or no noise meets the target.
+        """
+        process = MixtureOfGaussians.bernoulli(n / self.users, self.steps)
+        return calibrated(process, self.epsilon, self.delta)
+
+    def els_noise(self, batch: float, group_size: int, rows: int) -> float:
+        """Least noise multiplier of example-level sampling with `batch` rows expected a step (003, Theorem 1).
+
+        Args:
+            group_size: the most rows that a user has in use.
+            rows: in use, of all users.
+
+        Raises:
+            InputError: `batch` is more than there are rows, or no noise meets the target.
+        """
+        process = MixtureOfGaussians.binomial(group_size, batch / rows, self.steps)
+        return calibrated(process, self.epsilon, self.delta)
+
+
+def noise_variance(noise_multiplier: float, norm: float, count: float) -> float:
+    """Variance of one coordinate of the noise on a step's gradient: (s L / count)^2 (003, equations 5 and 6).
+
+    Args:
+        noise_multiplier: s.
+        norm: L, which the clip norm equals: of a row's gradient under ELS, of a user's mean gradient under ULS.
+        count: what the noised sum is divided by: rows under ELS, users under ULS.
+    """
+    return (noise_multiplier * norm / count) ** 2
+
+
+# ways to spend a budget ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Split:
+    """A compute budget of k n rows a step: n users expected, k rows of each."""
+
+    k: int
+    n: float
+
+    @property
+    def budget(self) -> float:
+        return self.k * self.n
+
+
+def splits(budget: float, ks: Iterable[int], least: float, most: float) -> list[Split]:
+    """The splits of a budget with k among `ks` and n from `least` to `most`.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [Split(k, budget / k) for k in ks if least <= budget / k <= most]
+    if not found:
+        raise InputError(
+            f"budget: no k that was given spends {budget:g} rows a step on {least:g} to {most:g} users"
+        )
+    return found
+
+
+def uls_variance(split: Split, norm: Callable[[int], float], target: Target) -> float:
+    """Noise variance of user-level sampling at a split.
+
+    Args:
+        norm: k -> L(k), of the mean gradient of k rows of a user; `gradient_norms` measures it.
+    """
+    return noise_variance(target.uls_noise(split.n), norm(split.k), split.n)
+
+
+def uls_variances(
+    choices: Sequence[Split], norm: Callable[[int], float], target: Target
+) -> list[tuple[Split, float]]:
+    """Each split with its noise variance, the least first; of equals the one with more users."""
+    found = [(split, uls_variance(split, norm, target)) for split in choices]
+    return sorted(found, key=lambda pair: (pair[1], -pair[0].n))
+
+
+# strategies (003, appendix I.1) --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Place:
+    """Where a path of doublings stood, and what either doubling would have come to there.
+
+    Attributes:
+        by_k, by_n: tau_k and tau_n, or an oracle's losses; None where the doubling is not possible, or where the path
+            ends and nothing was compared.
+    """
+
+    split: Split
+    by_k: float | None = None
+    by_n: float | None = None
+
+
+def estimate_and_double(
+    norm: Callable[[int], float],
+    noise_multiplier: Callable[[float], float],
+    start: Split,
+    budget: float,
+    most_k: int,
+    users: int,
+) -> tuple[Place, ...]:
+    """Estimate-and-Double (003, Algorithm 3): from `start`, double k or n until the budget is reached.
+
+    tau_k = L(2k) / L(k) and tau_n = (s(2n) / 2n) / (s(n) / n) say by how much either doubling shrinks the noise s L / n
+    on the gradient; k is doubled if tau_k < tau_n, else n. The algorithm as printed leaves the division by n out of
+    tau_n; since s grows with n, it would then double k always.
+
+    A doubling past `most_k` rows or past all users (a probability above 1) is not possible; then the other one is
+    made. As in the algorithm, a budget that no number of doublings gives exactly is passed, by less than a factor of 2.
+
+    Args:
+        norm: k -> L(k), of the mean gradient of k rows of a user.
+        noise_multiplier: n -> s(n), as `Target.uls_noise`.
+
+    Returns:
+        Every place of the path, the chosen one last.
+
+    Raises:
+        InputError: not even `most_k` rows of all users spend the budget.
+    """
+
+    def by_k(split: Split) -> float:
+        return float(norm(2 * split.k) / norm(split.k))
+
+    def by_n(split: Split) -> float:
+        return float(noise_multiplier(2 * split.n) / (2 * noise_multiplier(split.n)))
+
+    return _path(start, budget, most_k, users, by_k, by_n)
+
+
+def greedy_local_oracle(
+    loss: Callable[[Split], float], start: Split, budget: float, most_k: int, users: int
+) -> tuple[Place, ...]:
+    """As `estimate_and_double`, by the loss that training with either doubling would end at: what no estimate beats,
+    where one doubling is looked at at a time."""
+
+    def by_k(split: Split) -> float:
+        return loss(Split(2 * split.k, split.n))
+
+    def by_n(split: Split) -> float:
+        return loss(Split(split.k, 2 * split.n))
+
+    return _path(start, budget, most_k, users, by_k, by_n)
+
+
+def _path(
+    start: Split,
+    budget: float,
+    most_k: int,
+    users: int,
+    by_k: Callable[[Split], float],
+    by_n: Callable[[Split], float],
+) -> tuple[Place, ...]:
+    path: list[Place] = []
+    split = start
+    while split.budget < budget:
+        place = Place(
+            split,
+            by_k(split) if 2 * split.k <= most_k else None,
+            by_n(split) if 2 * split.n <= users else None,
+        )
+        path.append(place)
+        if place.by_k is None and place.by_n is None:
+            raise InputError(
+                f"budget: {budget:g} rows a step are more than doublings of {start.k} rows of {start.n:g} users "
+                f"come to with at most {most_k} rows of {users} users"
+            )
+        if place.by_n is None or (place.by_k is not None and place.by_k < place.by_n):
+            split = Split(2 * split.k, split.n)
+        else:
+            split = Split(split.k, 2 * split.n)
+    return (*path, Place(split))
+
+
+def max_cohort(choices: Sequence[Split]) -> Split:
+    """The split with the most users."""
+    return max(choices, key=lambda split: split.n)
+
+
+def max_group_size(choices: Sequence[Split]) -> Split:
+    """The split with the most rows a user."""
+    return max(choices, key=lambda split: split.k)
+
+
+def random_split(choices: Sequence[Split], generator: np.random.Generator) -> Split:
+    """Any of the splits, with equal probability."""
+    return choices[int(generator.integers(len(choices)))]
+
+
+def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
+    """Estimate-and-Double for the rows a step of a job of user-level sampling, by gradients of its own rows, as facts.
+
+    *No guarantee*: see `gradient_norms`. A split that is chosen so is covered by none, and whatever shows it must say
+    so.
+
+    Args:
+        job: which must not have trained yet.
+        epsilon: what the noise answers, at the job's delta and steps.
+
+    Raises:
+        InputError: as for `estimate_and_double` and `gradient_norms`.
+    """
+    mechanism, setting = job.mechanism, job.setting
+    assert isinstance(mechanism, UserLevelSampling)
+    if mechanism.divisor or mechanism.sampling_rate:
+        raise InputError(
+            "train.divisor: --measure chooses train.batch, which a literal divisor or sampling_rate leaves no part in"
+        )
+    here = Split(mechanism.cap(setting.shape), setting.terms.expected_batch)
+    most_users = min(setting.shape.units // mechanism.bands, mechanism.max_batch or setting.shape.units)
+    start = here.budget
+    while start > max(1, min(_FIRST, most_users, here.budget / 4)):
+        start /= 2
+
+    def norm(k: int) -> float:
+        return float(measured_norms(job, [k])[0])
+
+    @cache
+    def noise(n: float) -> float:
+        process = replace(mechanism, batch=n).terms(setting.shape).process
+        return least_noise(process, epsilon, setting.delta) * sensitivity(mechanism.bands)
+
+    def deviation(split: Split) -> float:
+        return noise_variance(noise(split.n), norm(split.k), split.n) ** 0.5
+
+    most_rows = int(setting.shape.rows_per_unit.max())
+    path = estimate_and_double(norm, noise, Split(1, start), here.budget, most_rows, most_users)
+    return {
+        "users": min(USERS, setting.shape.units),
+        "path": [{"k": p.split.k, "n": p.split.n, "by_k": p.by_k, "by_n": p.by_n} for p in path],
+        "noise": deviation(path[-1].split),
+        "noise_of_config": deviation(here),
+    }
+
+
+# norms of gradients --------------------------------------------------------------------------------------------
+def measured_norms(job: Job, ks: Sequence[int], users: int = USERS) -> np.ndarray:
+    """`gradient_norms` of a job's training rows at its base model, kept in the run folder: measured once for each k.
+
+    Chunks are measured where the config's user-level sampling would draw chunks, else rows. What is kept is bound to
+    the model's weights and to the data. The job must not have trained yet.
+    """
+    config = job.run.config
+    mechanism = UserLevelSampling.from_config(config)
+    assert isinstance(mechanism, UserLevelSampling)
+    chunk = mechanism.row_length if mechanism.rule == "random-chunk" else None
+    key, data = job.run.key(), hashlib.sha256()
+    job.prepared.train.digest(data.update)
+    what = f"{config.task} {config.adapter.model_dump_json()} {chunk} {users}"
+    name = key.bound_to(job.base, data.digest(), what.encode()).fingerprint(b"norms")[:16]
+
+    def measured(k: int) -> np.ndarray:
+        return job.run.once(
+            f"gradient-norm-{k}-{name}",
+            lambda: gradient_norms(
+                job.model, job.task, job.prepared.train, [k], key, users, chunk, job.micro_tokens
+            ),
+            job.ranks,
+            Seal(key),
+        )
+
+    return np.concatenate([measured(k) for k in ks])
+
+
+def gradient_norms(
+    model: nn.Module,
+    task: Task,
+    graph: UnitGraph,
+    ks: Sequence[int],
+    key: RunKey,
+    users: int = USERS,
+    chunk: int | None = None,
+    micro_tokens: int = 8192,
+) -> np.ndarray:
+    """Median over sampled users of the norm of the mean gradient of up to k rows: float64[len(ks)] (003, equation 8).
+
+    The same users are measured for every k. Nothing of the model changes.
+
+    *No guarantee*: gradients of private rows are measured. What is chosen from them is not covered by any guarantee,
+    and whatever shows them, or what followed from them, must say so.
+
+    Args:
+        key: users, and rows of a user, are drawn from its stream.
+        users: how many are sampled; all where there are fewer.
+        chunk: tokens of a random chunk, where user-level sampling draws chunks; None: rows, at random.
+        micro_tokens: tokens of a physical micro-batch.
+
+    Raises:
+        InputError: a row has several owners, a gradient is not finite, or the median is zero.
+    """
+    sampling = Sampling("shuffle", min(1.0, users / graph.n_units))  # the first of a random order
+    clipped = ClippedSum(model, task.line_loss, 1.0)  # no norm is taken without a clip norm
+    was_training = model.training
+    model.train()
+    try:
+        draws = [UnitSampler(graph, sampling, key, _PHASE, k, chunk).draw(0) for k in ks]
+        found = np.array([np.median(_norms(clipped, task, draw, key, micro_tokens)) for draw in draws])
+    finally:
+        model.train(was_training)
+    if not found.all():
+        raise InputError(
+            "data.max_length: the gradients of half of the users are zero, so their median tells nothing; are the rows "
+            "too short to hold anything to predict?"
+        )
+    return found
+
+
+def _norms(clipped: ClippedSum, task: Task, draw: Draw, key: RunKey, micro_tokens: int) -> np.ndarray:
+    """The norm of each drawn unit's gradient, in some order: float64[units]."""
+    found: list[float] = []
+
+    def batch_of(part: Pack) -> tuple[Batch, torch.Tensor]:
+        return micro_batch(task, draw, part, lambda row: key.stream(_PHASE, "hide", 0, row))
+
+    for part in pack(draw, micro_tokens, task.shares):
+        if part.parts:
+            found.append(clipped.add_large(map(batch_of, part.parts)))
+        else:
+            batch, weight = batch_of(part)
+            found += clipped.add(batch, torch.from_numpy(part.units), weight).tolist()
+        clipped.forget()
+    return np.array(found)

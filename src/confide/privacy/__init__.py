@@ -1,0 +1,1 @@
+"""What is protected, how a step draws, and what that guarantees."""

@@ -1,0 +1,54 @@
+"""Processes, curves and calibration. Knows nothing of mechanisms, models or data."""
+
+from confide.privacy.accounting.calibration import (
+    least_noise,
+    least_noise_for_kl,
+    least_noise_for_reconstruction,
+    nearly_least_noise,
+)
+from confide.privacy.accounting.curves import Curve, Direction, between, compose
+from confide.privacy.accounting.filter import RenyiBudget, RenyiFilter, SampledGaussian, Scaled
+from confide.privacy.accounting.phases import After, Untouched
+from confide.privacy.accounting.population import Population, Targets
+from confide.privacy.accounting.processes import (
+    GroupOf,
+    MixtureOfGaussians,
+    Process,
+    TruncatedPoisson,
+    delta_default,
+)
+from confide.privacy.accounting.repetition import Repeated, Trials
+from confide.privacy.accounting.replacement import Exchanged, Replacement, replaced
+from confide.privacy.accounting.stairs import Accountant, achieved, least_noise_for_secrets
+
+__all__ = [
+    "Accountant",
+    "After",
+    "Curve",
+    "Direction",
+    "Exchanged",
+    "GroupOf",
+    "MixtureOfGaussians",
+    "Population",
+    "Process",
+    "RenyiBudget",
+    "RenyiFilter",
+    "Repeated",
+    "Replacement",
+    "SampledGaussian",
+    "Scaled",
+    "Targets",
+    "Trials",
+    "TruncatedPoisson",
+    "Untouched",
+    "achieved",
+    "between",
+    "compose",
+    "delta_default",
+    "least_noise",
+    "least_noise_for_kl",
+    "least_noise_for_reconstruction",
+    "least_noise_for_secrets",
+    "nearly_least_noise",
+    "replaced",
+]

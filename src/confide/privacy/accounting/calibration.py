@@ -1,0 +1,197 @@
+"""From a target back to the least noise that meets it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from confide.privacy.accounting.curves import Curve
+from confide.privacy.accounting.processes import FINE, MixtureOfGaussians, Process
+from confide.utils.errors import InputError
+
+LEAST, MOST = 1e-3, 1e7
+"""The range of noise multipliers that is searched."""
+
+ROUGH = 3e-2
+"""The interval at which settings are compared that nobody claims yet."""
+
+Excess = Callable[[Curve], float]
+"""log(what the curve gives / what was asked): at most 0 where the target is met."""
+
+
+def least_noise(process: Process, epsilon: float, delta: float) -> float:
+    """The least noise multiplier with which `process` is (epsilon, delta)-DP, within 0.1%.
+
+    Formal guarantee: process.curve(result).epsilon(delta) <= epsilon was computed, at the interval of claims.
+
+    Raises InputError for a target that is no target, or that no noise up to 1e7 meets.
+    """
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise InputError(f"privacy.epsilon must be a finite number above 0, not {epsilon}")
+    if not 0 < delta < 1:
+        raise InputError(f"privacy.delta must lie between 0 and 1, not {delta}")
+    return _least(
+        process,
+        lambda curve: _log_ratio(curve.epsilon(delta), epsilon),
+        f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}: raise one of them",
+    )
+
+
+def nearly_least_noise(process: Process, epsilon: float, delta: float, guess: float = 1.0) -> float:
+    """As `least_noise`, within about 1% and much faster: to compare many settings, never for a claim.
+
+    Args:
+        guess: a noise multiplier that is expected to be near.
+    """
+    slope, before = -1.5, None  # of log epsilon over log noise
+    misses, meets = 0.0, math.inf  # between them it lies; under group privacy epsilon may leap there from inf
+    for _ in range(50):
+        off = max(-3.0, min(3.0, _log_ratio(process.curve(guess, ROUGH).epsilon(delta), epsilon)))
+        misses, meets = (max(misses, guess), meets) if off > 0 else (misses, min(meets, guess))
+        if meets < 1.02 * misses:
+            return meets
+        place = math.log(guess)
+        if before is not None and before[0] != place:
+            slope = min(-0.3, (off - before[1]) / (place - before[0]))
+        before = (place, off)
+        step = max(-1.0, min(1.0, -off / slope))
+        guess *= math.exp(step)
+        if abs(step) < 0.02:
+            return guess
+        if 0 < misses < meets < math.inf and not misses < guess < meets:
+            guess = math.sqrt(misses * meets)
+        if not LEAST <= guess <= MOST:
+            break
+    raise InputError(f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}")
+
+
+def least_noise_for_reconstruction(process: Process, targets: Sequence[tuple[float, float]]) -> float:
+    """The least noise multiplier with which reconstruction(p) <= r for every (p, r) in `targets`."""
+    for p, r in targets:
+        if not 0 < p < r < 1:
+            raise InputError(f"a secret needs 0 < prior < allowed posterior < 1, not {p} and {r}")
+
+    def excess(curve: Curve) -> float:
+        bounds = curve.reconstruction([p for p, _ in targets])
+        # on the scale of odds, so that a bound of 1 does not flatten the search
+        return max(_log_odds(b) - _log_odds(r) for b, (_, r) in zip(bounds, targets, strict=True))
+
+    return _least(process, excess, "no noise meets the secrets' allowed posteriors: raise them")
+
+
+def least_noise_for_kl(process: MixtureOfGaussians, kl: float) -> float:
+    """The least noise multiplier whose KL divergence over the run is at most `kl` nats (002, Lemma 3.2)."""
+    if not (kl > 0 and math.isfinite(kl)):
+        raise InputError(f"a target KL divergence must be a finite number above 0, not {kl}")
+
+    def excess(s: float) -> float:
+        return _log_ratio(process.kl(s), kl)
+
+    good, bad = _bracket(excess, 1.0, "no noise meets the target KL divergence")
+    if good > LEAST:
+        good, bad = _narrow(excess, good, bad, 1e-5)
+    return _certified(excess, good, bad)
+
+
+def _least(process: Process, excess: Excess, failure: str) -> float:
+    """Search on coarse grids, certify on the fine one."""
+
+    @cache
+    def at(interval: float) -> Callable[[float], float]:
+        return cache(lambda s: excess(process.curve(s, interval)))  # each stage asks for its ends again
+
+    good, bad = _bracket(at(1e-2), 1.0, failure)
+    if good == LEAST:
+        return _certified(at(FINE), good, bad)
+    good, bad = _narrow(at(1e-2), good, bad, 2e-3)
+    good, bad = _around(at(1e-3), good)
+    good, bad = _narrow(at(1e-3), good, bad, 2e-4)
+    return _certified(at(FINE), good, bad)
+
+
+def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tuple[float, float]:
+    """(noise that meets the target, noise that does not), a factor of four apart at most; (LEAST, 0) if all does."""
+    s, factor = start, 4.0
+    if excess(s) <= 0:
+        while s > LEAST:
+            lower = max(LEAST, s / factor)
+            if excess(lower) > 0:
+                return s, lower
+            s = lower
+        return LEAST, 0.0
+    while s < MOST:
+        if excess(s * factor) <= 0:
+            return s * factor, s
+        s *= factor
+    raise InputError(failure)
+
+
+def _around(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
+    """A bracket about a good guess, by steps of 0.2%, 0.4%, 0.8%, ..."""
+    step = 0.002
+    if excess(guess) <= 0:
+        good, bad = guess, guess / (1 + step)
+        while excess(bad) <= 0:
+            step *= 2
+            good, bad = bad, bad / (1 + step)
+        return good, bad
+    good, bad = guess * (1 + step), guess
+    while excess(good) > 0:
+        step *= 2
+        good, bad = good * (1 + step), good
+    return good, bad
+
+
+def _narrow(
+    excess: Callable[[float], float], good: float, bad: float, tolerance: float
+) -> tuple[float, float]:
+    """Shrink to good / bad <= 1 + tolerance: false position in logs, Illinois variant, kept off the ends.
+
+    It halves the bracket where one end has moved three times in a row.
+    """
+    at_good, at_bad = excess(good), excess(bad)
+    moves = 0  # of the good end in a row, or, below 0, of the bad one
+    while good / bad > 1 + tolerance:
+        width = math.log(good / bad)
+        share = 0.5
+        if abs(moves) < 3 and math.isfinite(at_bad) and math.isfinite(at_good) and at_bad > at_good:
+            share = at_bad / (at_bad - at_good)
+        margin = min(0.25, 0.4 * tolerance / width)
+        middle = bad * math.exp(width * min(1 - margin, max(margin, share)))
+        value = excess(middle)
+        if value <= 0:
+            good, at_good, at_bad = middle, value, at_bad / 2 if moves > 0 else at_bad
+            moves = max(moves, 0) + 1
+        else:
+            bad, at_bad, at_good = middle, value, at_good / 2 if moves < 0 else at_good
+            moves = min(moves, 0) - 1
+    return good, bad
+
+
+def _certified(excess: Callable[[float], float], good: float, bad: float) -> float:
+    """Round up to five significant digits and raise until the target is met there."""
+    s = round_up(good)
+    while excess(s) > 0:
+        s = round_up(s * 1.0002)
+    return s
+
+
+def round_up(s: float, digits: int = 5) -> float:
+    """The next number of so many significant digits, never below s."""
+    rounded = float(f"{s:.{digits - 1}e}")
+    if rounded >= s:
+        return rounded
+    return float(f"{s + 10.0 ** (math.floor(math.log10(s)) - digits + 1):.{digits - 1}e}")
+
+
+def _log_ratio(value: float, target: float) -> float:
+    if value == 0:
+        return -math.inf
+    return math.log(value / target)
+
+
+def _log_odds(p: float) -> float:
+    if p >= 1:
+        return math.inf
+    return math.log(p / (1 - p))

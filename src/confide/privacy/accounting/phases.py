@@ -1,0 +1,59 @@
+"""Runs of more than one phase, and phases that touch nothing of what is protected."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from confide.privacy.accounting.curves import Curve, Direction, compose
+from confide.privacy.accounting.processes import FINE, Process
+from confide.utils.rounding import at_least
+
+
+@dataclass(frozen=True)
+class Untouched:
+    """What is protected enters nothing that is computed: both worlds give the same output, whatever the noise.
+
+    words: why that is so.
+    """
+
+    words: str
+
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+        same = Direction(np.array([0.0]), np.array([0.0]))
+        return Curve(same, same, 0.0)
+
+    def describe(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True)
+class After:
+    """A phase at a noise of its own, and then a process whose noise is still to be chosen, if there is one.
+
+    Formal guarantee: see `confide.privacy.accounting.curves.compose`.
+
+    words: what the phase is, for `describe`.
+    """
+
+    phase: Process
+    phase_noise: float
+    process: Process | None
+    words: str = field(default="", compare=False)
+
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+        first = self.phase.curve(self.phase_noise, interval)
+        if self.process is None:
+            return first
+        then = self.process.curve(noise_multiplier, interval)
+        if math.isinf(first.epsilon(0.5)) or math.isinf(then.epsilon(0.5)):
+            return Curve.unprotected()
+        return compose([first, then])
+
+    def describe(self) -> str:
+        first = (
+            f"With noise multiplier {at_least(self.phase_noise, 6)}: {self.words or self.phase.describe()}"
+        )
+        return first if self.process is None else f"{first} After that: {self.process.describe()}"

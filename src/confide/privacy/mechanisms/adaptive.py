@@ -1,0 +1,359 @@
+"""Adaptive DP (001): noise that follows how private the rows look to a language model.
+
+`private` is proved, by releases with noise of their own and a Renyi filter; `nominal` is the paper's, and an estimate.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scipy.stats import rankdata
+
+from confide.config.schema import Adaptive
+from confide.data.shape import Shape
+from confide.data.unit_graph import UnitGraph
+from confide.models import files as model_files
+from confide.models import loading as models
+from confide.privacy.accounting import RenyiBudget, RenyiFilter, Scaled
+from confide.privacy.mechanisms.base import Sampler, Score, Stage, Terms
+from confide.privacy.mechanisms.dp_sgd import DPSGD
+from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.sampling import Draw, Halt
+from confide.randomness.streams import RunKey
+from confide.utils.errors import InputError
+from confide.utils.rounding import at_least, at_most
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+GRID = 100
+"""A factor is rounded down to a multiple of 1 / GRID, in the noise as in the budget: few costs have to be computed."""
+
+_SPENT = "the privacy budget does not pay for another step"
+_HIGHEST = 700.0  # a mean token loss of which the exponential is still a number
+
+
+@dataclass(frozen=True)
+class AdaptiveNoise(DPSGD):
+    """DP-SGD in which the noise of step t has standard deviation gamma_t s C, gamma_t between `floor` and 1.
+
+    Each row has a privacy probability rho in [0, 1], which grows with its perplexity under a language model.
+
+    `private`: gamma_t = (sum of rho over a Poisson draw of its own + N(0, s_g^2)) / B_g, rounded down to 1/100 and kept
+    between floor and 1. The budget is the cost of the planned steps, each with gamma = `expected` and a release; so s
+    is the planned noise divided by `expected`, and as many steps fit as are planned if gamma never falls below it.
+
+    Formal guarantee of `private`: (epsilon, delta)-DP for one row under zero-out adjacency, in which the row's
+    gradient and its rho count for nothing. rho is a function of the row and of a model that saw no private row, so a
+    release has sensitivity 1 and is a sampled Gaussian; given gamma_t a step is one. A release is paid for before it is
+    looked at and a step before it is taken, each only if it fits the budget at every order (`accounting.RenyiFilter`:
+    Feldman and Zrnic 2021, Theorem 3.1); if not, the run ends. What decides that are the gammas so far, which are out.
+    After fewer steps than planned the claim is the same: what was left unspent depends on the gammas.
+
+    `nominal` (001, equations 4 to 6): gamma_t is the mean over the drawn rows of rho, normalised over the data set; 1
+    for an empty draw. The size of the noise tells of the rows and nothing hides that: an estimate. Its epsilon is that
+    of steps at the least factor, as if the factors were public; 001 does not say how it counted.
+    """
+
+    adaptive: Adaptive = field(default_factory=Adaptive)
+    task: str = "causal-lm"
+    settled: float | None = None  # the noise multiplier, of the mechanism of a stage
+
+    name: ClassVar[str] = "adaptive"
+    correlates: ClassVar[bool] = False
+
+    @property
+    def is_private(self) -> bool:
+        return self.adaptive.mode == "private"
+
+    @property
+    def planned(self) -> float:
+        """The factor that a step is planned with."""
+        return self.adaptive.floor if self.adaptive.expected is None else self.adaptive.expected
+
+    @property
+    def scorer(self) -> str | None:
+        return self.adaptive.scorer
+
+    def told_apart(self, shape: Shape) -> bytes:
+        return b"" if self.scorer is None else _identity(self.scorer)
+
+    # draw ------------------------------------------------------------------------------------------
+    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+        settled = replace(self, settled=noise_multiplier)
+        return (Stage("main", settled, noise_multiplier, self.steps),)
+
+    def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
+        rows = super().sampler(graph, key, phase, score)
+        assert isinstance(rows, RowSampler)
+        losses = _mean_losses(score())
+        if not self.is_private:
+            return _Nominal(rows, normalised(losses, self.adaptive.normalise), self.adaptive.floor)
+        if self.settled is None:
+            raise AssertionError("what a step may spend follows from its noise: ask the mechanism of a stage")
+        budget = self._budget(graph.shape())
+        release = _Release(
+            rho=self._probabilities(losses, graph),
+            rate=budget.release_q,
+            expected=self._released_rows(graph.n_rows),
+            noise=budget.release(self.settled).noise_multiplier,
+            floor=self.adaptive.floor,
+            key=key,
+            phase=phase,
+        )
+        return _Private(rows, release, budget, self.settled)
+
+    def _probabilities(self, losses: np.ndarray, graph: UnitGraph) -> np.ndarray:
+        """rho of every row from its mean token loss, each a function of that row alone: float64[M] in [0, 1]."""
+        if self.adaptive.probability == "nll":
+            vocabulary = graph.vocabulary if self.scorer is None else _vocabulary(self.scorer)
+            return np.clip(losses / math.log(vocabulary), 0.0, 1.0)
+        assert self.adaptive.between is not None
+        low, high = self.adaptive.between
+        return np.clip((np.exp(losses) - low) / (high - low), 0.0, 1.0)
+
+    # account ---------------------------------------------------------------------------------------
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        terms = super().terms(shape, steps)
+        if not self.is_private:
+            process = Scaled(terms.process, self.adaptive.floor)
+            return replace(terms, process=process, zeroed=Scaled(terms.zeroed, self.adaptive.floor))
+        budget = self._budget(shape)
+        return replace(
+            terms,
+            process=self._process(budget),
+            zeroed=budget,
+            contribution="1 row: its clipped gradient, and its privacy probability in what the noise is sized by",
+            facts=(*terms.facts, *self._released(budget, self._released_rows(shape.rows))),
+        )
+
+    def _budget(self, shape: Shape) -> RenyiBudget:
+        rows = self._released_rows(shape.rows)
+        rate = self._rate(shape.rows, "rows")
+        return RenyiBudget(
+            rate, self.steps, self.planned, min(1.0, rows / shape.rows), self.adaptive.gamma_noise
+        )
+
+    def _released_rows(self, rows: int) -> float:
+        """B_g: the expected rows of the draw that a gamma is made from."""
+        stated = self.adaptive.gamma_batch
+        if stated is not None and stated > rows:
+            raise InputError(
+                f"adaptive.gamma_batch: {stated:g} rows are more than the {rows} there are; take at most {rows}"
+            )
+        return float(rows) if stated is None else stated
+
+    @property
+    def accounting(self) -> str:
+        return "RDP" if self.is_private else super().accounting
+
+    def epsilons(
+        self, shape: Shape, noise_multiplier: float, delta: float, steps: int
+    ) -> tuple[tuple[str, float], ...]:
+        if self.is_private or self.planned == self.adaptive.floor:
+            return ()
+        process = super().terms(shape, steps).process
+        epsilon = process.curve(self.planned * noise_multiplier).epsilon(delta)
+        return ((f"if gamma is {self.planned:g} in every step, and public", epsilon),)
+
+    # claim -----------------------------------------------------------------------------------------
+    def doubts(self) -> tuple[str, ...]:
+        if self.is_private:
+            return ()
+        return (
+            "the noise of a step is multiplied by gamma, the mean privacy probability of the rows that were drawn, "
+            "normalised over the data set: its size tells of them, and nothing hides that; what is counted are steps "
+            f"at the least gamma, {self.adaptive.floor:g}, as if gammas were public",
+        )
+
+    def facts(self) -> tuple[str, ...]:
+        who = "the base model" if self.scorer is None else models.public_name(self.scorer)
+        return (f"the model that gives the rows' perplexities: {who}",)
+
+    def _released(self, budget: RenyiBudget, rows: float) -> Iterator[str]:
+        noise = self.adaptive.gamma_noise
+        size = (
+            f"{at_least(budget.release_share, 6)} noise multipliers" if noise is None else at_least(noise, 6)
+        )
+        yield (
+            "gamma, which multiplies the noise of a step, and with it after how many steps the run ends: made from "
+            f"rows drawn with probability {at_most(budget.release_q, 6)} (B_g = {rows:g} expected), noise of standard "
+            f"deviation s_g = {size}, floor {self.adaptive.floor:g}, planned with {self.planned:g}"
+        )
+        meaning = "its mean token loss over the logarithm of the vocabulary"
+        if self.adaptive.between is not None:
+            low, high = self.adaptive.between
+            meaning = f"its perplexity between {low:g} and {high:g}"
+        yield f"the privacy probability of a row: {meaning}, cut off at 0 and 1"
+
+    def calibration(self) -> str:
+        if not self.is_private:
+            return ""
+        return (
+            f"The noise multiplier is that of a planned step divided by {self.planned:g}; that of a step is gamma "
+            f"times it, gamma from {self.adaptive.floor:g} to 1."
+        )
+
+    def exclusions(self) -> tuple[str, ...]:
+        seen = "rows that the model which gives perplexities has seen before: it is taken to have seen no private row"
+        if self.is_private:
+            return (seen,)
+        return (
+            seen,
+            "what the size of the noise tells of the drawn rows, and through normalisation of all rows",
+        )
+
+    # from the config -------------------------------------------------------------------------------
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        privacy, adaptive = config.privacy, config.adaptive
+        if privacy.adjacency == "add-or-remove":
+            yield (
+                "privacy.adjacency",
+                "adaptive draws the rows of gamma with a probability that follows from their number, which "
+                "add-or-remove hides: use zero-out or replace-one",
+            )
+            return
+        yield from super().faults(config)
+        if privacy.sampling != "poisson":
+            yield "privacy.sampling", "the filter of adaptive counts rows drawn one by one: use poisson"
+        yield from _foreign_to_the_mode(adaptive)
+        if adaptive.expected is not None and adaptive.expected < adaptive.floor:
+            yield "adaptive.expected", f"{adaptive.expected:g} is below the floor, {adaptive.floor:g}"
+        if (adaptive.probability == "perplexity") != (adaptive.between is not None):
+            yield (
+                "adaptive.between",
+                "probability: perplexity needs [low, high], stated without a look at the data"
+                if adaptive.between is None
+                else f"is for probability: perplexity, and this is {adaptive.probability}",
+            )
+        elif adaptive.between is not None and not 0 <= adaptive.between[0] < adaptive.between[1] < math.inf:
+            yield "adaptive.between", "is [low, high] with 0 <= low < high"
+        if config.task == "classification" and adaptive.scorer is None:
+            yield "adaptive.scorer", "a classifier has no perplexity: name a language model that gives it"
+
+
+def _foreign_to_the_mode(adaptive: Adaptive) -> Iterator[tuple[str, str]]:
+    keys = ("probability", "gamma_batch", "gamma_noise") if adaptive.mode == "nominal" else ("normalise",)
+    other = "private" if adaptive.mode == "nominal" else "nominal"
+    for key in keys:
+        if getattr(adaptive, key) != getattr(Adaptive(), key):
+            yield f"adaptive.{key}", f"is for mode: {other}, and this is {adaptive.mode}"
+
+
+def _mean_losses(perplexity: np.ndarray) -> np.ndarray:
+    """Mean token losses; one that is not a number counts as the highest, so that no row can end a run by its text."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(
+            np.clip(np.log(perplexity), 0.0, _HIGHEST), nan=_HIGHEST, posinf=_HIGHEST
+        ).astype(np.float64)
+
+
+def normalised(losses: np.ndarray, by: str) -> np.ndarray:
+    """Privacy probabilities from mean token losses, stretched from 0 to 1 over the data set (001, equation 4).
+
+    All 1 where the losses are all alike. The paper does not say which normalisation it used. Of perplexity, and of its
+    logarithm, it is near 0 for nearly all rows as soon as one row is very surprising.
+    """
+    values = {"perplexity": np.exp, "log-perplexity": np.asarray, "rank": rankdata}[by](losses)
+    low, high = float(values.min()), float(values.max())
+    return (values - low) / (high - low) if high > low else np.ones(len(losses))
+
+
+@dataclass(frozen=True)
+class _Release:
+    """The gamma of a step, with noise: a function of the key, the step and the rows' privacy probabilities.
+
+    rho: float64[M]; rate: the probability of each row; expected: rows; noise: standard deviation.
+    """
+
+    rho: np.ndarray
+    rate: float
+    expected: float
+    noise: float
+    floor: float
+    key: RunKey
+    phase: str
+
+    def mean(self, step: int) -> float:
+        """What is released: the noised sum of a draw's probabilities over the rows that are expected."""
+        drawn = self.key.stream(self.phase, "gamma draw", step).uniform(len(self.rho)) < self.rate
+        noise = self.noise * float(self.key.stream(self.phase, "gamma noise", step).normal(1)[0])
+        return (float(self.rho[drawn].sum()) + noise) / self.expected
+
+    def gamma(self, step: int) -> float:
+        mean = min(1.0, max(0.0, self.mean(step)))
+        return max(self.floor, math.floor(GRID * mean) / GRID)
+
+
+class _Private:
+    """Rows as in DP-SGD, each step with its gamma, until the budget is spent.
+
+    What is kept between steps is a function of key and data, so a run that is resumed finds it again.
+    """
+
+    def __init__(self, rows: RowSampler, release: _Release, budget: RenyiBudget, noise_multiplier: float):
+        self._rows, self._release, self._budget, self._noise = rows, release, budget, noise_multiplier
+        self._filter = RenyiFilter(budget.limit(noise_multiplier))
+        self._gammas: list[float] = []
+        self._is_spent = False
+
+    def draw(self, step: int) -> Draw | Halt:
+        while len(self._gammas) <= step and not self._is_spent:
+            self._go_on()
+        if step >= len(self._gammas):
+            return Halt(_SPENT)
+        return replace(self._rows.draw(step), noise_factor=self._gammas[step])
+
+    def _go_on(self) -> None:
+        """The next gamma, paid for before it is looked at; or the end, if there is no budget for it or for its step."""
+        release = self._budget.release(self._noise)
+        self._is_spent = not self._filter.allows(release)
+        if self._is_spent:
+            return
+        self._filter.spend(release)
+        gamma = self._release.gamma(len(self._gammas))
+        step = self._budget.step(self._noise, gamma)
+        self._is_spent = not self._filter.allows(step)
+        if not self._is_spent:
+            self._filter.spend(step)
+            self._gammas.append(gamma)
+
+
+@dataclass(frozen=True)
+class _Nominal:
+    """Rows as in DP-SGD, the noise multiplied by the mean privacy probability of those that were drawn."""
+
+    rows: RowSampler
+    rho: np.ndarray
+    floor: float
+
+    def draw(self, step: int) -> Draw:
+        own = self.rows
+        drawn = own.sampling.draw(len(own.rows), own.key, own.phase, step)
+        gamma = float(self.rho[drawn].mean()) if len(drawn) else 1.0
+        return replace(own.draw(step), noise_factor=max(self.floor, gamma))
+
+
+def _settings(scorer: str) -> Any:
+    key, place = "adaptive.scorer", models.location(scorer)
+    return model_files.settings_of(key, scorer, model_files.place(key, scorer, place, False), False)
+
+
+def _vocabulary(scorer: str) -> int:
+    """How many token ids a scorer has."""
+    return int(_settings(scorer).get_text_config().vocab_size)
+
+
+def _identity(scorer: str) -> bytes:
+    """Which weights a scorer has: by their files in a folder, by the commit on a hub."""
+    settings, digest = _settings(scorer), hashlib.sha256()
+    digest.update(str(getattr(settings, "_commit_hash", None)).encode())
+    for path in sorted(Path(models.location(scorer)).glob("*.safetensors")):
+        with open(path, "rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.digest()

@@ -1,0 +1,486 @@
+"""What a mechanism is: an immutable value that answers five questions.
+
+1. who:     `notion`, `unit`, `adjacency`
+2. bound:   `rows` (row sampling) or `limit` (user sampling): what a unit may contribute
+3. draw:    `sampler`
+4. combine: `Combine`: one clip norm, from which both the clip and the noise are made
+5. account: `terms`, whose `process` turns noise into a guarantee and back
+
+Sampler, clip, noise and accountant come from the same value, so they cannot disagree.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from confide.data.shape import Shape
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.accounting import Process, delta_default, least_noise, replaced
+from confide.privacy.correlated_noise import sensitivity
+from confide.privacy.mechanisms.canary_rules import canary_faults
+from confide.privacy.sampling import Draw, Halt, OwnRates, Sampling
+from confide.randomness.streams import RunKey
+from confide.utils.errors import InputError
+from confide.utils.rounding import at_least
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+
+@lru_cache(maxsize=256)  # a plan's neighbours often share a process
+def calibrated(process: Process, epsilon: float, delta: float) -> float:
+    """`accounting.least_noise`, once for each process."""
+    return least_noise(process, epsilon, delta)
+
+
+Game = Literal["presence", "value", "mask"]
+Redaction = Literal["none", "instead", "beside", "apart"]
+Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
+
+
+class Sampler(Protocol):
+    """Draws the logical batch of a step (counted from 0), or ends the run."""
+
+    def draw(self, step: int) -> Draw | Halt: ...
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Clipped vectors to one noised vector: (sum + noise) * scale.
+
+    The clip and the noise are made from the one `clip_norm`, so they cannot use different norms.
+    """
+
+    clip_norm: float | None
+    noise_multiplier: float
+    scale: float
+    bands: int = field(default=1, kw_only=True)  # steps over which the noise is correlated
+
+    def binding(self) -> bytes:
+        """What a run's noise is a function of beside its key: text that no renaming in the code changes."""
+        clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
+        numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
+        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}".encode()
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise on the sum; where it is correlated, before what earlier steps take away."""
+        if self.clip_norm is None:
+            return 0.0
+        return self.noise_multiplier * self.clip_norm * sensitivity(self.bands)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What follows from the shape of the data alone, and is public under the claim.
+
+    Attributes:
+        rows: rows in use (M).
+        units: units in use (N).
+        sampling: how a step draws, with the probability of each row or unit.
+        expected_batch: expected rows or units of a step.
+        divisor: what the noised sum is divided by: a constant, never what was drawn.
+        process: from noise to a guarantee.
+        zeroed: the process against the unit zeroed out, by which whoever guesses at its text is bound; where the
+            adjacency is zero-out, `process` itself.
+        delta: the default delta of this data.
+        rows_per_step: expected rows that a step computes.
+        rows_per_unit: how many rows a unit may contribute; None where all may.
+        contribution: the same in words.
+        facts: what is public, in words.
+    """
+
+    rows: int
+    units: int
+    sampling: Sampling | OwnRates
+    expected_batch: float
+    divisor: float
+    process: Process
+    zeroed: Process
+    delta: float
+    rows_per_step: float
+    rows_per_unit: int | None
+    contribution: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps of one kind: which rows they draw from, how, and what is made of what they draw.
+
+    Attributes:
+        name: phase of the run key and of the ledger.
+        mechanism: draws and combines.
+        noise_multiplier: of its steps.
+        steps: how many.
+        on_public: draws from the rows in which nothing is sensitive any more, not from the training rows.
+        learning_rate: None: that of the config.
+    """
+
+    name: str
+    mechanism: "Mechanism"
+    noise_multiplier: float
+    steps: int
+    on_public: bool = False
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """The settings that all mechanisms share; a mechanism adds its own answers."""
+
+    batch: float
+    steps: int
+    clip_norm: float = 1.0
+    normalised: bool = True
+    adjacency: str = "zero-out"
+    sampling: str = "poisson"
+    max_batch: int | None = None
+    sampling_rate: float | None = None
+    divisor: float | None = None
+    row_length: int = 128
+    bands: int = 1
+
+    name: ClassVar[str]
+    notion: ClassVar[str]
+    draws: ClassVar[str]  # what a step draws: "rows" or "units"
+    grouped: ClassVar[bool] = True  # whether the unit is one that the data must name
+    protects_secrets: ClassVar[bool] = False  # whether units are the secrets that rows hold
+    # What is done with sensitive text: nothing ("none"), rows are redacted ("instead"), redacted rows lie "beside" the
+    # training rows, or rows in which nothing was sensitive lie "apart" from the redacted ones.
+    redaction: ClassVar[Redaction] = "none"
+    lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
+    compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
+    # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
+    # ("value"), or whether a number stands there or a mask ("mask").
+    game: ClassVar[Game] = "presence"
+    correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
+    filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each
+    sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
+    measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
+
+    def __post_init__(self) -> None:
+        accounted = self.correlates and self.sampling == "poisson" and self.adjacency != "add-or-remove"
+        if self.bands != 1 and not accounted:
+            raise AssertionError(
+                f"{self.name}: nothing accounts for noise that is correlated over steps here"
+            )
+
+    # who -------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What one unit is, in words."""
+
+    @property
+    def draws_chunks(self) -> bool:
+        """Whether a step cuts random chunks out of a unit's running text."""
+        return False
+
+    @property
+    def unit_is_one_row(self) -> bool:
+        return not (self.grouped or self.protects_secrets)
+
+    # bound and draw --------------------------------------------------------------------------------
+    def cap(self, shape: Shape) -> int:
+        """Rows of a unit that take part at most: in a step where units are drawn, else in all."""
+        return 1
+
+    @abstractmethod
+    def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
+        """The sampler of this mechanism on a graph. `score` is called only by rules that need it."""
+
+    @property
+    def all_steps(self) -> int:
+        """The steps of the run, of all stages."""
+        return self.steps
+
+    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+        """The kinds of steps that a run takes; `turn` says when."""
+        return (Stage("main", self, noise_multiplier, self.steps),)
+
+    def turn(self, step: int) -> tuple[int, int]:
+        """(stage, the stage's own step) of a step of the run, both counted from 0."""
+        return 0, step
+
+    # combine ---------------------------------------------------------------------------------------
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        """Divide the *noised* sum; with `normalised`, by clip_norm as well (De et al. 2022)."""
+        scale = 1 / terms.divisor / (self.clip_norm if self.normalised else 1)
+        return Combine(self.clip_norm, noise_multiplier, scale, bands=self.bands)
+
+    # account ---------------------------------------------------------------------------------------
+    @abstractmethod
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        """Rates, divisors and the process to account, for `steps` (default: all).
+
+        Raises:
+            InputError: this mechanism cannot run on such data; names the key to change.
+        """
+
+    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+        """The least noise multiplier that meets the target, certified."""
+        assert epsilon is not None
+        return calibrated(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
+
+    @property
+    def scorer(self) -> str | None:
+        """The language model whose perplexities a sampler may ask for; None: the base model."""
+        return None
+
+    def told_apart(self, shape: Shape) -> bytes:
+        """What, beside config and data, decides draws and noise: the run key is bound to it as well.
+
+        Were the same noise scaled by two multipliers, the difference of two runs would be free of it.
+        """
+        return b""
+
+    def epsilons(
+        self, shape: Shape, noise_multiplier: float, delta: float, steps: int
+    ) -> tuple[tuple[str, float], ...]:
+        """(what is supposed, epsilon) where epsilon rests on something that was estimated; else nothing."""
+        return ()
+
+    def worlds(self) -> str:
+        """What the claim compares, in words, where the adjacency alone does not say it."""
+        return ""
+
+    def rows_computed(self, terms: Terms) -> float:
+        """Expected rows that all steps compute."""
+        return terms.rows_per_step * self.steps
+
+    @property
+    def sampling_assumed(self) -> str:
+        """What the accounting takes draws to be; where it is not `sampling`, the guarantee is an estimate."""
+        return "poisson" if self.sampling == "shuffle" else self.sampling
+
+    @property
+    def accounting(self) -> str:
+        """What of dp_accounting the claimed numbers come from."""
+        return "PLD"
+
+    # plan ------------------------------------------------------------------------------------------
+    @property
+    def measure(self) -> str:
+        """What a plan's noise per gradient is."""
+        first = "; of a first step, and the weights hold less, since later steps take it back in part"
+        return self.measured + (first if self.bands > 1 else "")
+
+    def neighbours(self, shape: Shape) -> Iterator[tuple[str, "Mechanism | None"]]:
+        """What a plan shows beside this setting: (what is changed, the mechanism), None where it is 1 already."""
+        expected = self.terms(shape).expected_batch
+        for factor in (0.5, 2.0):
+            yield f"batch {expected * factor:g}", self._scaled(factor)
+        yield from self._halved_and_doubled("steps", self.steps)
+
+    def _halved_and_doubled(self, key: str, value: int) -> Iterator[tuple[str, "Mechanism | None"]]:
+        half: dict[str, Any] = {key: value // 2}
+        twice: dict[str, Any] = {key: 2 * value}
+        yield (f"{key} {value // 2}", replace(self, **half)) if value > 1 else (f"{key} halved", None)
+        yield f"{key} {2 * value}", replace(self, **twice)
+
+    def _scaled(self, factor: float) -> "Mechanism":
+        """The same with another batch; literal constants that stand for the batch move with it."""
+        changes: dict[str, Any] = {"batch": self.batch * factor}
+        for name in ("sampling_rate", "divisor", "max_batch"):
+            value = getattr(self, name)
+            if value is not None:
+                changes[name] = math.ceil(value * factor) if name == "max_batch" else value * factor
+        return replace(self, **changes)
+
+    # claim -----------------------------------------------------------------------------------------
+    def doubts(self) -> tuple[str, ...]:
+        """Reasons of this mechanism why its figures are an estimate."""
+        return ()
+
+    def unproved(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+        """Reasons why the figures are an estimate on data of this shape, at this noise."""
+        return ()
+
+    def facts(self) -> tuple[str, ...]:
+        """What is public under this mechanism's claim beside what `terms` lists."""
+        return ()
+
+    def calibration(self) -> str:
+        """How the noise follows from what was asked, in a sentence; empty where it follows from epsilon."""
+        return ""
+
+    def exclusions(self) -> tuple[str, ...]:
+        """What this mechanism leaves uncovered beside what every run does."""
+        return ()
+
+    def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
+        """(prior, allowed posterior) pairs that were asked for; of secrets alone."""
+        return ()
+
+    def closest(
+        self, shape: Shape, noise_multiplier: float, steps: int
+    ) -> tuple[tuple[str, float, float, float], ...]:
+        """(id, prior, posterior asked, posterior reached at most) of the worst protected; of secrets alone."""
+        return ()
+
+    # from the config -------------------------------------------------------------------------------
+    @classmethod
+    def from_config(cls, config: "Config") -> "Mechanism":
+        """Each field comes from the key of the same name, wherever it stands."""
+        known: dict[str, Any] = {"row_length": config.data.max_length, "secrets": config.secrets}
+        known |= {
+            "detector": config.detector,
+            "redacted": config.redacted,
+            "adaptive": config.adaptive,
+            "task": config.task,
+        }
+        known |= config.train.model_dump() | config.privacy.model_dump()
+        known["adjacency"] = config.privacy.adjacency or cls.compares
+        known["bands"] = (
+            config.privacy.bands if cls.correlates else 1
+        )  # a rival, beside a mechanism that does
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in known.items() if name in names})
+
+    @classmethod
+    def all_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        """(key, sentence) for each impossible combination of settings, those of an audit among them."""
+        yield from canary_faults(cls, config)
+        yield from cls.faults(config)
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        """(key, sentence) for each impossible combination of settings."""
+        privacy, train = config.privacy, config.train
+        yield from cls.target_faults(config)
+        if cls.grouped and config.data.unit is None:
+            yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
+        if privacy.sampling == "truncated" and train.max_batch is None:
+            yield "train.max_batch", "sampling: truncated needs the most that a step may hold"
+        if privacy.sampling != "truncated" and train.max_batch is not None:
+            yield "train.max_batch", f"is an option of sampling: truncated, not of {privacy.sampling}"
+        if train.max_batch is not None and train.max_batch < train.batch:
+            yield "train.max_batch", f"{train.max_batch} is below the expected batch {train.batch:g}"
+        if privacy.adjacency == "add-or-remove":
+            yield from _literal_faults(config)
+        if privacy.bands > 1:
+            yield from cls._correlation_faults(config)
+
+    @classmethod
+    def _correlation_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        privacy, bands = config.privacy, config.privacy.bands
+        if not cls.correlates:
+            yield (
+                "privacy.bands",
+                f"noise is correlated over steps under uls and dp-sgd, not under {cls.name}",
+            )
+        if privacy.sampling != "poisson":
+            yield (
+                "privacy.sampling",
+                "noise that is correlated over steps (privacy.bands) needs sampling: poisson",
+            )
+        if privacy.adjacency == "add-or-remove":
+            yield "privacy.bands", "an add-or-remove claim allows no groups, which move when a unit is added"
+        if bands > config.train.steps:
+            yield (
+                "privacy.bands",
+                f"{bands} are more than the {config.train.steps} steps; take at most as many",
+            )
+
+    @classmethod
+    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        """(key, sentence) where the config does not say, in one way, how much is to be protected."""
+        privacy = config.privacy
+        if privacy.epsilon is None and privacy.noise_multiplier is None:
+            yield "privacy.epsilon", "say how much privacy: epsilon, or a noise_multiplier"
+        if privacy.epsilon is not None and privacy.noise_multiplier is not None:
+            yield "privacy.epsilon", "epsilon and noise_multiplier are both given; one follows from the other"
+
+    # shared arithmetic -----------------------------------------------------------------------------
+    def _rate(self, population: int, what: str) -> float:
+        if population < 1:
+            raise InputError(f"data.train: there are no {what} to train on")
+        rate = self.sampling_rate if self.sampling_rate is not None else self.batch / population
+        if rate > 1:
+            raise InputError(
+                f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
+                f"take at most {population}"
+            )
+        return rate
+
+    def _sampling(self, rate: float) -> Sampling:
+        """How a step draws, each thing with this probability in the mean over steps."""
+        if self.bands > self.steps:
+            raise InputError(
+                f"privacy.bands: {self.bands} are more than the {self.steps} steps; take at most as many"
+            )
+        if self.bands * rate > 1:
+            raise InputError(
+                f"privacy.bands: with {self.bands} groups in turn each step wants more than its whole group; take at "
+                f"most {math.floor(1 / rate)}"
+            )
+        return Sampling(self.sampling, rate, self.max_batch, self.bands)
+
+    def _process(self, process: Process) -> Process:
+        return replaced(process) if self.adjacency == "replace-one" else process
+
+    def _delta(self, rows: int, units: int) -> float:
+        return delta_default(rows, units)
+
+    def _expected(self, rate: float, population: int, divisor: float) -> float:
+        """The expected batch; under add-or-remove the literal divisor, since rate * N would tell N."""
+        return divisor if self.adjacency == "add-or-remove" else rate * population
+
+    def _facts(self, sampled: str, divisor: float, steps: int, *more: str) -> tuple[str, ...]:
+        """What is public under the claim. Add-or-remove hides whether a unit is there, so no graph is public."""
+        graph = (
+            "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
+            self.lengths,
+        )
+        turns = (
+            f"which of {self.bands} groups each is in; step t draws from group t mod {self.bands} alone, with "
+            f"{self.bands} times that probability, which is the mean over steps",
+            f"the noise of all steps is C^-1 Z: C is the square root of the matrix of prefix sums, cut off after "
+            f"{self.bands} bands, and Z independent, its standard deviation in clip norms the noise multiplier times "
+            f"{at_least(sensitivity(self.bands), 6)}, the norm of C's first column",
+        )
+        return (
+            *(() if self.adjacency == "add-or-remove" else graph),
+            *((f"{sampled}, in the mean over steps", *turns) if self.bands > 1 else (sampled,)),
+            f"divisor {divisor:g} of the noised sum",
+            f"number of steps {steps}",
+            "delta, clip norm, noise multiplier and all other settings of the config",
+            *more,
+        )
+
+
+def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
+    """An add-or-remove claim allows no constant that moves when a unit is added."""
+    why = "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
+    if config.train.sampling_rate is None:
+        yield "train.sampling_rate", why
+    if config.train.divisor is None:
+        yield "train.divisor", why
+    if config.privacy.delta is None:
+        yield "privacy.delta", why
+    if config.privacy.noise_multiplier is None:
+        yield "privacy.noise_multiplier", why
+    if config.privacy.rows_per_unit == "median":
+        yield "privacy.rows_per_unit", why
+    if config.privacy.sampling != "poisson":
+        yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
+    if isinstance(config.data.unit, list) and len(config.data.unit) > 1:
+        yield "data.unit", "an add-or-remove claim needs rows with one owner each"
+    if config.data.unit is None and isinstance(config.data.eval, float):
+        yield (
+            "data.eval",
+            "without a unit the split goes by number, and a document that is added would move others",
+        )
+    if config.data.max_documents is not None:
+        yield "data.max_documents", "a unit that is added would push another one's document out"
+    if config.task == "classification":
+        yield (
+            "task",
+            "the classes follow from the data, which an add-or-remove claim does not allow",
+        )

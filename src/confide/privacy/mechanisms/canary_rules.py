@@ -1,0 +1,80 @@
+"""Which canaries an audit of a mechanism can plant and score."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from confide.config.schema import Canaries
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+    from confide.privacy.mechanisms.base import Mechanism
+
+
+def canary_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tuple[str, str]]:
+    """(key, sentence) for each setting of canaries that this mechanism's audit has no use for."""
+    canaries = config.canaries
+    if not canaries.count:
+        changed = [key for key in Canaries.model_fields if getattr(canaries, key) != getattr(Canaries(), key)]
+        for key in changed:
+            yield f"canaries.{key}", "there are no canaries: set canaries.count, or leave this out"
+        return
+    if config.task == "classification":
+        yield (
+            "canaries.count",
+            "canaries are text to be learnt by heart: a language model's, not a classifier's",
+        )
+    if canaries.family == "digits" and canaries.template.count("{}") != 1:
+        yield "canaries.template", "must hold {} once, where the number stands"
+    if canaries.family != "digits" and canaries.template != Canaries().template:
+        yield "canaries.template", f"is an option of family digits, not of {canaries.family}"
+    if canaries.family == "generated" and config.task != "causal-lm":
+        yield (
+            "canaries.family",
+            f"generated text needs a causal language model, not {config.task}: use digits",
+        )
+    if canaries.guesses is not None and canaries.guesses > canaries.count:
+        yield "canaries.guesses", f"{canaries.guesses} are more than the {canaries.count} canaries"
+    yield from _game_faults(mechanism, config)
+
+
+def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tuple[str, str]]:
+    """(key, sentence) where the claim has no game of such canaries."""
+    canaries, privacy = config.canaries, config.privacy
+    name = privacy.mechanism
+    if mechanism.game != "presence" and canaries.family != "digits":
+        yield (
+            "canaries.family",
+            f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
+        )
+    if mechanism.protects_secrets and config.secrets.prior is None:
+        yield (
+            "secrets.prior",
+            "each canary is a secret that no list of values names: state a prior and a posterior for all",
+        )
+    if mechanism.protects_secrets and config.secrets.repository.names_secrets:
+        yield (
+            "canaries.count",
+            "the rows of a repository's secrets are files: there is no game of text for them yet",
+        )
+    several = canaries.insertions if isinstance(canaries.insertions, int) else max(canaries.insertions)
+    chunks = config.task == "causal-lm" and privacy.selection in (None, "random-chunk")
+    draws_units = name == "none" or mechanism.draws == "units"
+    by_unit = draws_units and isinstance(config.data.unit, str)
+    if several > 1 and chunks and by_unit:
+        yield (
+            "canaries.insertions",
+            "a random chunk would run over several rows of a canary that is not there, and predict one from the other: "
+            "use insertions: 1, or privacy.selection: random",
+        )
+    if not canaries.white_box:
+        return
+    if config.train.distributed == "fsdp":
+        yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
+    if mechanism.game != "presence":
+        yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
+    if not mechanism.sums_are_covered:
+        yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
+    if privacy.bands > 1:
+        yield "canaries.white_box", "takes the noise of steps to be independent (privacy.bands: 1)"
+    if privacy.sampling != "poisson":
+        yield "canaries.white_box", "who else was drawn may be known under sampling: poisson alone"

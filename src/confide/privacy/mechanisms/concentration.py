@@ -1,0 +1,274 @@
+"""The concentration filter: noise in the size of users' differences (000 Algorithm 3, Asi and Liu 2024)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from confide.data.shape import Shape
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.accounting import Process, replaced
+from confide.privacy.accounting.concentration import NEAR, TEST_SCALE, THRESHOLD_SCALE, Filtered
+from confide.privacy.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms, calibrated
+from confide.privacy.mechanisms.group import example_level
+from confide.privacy.mechanisms.uls import UserLevelSampling, averaging_faults
+from confide.privacy.sampling import Sampling
+from confide.randomness.streams import RunKey, Stream
+from confide.utils.rounding import at_most
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+FRACTIONS = (1, 4, 16)
+"""The shares of users, one in so many, at which a plan shows plain user sampling beside the filter."""
+
+
+@dataclass(frozen=True)
+class ConcentrationFilter(Combine):
+    """The mean over the users that the filter keeps, with noise of an absolute size: nothing is clipped.
+
+    Distances between users' gradients come in as counts, so that what is decided here does not depend on how
+    they are computed. All randomness is from the run key, under purposes of its own; the threshold's is of no
+    step, so a run that is resumed has the same.
+
+    Attributes:
+        tau: the distance within which two users are near.
+        users: N, all of them.
+        epsilon: of the whole claim; the Laplace noises follow from it.
+    """
+
+    tau: float
+    users: int
+    epsilon: float
+
+    def binding(self) -> bytes:
+        """That of the noise, with what the filter decides by."""
+        own = f"tau, users, epsilon: {float(self.tau).hex()} {self.users} {float(self.epsilon).hex()}"
+        return super().binding() + b"; " + own.encode()
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise on the mean."""
+        return self.noise_multiplier * self.tau / self.users
+
+    def passes(self, near: np.ndarray, key: RunKey, phase: str, step: int) -> bool:
+        """Whether the step is taken; `near`: int64[N], for each user how many are within tau, itself included."""
+        once, now = (
+            key.stream(phase, "concentration threshold"),
+            key.stream(phase, "concentration test", step),
+        )
+        threshold = NEAR * self.users + laplace(once, THRESHOLD_SCALE / self.epsilon)
+        score = float(near.sum()) / self.users + laplace(now, TEST_SCALE / self.epsilon)
+        return score >= threshold
+
+    def keeps(self, within: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray:
+        """bool[N]: who is kept; `within`: int64[N], how many are within 2 tau, itself included."""
+        chance = np.clip((within - self.users / 2) / (self.users / 6), 0, 1)
+        return key.stream(phase, "concentration keep", step).uniform(len(within)) < chance
+
+
+def laplace(stream: Stream, scale: float) -> float:
+    """A Laplace value by inverse transform: a sign, and an exponential size from 53 random bits.
+
+    The size ends at 36.7 scales, and no probability of exceeding a value is off by more than 2^-53 and float64
+    rounding. Of the filter's values only comparisons are ever seen.
+    """
+    sign, size = stream.uniform(2)
+    return math.copysign(scale * -math.log1p(-size), sign - 0.5)
+
+
+@dataclass(frozen=True)
+class Concentration(Mechanism):
+    """Every user in every step; the mean over the users near most others, with noise in proportion to tau.
+
+    Where users' mean gradients differ less than a clip norm would have to be, this adds less noise than user
+    sampling: paper 000 (Figures 3 and 7) finds that tau / clip norm must be below 0.1 for that, and is about 1
+    on its data sets.
+
+    Formal guarantee: `accounting.concentration.Filtered`: (epsilon, delta)-DP for one user under replace-one, N
+    public, where its proof covers N, epsilon, delta and the number of steps, which takes some thousand users;
+    elsewhere the same pair is an estimate, since the noise constant of paper 000 comes without a proof.
+    """
+
+    tau: float = 1.0
+    epsilon: float = 1.0
+    delta: float | None = None
+    rows_per_unit: int | str = 4
+    selection: str | None = None
+    chunked: bool = True
+    name: ClassVar[str] = "concentration"
+    notion: ClassVar[str] = "user-level DP"
+    draws: ClassVar[str] = "units"
+    compares: ClassVar[str] = "replace-one"
+    filters: ClassVar[bool] = True
+    sums_are_covered: ClassVar[bool] = False
+    measure: ClassVar[str] = (
+        "standard deviation on the mean of the users kept, in units of tau; of uls on the mean clipped gradient, in "
+        "units of the clip norm: its `noise x` is the tau / clip norm below which the filter adds less"
+    )
+
+    @property
+    def like(self) -> UserLevelSampling:
+        """Plain user sampling with the same draws: every user in every step."""
+        return UserLevelSampling(
+            batch=self.batch,
+            steps=self.steps,
+            clip_norm=self.clip_norm,
+            adjacency=self.adjacency,
+            sampling_rate=1.0,
+            row_length=self.row_length,
+            rows_per_unit=self.rows_per_unit,
+            selection=self.selection,
+            chunked=self.chunked,
+        )
+
+    @property
+    def unit(self) -> str:
+        return self.like.unit
+
+    @property
+    def draws_chunks(self) -> bool:
+        return self.like.draws_chunks
+
+    def cap(self, shape: Shape) -> int:
+        return self.like.cap(shape)
+
+    def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
+        return self.like.sampler(graph, key, phase, score)
+
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        return ConcentrationFilter(None, noise_multiplier, 1.0, self.tau, terms.units, self.epsilon)
+
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        """As of user sampling at full batch; noise and claim are those of all steps, however many are taken."""
+        plain = self.like.terms(shape)
+        process = self._process_of(shape, plain.delta)
+        return replace(
+            plain,
+            process=process,
+            zeroed=process,  # a user zeroed out is one replaced
+            facts=(
+                "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
+                self.lengths,
+                "every unit takes part in every step",
+                f"tau {self.tau:g}, and the noise on the mean of those kept: noise multiplier * tau / number of units",
+                f"number of steps {self.steps}; the step at which the test ends the run is released under the claim",
+                "delta, noise multiplier and all other settings of the config",
+                f"at most {self.cap(shape)} {'random chunks' if self.draws_chunks else 'rows'} of a unit",
+            ),
+        )
+
+    def _process_of(self, shape: Shape, default: float) -> Filtered:
+        return Filtered(shape.units, self.steps, self.epsilon, self.delta or default)
+
+    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+        """That of the paper, which follows from the settings; nothing is searched for."""
+        return self._process_of(shape, delta).noise_multiplier
+
+    def neighbours(self, shape: Shape) -> Iterator[tuple[str, Mechanism | None]]:
+        """Plain user sampling at the same target and adjacency, and other steps.
+
+        The noise of the one is in units of the clip norm, of the other in units of tau: their ratio is the crossing.
+        """
+        for part in FRACTIONS:
+            drawn = shape.units / part
+            if drawn >= 1:
+                yield f"uls, {drawn:.0f} units a step", replace(self.like, sampling_rate=None, batch=drawn)
+        yield from self._halved_and_doubled("steps", self.steps)
+
+    def unproved(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+        proved = self._process_of(shape, delta).proved(noise_multiplier)
+        if proved <= self.epsilon:
+            return ()
+        reached = (
+            "nothing is proved" if math.isinf(proved) else f"what is proved is epsilon {at_most(proved)}"
+        )
+        return (
+            f"the noise constant of paper 000 could not be re-derived for {shape.units:,} units: {reached}",
+        )
+
+    def calibration(self) -> str:
+        return (
+            "The noise multiplier is sqrt(8 ln(e^epsilon T / delta)) s, in units of tau / number of units, where s "
+            "answers (epsilon / 2, delta / 2) for T full batches (000, Algorithm 3)."
+        )
+
+    def exclusions(self) -> tuple[str, ...]:
+        return ("the choice of tau, where gradients of private rows were looked at",)
+
+    @classmethod
+    def from_config(cls, config: "Config") -> "Mechanism":
+        return replace(super().from_config(config), chunked=config.task == "causal-lm")  # type: ignore[call-arg]
+
+    @classmethod
+    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        privacy = config.privacy
+        if privacy.noise_multiplier is not None:
+            yield (
+                "privacy.noise_multiplier",
+                "the filter's tests spend half of an epsilon, from which its noise follows too: give privacy.epsilon",
+            )
+        if privacy.epsilon is None:
+            yield "privacy.epsilon", "the filter's tests and its noise follow from it: say how much privacy"
+        if privacy.tau is None:
+            yield (
+                "privacy.tau",
+                "say within which distance most users' gradients lie: the noise is in proportion to it; with any "
+                "value there, `confide plan CONFIG --measure` tells what it would have to be",
+            )
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().faults(config)
+        yield from averaging_faults(config)
+        yield from _full_batch_faults(config)
+        yield from _clipping_faults(config)
+        if config.privacy.adjacency not in (None, "replace-one"):
+            yield "privacy.adjacency", "the filter's argument replaces one of N users: leave it out"
+
+
+def _full_batch_faults(config: "Config") -> Iterator[tuple[str, str]]:
+    from confide.config.schema import Train
+
+    train, why = config.train, "every unit takes part in every step of the filter: remove it"
+    if config.privacy.sampling != "poisson":
+        yield "privacy.sampling", why
+    if train.sampling_rate not in (None, 1):
+        yield "train.sampling_rate", why
+    if train.batch != Train().batch:
+        yield "train.batch", why
+
+
+def _clipping_faults(config: "Config") -> Iterator[tuple[str, str]]:
+    from confide.config.schema import Privacy
+
+    privacy, default = config.privacy, Privacy()
+    if privacy.clip_norm != default.clip_norm:
+        yield "privacy.clip_norm", "the filter clips nothing; what bounds a unit is privacy.tau: remove it"
+    if privacy.normalised != default.normalised:
+        yield (
+            "privacy.normalised",
+            "the filter clips nothing, so there is no clip norm to divide by: remove it",
+        )
+    if config.train.divisor is not None:
+        yield "train.divisor", "the filter divides by how many units it keeps: remove it"
+
+
+def filter_noise(users: int, steps: int, epsilon: float, delta: float) -> float:
+    """Standard deviation of the filter's noise on the mean gradient, in units of tau (000, Figures 3 and 7)."""
+    return Filtered(users, steps, epsilon, delta).noise_multiplier / users
+
+
+def sampling_noise(
+    users: int, drawn: float, steps: int, epsilon: float, delta: float, adjacency: str = "replace-one"
+) -> float:
+    """That of user sampling with `drawn` of the users a step, in units of the clip norm.
+
+    Over `filter_noise` it is the crossing: the filter adds less noise where tau / clip norm is below it.
+    """
+    process: Process = example_level(users, Sampling("poisson", drawn / users), steps)
+    if adjacency == "replace-one":
+        process = replaced(process)
+    return calibrated(process, epsilon, delta) / drawn  # type: ignore[arg-type]  # frozen values

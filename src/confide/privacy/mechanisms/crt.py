@@ -1,0 +1,107 @@
+"""Confidentially Redacted Training (Zhao, Li and Wang 2022): the baseline that paper 004 compares itself with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from confide.config.schema import Redacted
+from confide.data.shape import Shape
+from confide.privacy.mechanisms.base import Game, Redaction, Stage, Terms
+from confide.privacy.mechanisms.sensitive import SensitiveText
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+
+@dataclass(frozen=True)
+class ConfidentiallyRedacted(SensitiveText):
+    """Duplicates removed, rows redacted; ordinary steps on rows without findings, noised ones on the rest, in turns.
+
+    Formal guarantee: (epsilon, delta)-confidentiality: a row in which something was found, with one more secret in it
+    that the detector misses, or with a mask in the secret's place, is told apart no better than
+    `accounting.Replacement` allows. Which rows those are is public. It says nothing of rows in which nothing was found.
+    Of a causal LM a secret of another length in tokens than the mask moves the rows after it, so it is an estimate.
+    """
+
+    task: str = "causal-lm"
+
+    name: ClassVar[str] = "crt"
+    notion: ClassVar[str] = "confidentiality"
+    redaction: ClassVar[Redaction] = "apart"
+    lengths: ClassVar[str] = (
+        "where rows begin and end in the redacted text, and the lengths of redacted rows, but for a missed secret's own"
+    )
+    game: ClassVar[Game] = "mask"
+
+    @property
+    def unit(self) -> str:
+        return (
+            "a secret in one row in which the detector of the config found something (a row is at most "
+            f"{self.row_length} tokens of one document)"
+        )
+
+    @property
+    def all_steps(self) -> int:
+        return self.redacted.steps + self.steps
+
+    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+        steps, rate = self.redacted.steps, self.redacted.learning_rate
+        return (
+            Stage("ordinary", self._ordinary(), 0.0, steps, on_public=True, learning_rate=rate),
+            Stage("main", self, noise_multiplier, self.steps),
+        )
+
+    def _ordinary_before(self, step: int) -> int:
+        """How many of the first `step` steps are ordinary: the two kinds are spread evenly over the run."""
+        return step * self.redacted.steps // self.all_steps
+
+    def turn(self, step: int) -> tuple[int, int]:
+        ordinary = self._ordinary_before(step)
+        is_ordinary = self._ordinary_before(step + 1) > ordinary
+        return (0, ordinary) if is_ordinary else (1, step - ordinary)
+
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        steps = self.all_steps if steps is None else steps
+        noised = max(1, steps - self._ordinary_before(steps))
+        terms = super().terms(shape, noised)
+        return replace(
+            terms,
+            contribution="1 row, redacted; it may enter any noised step",
+            facts=(*terms.facts, f"{self.redacted.steps} ordinary steps between the noised ones"),
+        )
+
+    def rows_computed(self, terms: Terms) -> float:
+        return super().rows_computed(terms) + self._public_batch * self.redacted.steps
+
+    def worlds(self) -> str:
+        if self.adjacency == "zero-out":
+            return super().worlds()
+        return (
+            "a world in which a row with a finding held one more secret, which the detector misses, with one in which "
+            "a mask stood in its place"
+        )
+
+    def doubts(self) -> tuple[str, ...]:
+        moved = (
+            "a secret of another length in tokens than a mask moves the rows of its document that follow, also "
+            "ordinary ones"
+        )
+        return (*super().doubts(), *((moved,) if self.task == "causal-lm" else ()))
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            "which rows hold a finding, how rows are cut, and which documents are duplicates of others but for such a "
+            "secret",
+            "the text of rows in which the detector found nothing",
+        )
+
+    @property
+    def _missed_text(self) -> str:
+        return "a secret that the detector misses in a row in which it finds nothing: it is trained on without noise"
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().faults(config)
+        for key in ("mode", "marks", "epsilon", "missing_rate", "span_tokens"):
+            if getattr(config.redacted, key) != getattr(Redacted(), key):
+                yield f"redacted.{key}", f"{getattr(config.redacted, key)} is for mechanism selective"

@@ -1,0 +1,47 @@
+"""Group Privacy: example-level DP turned into user-level DP as a black box (000 Algorithm 1)."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Process, TruncatedPoisson
+from confide.privacy.mechanisms.rows import CappedRows
+from confide.privacy.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class GroupPrivacy(CappedRows):
+    """At most k rows of each user; example-level accounting, then the group privacy lemma.
+
+    Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, from example-level
+    (epsilon / k, delta (e^(epsilon/k) - 1) / (e^epsilon - 1)). It is never tighter than `els` on the same
+    draws; it is here as the papers' baseline, and the plan shows els beside it.
+    """
+
+    name: ClassVar[str] = "group"
+    notion: ClassVar[str] = "user-level DP"
+
+    @property
+    def unit(self) -> str:
+        return "all rows of one user"
+
+    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:
+        return GroupOf(example_level(rows, sampling, steps), max(most, 1))
+
+
+def example_level(rows: int, sampling: Sampling, steps: int) -> Process:
+    """The process of a unit that has one row.
+
+    Formal guarantee, with `bands` above 1: Choquette-Choo et al. 2023, Theorem 4. A unit's group has its turn in
+    ceil(T / bands) of T steps at most. A column of C ends before the next turn's begins, so each turn is a release of
+    its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in which the unit moves C X by |v| clip norms.
+    """
+    if sampling.bands > 1:
+        turns = math.ceil(steps / sampling.bands)
+        process = MixtureOfGaussians.bernoulli(sampling.bands * sampling.rate, turns)
+        return replace(
+            process, words=f"{process.words} (of {steps} steps, those in which its group has its turn)"
+        )
+    if sampling.kind == "truncated" and sampling.cap is not None:
+        return TruncatedPoisson(rows, sampling.rate, sampling.cap, steps)
+    return MixtureOfGaussians.bernoulli(sampling.rate, steps)

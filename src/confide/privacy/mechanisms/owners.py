@@ -1,0 +1,45 @@
+"""User-level DP where a row may have several owners: mail with its sender and recipients."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from confide.data.shape import Shape
+from confide.privacy.mechanisms.weighted import WeightedRows, solved
+from confide.privacy.row_weights import bound_greedily
+from confide.privacy.selection import cap_of
+
+
+@dataclass(frozen=True)
+class Owners(WeightedRows):
+    """Rows weighed so that no owner has more than `rows_per_unit` of them.
+
+    `greedy` keeps a row if each of its owners still has room; `program` weighs rows by the linear program of 002
+    with the same bound for every owner, and keeps more of them.
+
+    Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, in which all rows that the user
+    owns, alone or with others, count for nothing; the worst of all users. The bounding reads the graph alone, which
+    is public, and so costs nothing (`mechanisms` section 1).
+    """
+
+    rows_per_unit: int | str = 4
+    bounding: str = "greedy"
+    name: ClassVar[str] = "owners"
+    notion: ClassVar[str] = "multi-owner user-level DP"
+    bound_key: ClassVar[str] = "privacy.rows_per_unit"
+
+    @property
+    def unit(self) -> str:
+        return "all rows that one user owns, alone or with others"
+
+    def cap(self, shape: Shape) -> int:
+        return cap_of(self.rows_per_unit, shape)
+
+    def weights(self, shape: Shape) -> np.ndarray:
+        cap = self.cap(shape)
+        if self.bounding == "program":
+            return solved(shape, np.full(shape.units, float(cap)), "auto")
+        assert shape.offsets is not None
+        assert shape.rows_of_units is not None
+        return bound_greedily(shape.offsets, shape.rows_of_units, shape.rows, cap).astype(np.float64)

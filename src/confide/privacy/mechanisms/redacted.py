@@ -1,0 +1,53 @@
+"""Redaction alone: ordinary training on rows without their sensitive characters (004, the "Redacted" baseline)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from confide.data.shape import Shape
+from confide.privacy.accounting import Untouched
+from confide.privacy.mechanisms.base import Combine, Redaction, Terms
+from confide.privacy.mechanisms.sensitive import SensitiveText
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+
+@dataclass(frozen=True)
+class RedactedOnly(SensitiveText):
+    """Every row redacted before it is tokenised, then ordinary steps.
+
+    Formal guarantee: (0, 0)-SDP if the detector finds all that is sensitive (004, Theorem 1): rows that differ in
+    sensitive characters alone are the same redacted row, so nothing that is computed depends on them.
+    """
+
+    name: ClassVar[str] = "redacted"
+    redaction: ClassVar[Redaction] = "instead"
+
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        return Combine(None, 0.0, 1 / terms.divisor)
+
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        untouched = Untouched(
+            "Sensitive characters are replaced by a mask before anything is computed from a row."
+        )
+        return replace(
+            super().terms(shape, steps),
+            process=untouched,
+            zeroed=untouched,
+            delta=0.0,
+            contribution="1 row, redacted; it may enter any step",
+        )
+
+    @property
+    def sampling_assumed(self) -> str:
+        return self.sampling  # nothing is assumed of it
+
+    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+        return 0.0
+
+    @classmethod
+    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        for key in ("epsilon", "noise_multiplier", "delta"):
+            if getattr(config.privacy, key) is not None:
+                yield f"privacy.{key}", "mechanism redacted adds no noise: remove it, or choose selective"

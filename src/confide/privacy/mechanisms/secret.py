@@ -1,0 +1,294 @@
+"""Secret protection (002): named secrets, each with a prior and an allowed posterior."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from confide.config.schema import Secrets
+from confide.data.shape import Shape
+from confide.privacy.accounting import Accountant, Targets, achieved, least_noise_for_secrets
+from confide.privacy.mechanisms.base import Game, Terms
+from confide.privacy.mechanisms.weighted import WeightedRows, solved
+from confide.privacy.row_weights import Spread, largest_c, need
+from confide.privacy.secret_targets import resolve
+from confide.sensitive.detectors import kinds
+from confide.utils.errors import InputError
+from confide.utils.rounding import at_least
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+SWEEP = tuple(2.0**-k for k in range(11))
+"""The values of c, relative to the one that drops no row, that a plan looks at (002 section 5.1)."""
+
+LISTED = 10
+"""How many of the secrets that come closest to their allowed posterior a guarantee lists."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of c, and what follows from it.
+
+    Attributes:
+        c: relative to the value that drops no row.
+        spread: of the rows' weights.
+        rate: the largest probability of a row.
+        noise: noise multiplier by accountant.
+        impossible: why this c cannot be had with the batch, or None.
+    """
+
+    c: float
+    spread: Spread | None = None
+    rate: float = 0.0
+    noise: dict[Accountant, float] = field(default_factory=dict)
+    impossible: str | None = None
+
+
+@dataclass(frozen=True)
+class SecretProtection(WeightedRows):
+    """Rows weighed by a linear program, so that every secret gets as much as its (p, r) allows (002 Algorithm 2).
+
+    Formal guarantee: (p, r)-secret protection for each secret, by zero-out: whoever guesses a secret with
+    probability at most p from all that is public (base model, which rows hold it, formats, lists) guesses it with
+    probability at most r after seeing every checkpoint of the run. It is the blow-up function of N(X, s^2) against
+    N(0, s^2), T-fold, at p (002 section 3.3; `mechanisms` section 4), or KL <= KL(Bern(r) || Bern(p)) (002 Lemma
+    3.2). A theorem only if the rows that are listed are all that tell of a secret: `secrets.recall: 1.0` claims it.
+    """
+
+    accountant: Accountant = "blow-up"
+    secrets: Secrets = field(default_factory=Secrets, hash=False)
+    name: ClassVar[str] = "secret"
+    notion: ClassVar[str] = "(p, r)-secret protection"
+    grouped: ClassVar[bool] = False
+    protects_secrets: ClassVar[bool] = True
+    game: ClassVar[Game] = "value"
+    bound_key: ClassVar[str] = "secrets.program.c"
+
+    @property
+    def unit(self) -> str:
+        return "all rows that hold one secret"
+
+    # bound -----------------------------------------------------------------------------------------
+    def targets(self, shape: Shape) -> Targets:
+        """The (prior, posterior) pairs of every secret."""
+        return _targets(self, shape)
+
+    def weights(self, shape: Shape) -> np.ndarray:
+        program = self.secrets.program
+        c = self.least_noise_choice(shape).c if program.c == "least-noise" else program.c
+        return self._weights(shape, c)
+
+    def _weights(self, shape: Shape, c: float) -> np.ndarray:
+        if c == 1.0:
+            return np.ones(shape.rows)
+        targets, program = self.targets(shape), self.secrets.program
+        kind = program.target or ("gaussian" if self.accountant == "blow-up" else "sqrt-kl")
+        assert shape.offsets is not None
+        needs = np.full(shape.units, np.inf)
+        np.minimum.at(needs, targets.unit, need(kind, targets.prior, targets.posterior))
+        return solved(shape, c * largest_c(shape.offsets, needs) * needs, program.solver)
+
+    def sweep(
+        self, shape: Shape, accountants: tuple[Accountant, ...] = ("blow-up", "kl")
+    ) -> Iterator[Choice]:
+        """What each c of SWEEP comes to, one after the other."""
+        for c in SWEEP:
+            weights = self._weights(shape, c)
+            spread = Spread.of(weights)
+            other = _with_c(self, c)
+            try:
+                population = other.population(shape)
+            except InputError as error:
+                yield Choice(c, spread, impossible=str(error))
+                continue
+            noise = {
+                name: least_noise_for_secrets(population, self.targets(shape), name) for name in accountants
+            }
+            yield Choice(c, spread, float(population.rho.max()), noise)
+
+    def least_noise_choice(self, shape: Shape) -> Choice:
+        """The c with the least noise per gradient among those that keep enough rows.
+
+        At one batch the noise per gradient is s / B, and s only falls as c falls: what stops it is
+        `secrets.program.keep`, the share of effective rows that must be left.
+        """
+        return _least_noise_choice(self, shape)
+
+    # account ---------------------------------------------------------------------------------------
+    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+        return _certified(self, shape)
+
+    def told_apart(self, shape: Shape) -> bytes:
+        targets = self.targets(shape)
+        return super().told_apart(shape) + b"".join(
+            np.ascontiguousarray(values, "<f8").tobytes()
+            for values in (targets.unit, targets.prior, targets.posterior)
+        )
+
+    # claim -----------------------------------------------------------------------------------------
+    def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
+        """The distinct (prior, posterior) pairs; of many, the least and greatest posterior of each prior."""
+        targets = self.targets(shape)
+        pairs = sorted(set(zip(targets.prior.tolist(), targets.posterior.tolist(), strict=True)))
+        ends: dict[float, list[float]] = {}
+        for p, r in pairs:
+            ends.setdefault(p, []).append(r)
+        if len(pairs) > 2 * LISTED:
+            pairs = [(p, r) for p, rs in ends.items() for r in dict.fromkeys((min(rs), max(rs)))]
+        if len(pairs) > 2 * LISTED:
+            pairs = [*pairs[:LISTED], *pairs[-LISTED:]]
+        return tuple(pairs)
+
+    def closest(
+        self, shape: Shape, noise_multiplier: float, steps: int
+    ) -> tuple[tuple[str, float, float, float], ...]:
+        """(id, prior, posterior asked, posterior reached at most) of those nearest to what was asked."""
+        targets, names = self.targets(shape), shape.names()
+        reached = achieved(self.population(shape, steps), targets, noise_multiplier)
+        if noise_multiplier >= _certified(self, shape) and steps <= self.steps:
+            # `achieved` may stop before it finds what was certified
+            reached = np.minimum(reached, targets.posterior)
+        order = np.argsort(-_odds(reached) + _odds(targets.posterior), kind="stable")[:LISTED]
+        return tuple(
+            (
+                published(names[targets.unit[i]], int(targets.unit[i]), self.secrets),
+                float(targets.prior[i]),
+                float(targets.posterior[i]),
+                float(reached[i]),
+            )
+            for i in order
+        )
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            "the prior and the allowed posterior of every secret",
+            "how many tokens each mention has: a prior is the chance of a guesser who knows it",
+            "which mentions are of one secret",
+        )
+
+    def calibration(self) -> str:
+        if self.accountant == "kl":
+            return "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret (002, Lemma 3.2)."
+        return "The noise is the least with which the blow-up function at p is at most r for every secret."
+
+    def doubts(self) -> tuple[str, ...]:
+        if self.secrets.recall == 1.0:
+            return ()
+        share = (
+            "is not claimed"
+            if self.secrets.recall is None
+            else f"is claimed to be {at_least(self.secrets.recall, 6)}"
+        )
+        return (
+            f"the share of mentions of secrets that was found {share} (secrets.recall: 1.0 claims that all were)",
+        )
+
+    def exclusions(self) -> tuple[str, ...]:
+        return (
+            "that a secret exists, how many rows hold it and which",
+            "what tells of a secret without being found: other spellings, translations, hints, rows that the "
+            "tagging does not list",
+            "a guesser whose chance without the model is above the priors that were asked for; the reconstruction "
+            "line says what larger priors come to",
+        )
+
+    # from the config -------------------------------------------------------------------------------
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().faults(config)
+        privacy, secrets = config.privacy, config.secrets
+        if privacy.adjacency not in (None, "zero-out"):
+            yield (
+                "privacy.adjacency",
+                "secret protection compares with the secret's rows zeroed out: zero-out",
+            )
+        if not _sources(secrets):
+            yield (
+                "secrets",
+                "mechanism secret needs to know where secrets are: words, patterns, detector, column, rows or "
+                "repository",
+            )
+        if (secrets.prior is None) != (secrets.posterior is None):
+            missing = "prior" if secrets.prior is None else "posterior"
+            yield f"secrets.{missing}", "prior and posterior come in pairs: give both"
+
+    @classmethod
+    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        for key in ("epsilon", "noise_multiplier"):
+            if getattr(config.privacy, key) is not None:
+                yield f"privacy.{key}", "the noise follows from the secrets' priors and posteriors: remove it"
+
+
+def _sources(secrets: Secrets) -> bool:
+    detector = secrets.detector
+    return bool(
+        secrets.words
+        or secrets.patterns
+        or detector.level
+        or detector.patterns
+        or secrets.column
+        or secrets.rows
+        or secrets.repository.names_secrets
+    )
+
+
+def published(name: str, unit: int, secrets: Secrets) -> str:
+    """The id of a secret as a claim shows it: one that confide gave or the config states, else a number.
+
+    Numbers of lines, matches and entities, paths and packages stand as they are. Values of a column, names in a list
+    of rows or a table of words, owners and authors are words of the data.
+    """
+    kind, _, rest = name.partition(":")
+    numbered = {"words", *secrets.patterns, *kinds(secrets.detector)}
+    stated = {f"paths:{path}" for path in secrets.repository.paths}
+    stated |= {f"packages:{package}" for package in secrets.repository.packages}
+    if name == "rows" or name in stated or (kind in numbered and rest.isascii() and rest.isdigit()):
+        return name
+    known = {*_columns(secrets), "owners", "authors"}
+    return f"{kind if kind in known else 'secret'} no. {unit + 1}"
+
+
+def _columns(secrets: Secrets) -> list[str]:
+    return [secrets.column] if isinstance(secrets.column, str) else secrets.column or []
+
+
+def _odds(p: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(p) - np.log1p(-p)
+
+
+def _with_c(mechanism: SecretProtection, c: float) -> SecretProtection:
+    program = mechanism.secrets.program.model_copy(update={"c": c})
+    return replace(mechanism, secrets=mechanism.secrets.model_copy(update={"program": program}))
+
+
+@lru_cache(maxsize=8)
+def _targets(mechanism: SecretProtection, shape: Shape) -> Targets:
+    return Targets(*resolve(mechanism.secrets, shape.names()))
+
+
+@lru_cache(maxsize=8)
+def _certified(mechanism: SecretProtection, shape: Shape) -> float:
+    """The least noise for all steps."""
+    return least_noise_for_secrets(
+        mechanism.population(shape), mechanism.targets(shape), mechanism.accountant
+    )
+
+
+@lru_cache(maxsize=8)
+def _least_noise_choice(mechanism: SecretProtection, shape: Shape) -> Choice:
+    enough = [
+        choice
+        for choice in mechanism.sweep(shape, (mechanism.accountant,))
+        if choice.spread is not None
+        and choice.impossible is None
+        and choice.spread.effective >= mechanism.secrets.program.keep * shape.rows
+    ]
+    if not enough:
+        raise InputError(
+            "secrets.program.keep: no c of the sweep keeps so many rows with this train.batch: lower it"
+        )
+    return min(enough, key=lambda choice: choice.noise[mechanism.accountant])

@@ -1,0 +1,140 @@
+"""What the mechanisms have in common that protect the sensitive characters of a row, not the whole row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from confide.config.schema import Policy, Redacted
+from confide.privacy.mechanisms.base import Combine, Game, Terms
+from confide.privacy.mechanisms.dp_sgd import DPSGD
+from confide.utils.rounding import at_least
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+
+@dataclass(frozen=True)
+class SensitiveText(DPSGD):
+    """Rows by themselves, of which a detector says what is sensitive.
+
+    A claim supposes that it finds all of it: whoever runs it says so by `detector.recall: 1.0`, or the claim is an
+    estimate.
+    """
+
+    detector: Policy = field(default_factory=Policy)
+    redacted: Redacted = field(default_factory=Redacted)
+
+    notion: ClassVar[str] = "selective DP"
+    lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
+    compares: ClassVar[str] = "replace-one"
+    correlates: ClassVar[bool] = False
+    game: ClassVar[Game] = "value"
+
+    @property
+    def unit(self) -> str:
+        return f"the sensitive characters of one row (at most {self.row_length} tokens of one document)"
+
+    def worlds(self) -> str:
+        if self.adjacency == "zero-out":
+            return (
+                "a world in which the row's text was used in the noised steps with one in which it counted for "
+                "nothing there"
+            )
+        return (
+            "a world in which the row had these sensitive characters with one in which it had any others, for which "
+            "the detector marks the same places and all other text is the same"
+        )
+
+    @property
+    def _public_batch(self) -> float:
+        return self.redacted.batch or self.batch
+
+    def _ordinary(self) -> "Ordinary":
+        """Ordinary steps on the rows in which nothing is sensitive."""
+        return Ordinary(self._public_batch, self.redacted.steps, row_length=self.row_length)
+
+    def doubts(self) -> tuple[str, ...]:
+        recall = self.detector.recall
+        if recall == 1.0:
+            return ()
+        share = "is not claimed" if recall is None else f"is claimed to be {at_least(recall, 6)}"
+        return (
+            f"the share of sensitive text that {self._who} {share} (detector.recall: 1.0 claims all), and what is "
+            "missed there is trained on without noise and may be recovered word for word",
+        )
+
+    @property
+    def _who(self) -> str:
+        """Who finds, and where."""
+        return "the detector finds"
+
+    def facts(self) -> tuple[str, ...]:
+        return (
+            f"what is sensitive: what is marked by {'; '.join(_named(self.detector))}",
+            "all other text, and where marked spans stand in it: the redacted rows",
+            "which documents are blank, and what is removed from documents before anything is marked",
+        )
+
+    def exclusions(self) -> tuple[str, ...]:
+        replacing = (
+            "a comparison with other characters in place of the sensitive ones, whose epsilon may be more than twice "
+            "as large (adjacency: replace-one)"
+        )
+        return (
+            self._missed_text,
+            "what a mask tells by itself: that something which the detector marks stands there; and what is found "
+            "elsewhere because of it",
+            "what the rest of a row, which is public, lets one infer of its sensitive characters",
+            "a secret that stands in several rows, which several units tell",
+            *((replacing,) if self.adjacency == "zero-out" else ()),
+        )
+
+    @property
+    def _missed_text(self) -> str:
+        return (
+            "sensitive text that the detector misses: it is trained on without noise, and may be recovered word for "
+            "word"
+        )
+
+    @classmethod
+    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        if config.privacy.adjacency == "add-or-remove":
+            yield "privacy.adjacency", f"{cls.name} compares texts of one row: replace-one or zero-out"
+            return
+        yield from super().faults(config)
+        stated = config.detector.model_dump(exclude={"recall", "pipeline"}, exclude_defaults=True)
+        if not stated:
+            yield (
+                "detector",
+                f"mechanism {cls.name} needs to know what is sensitive: level, patterns, words, expressions or spans",
+            )
+
+
+@dataclass(frozen=True)
+class Ordinary(DPSGD):
+    """Ordinary steps on rows in which nothing is sensitive. It protects nothing, and has nothing to protect."""
+
+    name: ClassVar[str] = "ordinary"
+    correlates: ClassVar[bool] = False
+    notion: ClassVar[str] = "none"
+
+    def _rate(self, population: int, what: str) -> float:
+        return 1.0 if 1 <= population < self.batch else super()._rate(population, what)
+
+    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+        return Combine(None, 0.0, 1 / terms.divisor)
+
+
+def _named(policy: Policy) -> Iterator[str]:
+    """The detectors of a config, without what a word list or an expression says."""
+    if policy.level is not None:
+        yield f"level {policy.level} of the spaCy pipeline {Path(policy.pipeline).name}"
+    if policy.patterns:
+        yield f"patterns {policy.patterns if policy.patterns == 'all' else ', '.join(policy.patterns)}"
+    if policy.words is not None:
+        yield "a list of words"
+    if policy.expressions:
+        yield f"expressions {', '.join(policy.expressions)}"
+    if policy.spans is not None:
+        yield "the data's own spans"

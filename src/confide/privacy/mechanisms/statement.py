@@ -1,0 +1,268 @@
+"""From a mechanism and the shape of the data to numbers, and from numbers to a claim.
+
+The only place where noise is calibrated and a guarantee is written: plan, train and report all call it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from confide.data.shape import Shape
+from confide.privacy.accounting import Curve, compose
+from confide.privacy.correlated_noise import sensitivity
+from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
+from confide.privacy.mechanisms.base import Mechanism, Terms
+from confide.privacy.mechanisms.tuned import UNTUNED, Tuning
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+
+_COARSE = 1e-3
+"""The interval at which many whole runs are composed: each of their curves may span a million points."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A mechanism on data of a known shape, with its noise."""
+
+    mechanism: Mechanism
+    shape: Shape
+    terms: Terms
+    noise_multiplier: float
+    delta: float
+    tuning: Tuning = UNTUNED
+
+    def after(self, steps: int) -> Terms:
+        """The terms after `steps` steps."""
+        return self.tuning.terms(self.mechanism.terms(self.shape, steps))
+
+    def curve(self, steps: int | None = None) -> Curve:
+        """The privacy curve after `steps` steps; default: all."""
+        terms = self.terms if steps is None else self.after(steps)
+        return terms.process.curve(self.noise_multiplier)
+
+    def noise_per_gradient(self) -> float:
+        """Standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm; where it is
+        correlated over steps, of the first one."""
+        return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.terms.divisor
+
+
+def settle(
+    mechanism: Mechanism,
+    shape: Shape,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    tuning: Tuning = UNTUNED,
+) -> Setting:
+    """Resolve rates, delta and noise: from `epsilon` the least noise, or the noise as given.
+
+    Args:
+        tuning: how the other settings are found; `epsilon` is a target for all that it counts.
+
+    Raises:
+        InputError: the mechanism cannot run on such data or be tuned so, or no noise meets the target.
+    """
+    terms = tuning.terms(mechanism.terms(shape))
+    if delta is None and terms.delta >= 1 and mechanism.notion != "none":
+        raise InputError(
+            f"data.train: among {terms.rows:,} row{'s' * (terms.rows != 1)} nothing can be hidden, so there is no "
+            "default of privacy.delta: give more text"
+        )
+    delta = terms.delta if delta is None else delta
+    if noise_multiplier is None:
+        noise_multiplier = mechanism.least_noise(terms, shape, epsilon, delta)
+    setting = Setting(mechanism, shape, terms, noise_multiplier, delta, tuning)
+    tuning.admit(setting, epsilon)
+    return setting
+
+
+def warnings(setting: Setting) -> list[str]:
+    """What to say of a setting before it is used. Private under add-or-remove: it tells how many units there are."""
+    if setting.mechanism.notion == "none" or not setting.noise_multiplier:
+        return []
+    found = large_delta(setting.terms.units, setting.delta)
+    return [] if found is None else [found]
+
+
+def promise(setting: Setting, config: "Config") -> tuple[object, ...]:
+    """All that a claim rests on: what the candidates of a counted sweep must share."""
+    mechanism, terms = setting.mechanism, setting.terms
+    who = (mechanism.notion, mechanism.unit, mechanism.adjacency, mechanism.sampling, mechanism.worlds())
+    published = config.privacy.published_key is not None
+    return (
+        *who,
+        terms.process,
+        terms.zeroed,
+        setting.noise_multiplier,
+        setting.delta,
+        _estimates(setting, published, config),
+    )
+
+
+def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
+    """(epsilon, delta) of several runs on the same rows, each chosen in the light of those before; None: no protection.
+
+    Formal guarantee: runs of one process and noise compose as their losses add up, whatever else differs between
+    them. Runs that differ in these, but all have the same target, compose as so many times that epsilon and delta;
+    where their noise was stated instead, the largest epsilon among those that were made stands for it, which is an
+    estimate.
+    """
+    first = settings[0]
+    if any(setting.mechanism.notion == "none" for setting in settings):
+        return None
+    alike = {(s.terms.process, s.noise_multiplier, s.delta) for s in settings}
+    if len(alike) == 1:
+        curve = first.terms.process.curve(first.noise_multiplier, _COARSE)
+        epsilon, delta = compose([curve] * len(settings)).epsilon(first.delta), first.delta
+    else:
+        epsilon = len(settings) * max(setting.curve().epsilon(setting.delta) for setting in settings)
+        delta = min(1.0, len(settings) * max(setting.delta for setting in settings))
+    return (epsilon, delta) if math.isfinite(epsilon) else None
+
+
+_ROWS_CUT = {
+    "causal-lm": "each document is tokenised, ended by a separator and cut into rows of at most {} tokens; no row "
+    "holds text of two documents",
+    "masked-lm": "each document is one row, cut off at {} tokens",
+    "classification": "each document is one row, cut off at {} tokens",
+}
+_CHUNKS = (
+    "; a random chunk is a stretch of at most {} tokens of one unit's rows, put one after the other, and may hold text "
+    "of several of its documents"
+)
+_RANDOMNESS = {
+    "secure": "AES-256 in counter mode (noise on a GPU: ChaCha20) under a secret run key from the operating system, "
+    "noise by Box-Muller from 64-bit words",
+    "fast": "draws from AES-256 under the run key; noise from Philox (noise: fast), which is not cryptographic",
+}
+_CLASSES = ("the classes: how many there are, and in which order",)
+_LABELS = ("the class of each row",)
+_FLOATS = "real-number theorems, floating-point arithmetic: float32 noise lies on a grid, which no theorem here covers"
+
+
+def state_guarantee(
+    setting: Setting, steps: int, published: bool, config: "Config", provenance: Mapping[str, str]
+) -> Guarantee:
+    """What a run of this setting protects once `steps` steps are taken, every line of it.
+
+    Args:
+        published: whether the run key is known to others.
+    """
+    steps = max(1, steps)  # before the first, there is only the base model: one step's bound holds
+    mechanism, terms, tuning = setting.mechanism, setting.after(steps), setting.tuning
+    curve = terms.process.curve(setting.noise_multiplier)
+    zeroed = curve
+    if terms.zeroed != terms.process:
+        zeroed = terms.zeroed.curve(setting.noise_multiplier)
+    epsilon = curve.epsilon(setting.delta)
+    protected = mechanism.notion != "none" and math.isfinite(epsilon)
+    randomness = _RANDOMNESS[config.privacy.noise]
+    if published:
+        randomness = randomness.replace(
+            "under a secret run key from the operating system", "under a published key"
+        )
+        randomness = randomness.replace("under the run key", "under a published key")
+    return Guarantee(
+        notion=mechanism.notion if protected else "none",  # type: ignore[arg-type]
+        unit=mechanism.unit,
+        rows_per_unit=terms.rows_per_unit,
+        contribution=terms.contribution,
+        rows_cut=_rows_cut(mechanism, config),
+        adjacency=mechanism.adjacency if protected else "not applicable",  # type: ignore[arg-type]
+        public_facts=(
+            *terms.facts,
+            *mechanism.facts(),
+            *(_CLASSES if config.task == "classification" else ()),
+            *(_canaries(config.canaries.count)),
+            *(_LABELS if config.task == "classification" and mechanism.redaction != "none" else ()),
+        ),
+        epsilon=epsilon if protected else math.inf,
+        delta=setting.delta,
+        curve=tuple(curve.points()) if protected else (),
+        reconstruction=tuple((p, float(zeroed.reconstruction(p)) if protected else 1.0) for p in PRIORS),
+        advantage=float(curve.advantage()) if protected else 1.0,
+        true_positive_rate=float(curve.true_positive_rate(0.01)) if protected else 1.0,
+        noise_multiplier=setting.noise_multiplier,
+        clip_norm=mechanism.combine(terms, setting.noise_multiplier).clip_norm,
+        steps=steps,
+        sampling=mechanism.sampling_assumed,
+        sampling_used=mechanism.sampling,
+        expected_batch=terms.expected_batch,
+        sampling_probability=terms.sampling.range,
+        bands=mechanism.bands,
+        accountant=" ".join(
+            filter(
+                None,
+                [
+                    f"{tuning.accountant(f'dp_accounting {mechanism.accounting}')}: {terms.process.describe()}",
+                    mechanism.calibration(),
+                ],
+            )
+        ),
+        accountant_version=version("dp-accounting"),
+        discretisation=curve.interval,
+        protected_output=tuning.output,
+        not_covered=(
+            *tuning.not_covered,
+            *mechanism.exclusions(),
+            *(_OF_NOBODY if mechanism.grouped and config.data.without_unit == "own" else ()),
+            "a non-private twin of the run: it repeats the draws and would reveal them",
+        ),
+        trust="who runs the training sees all text; who receives release/ sees the model alone and is assumed to "
+        "know everything but the unit's text and the run key",
+        randomness=f"{randomness}; {_FLOATS}",
+        provenance=provenance,
+        evidence=("no audit was made yet",),
+        estimates=_estimates(setting, published, config),
+        secret_targets=mechanism.asked(setting.shape),
+        epsilons=(
+            *mechanism.epsilons(setting.shape, setting.noise_multiplier, setting.delta, steps),
+            *tuning.epsilons(),
+        ),
+        worlds=mechanism.worlds() if protected else "",
+        units=terms.units if protected and mechanism.adjacency != "add-or-remove" else None,
+        closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
+    )
+
+
+_OF_NOBODY = (
+    "whoever wrote several documents that name no unit, as a whole: each such document is a unit of its own",
+)
+
+
+def _canaries(count: int) -> tuple[str, ...]:
+    return (f"{count} of the units are made up, for an audit, and count in every number",) if count else ()
+
+
+def _estimates(setting: Setting, published: bool, config: "Config") -> tuple[str, ...]:
+    """Reasons why the figures of a claim are an estimate."""
+    mechanism = setting.mechanism
+    unproved = mechanism.unproved(setting.shape, setting.noise_multiplier, setting.delta)
+    reasons = [*mechanism.doubts(), *unproved, *setting.tuning.doubts()]
+    if published:
+        reasons.append("the run key is published: no guarantee against who knows it")
+    if config.privacy.noise == "fast" and setting.noise_multiplier > 0:
+        reasons.append("the noise comes from a generator that keeps no secrets (noise: fast)")
+    return tuple(reasons)
+
+
+def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
+    cut = _ROWS_CUT[config.task].format(config.data.max_length)
+    if config.data.without_unit == "drop":
+        cut = f"documents that name no unit are left out; {cut}"
+    if mechanism.draws_chunks:
+        cut += _CHUNKS.format(config.data.max_length)
+    if mechanism.redaction == "none":
+        return cut
+    redacted = f"sensitive spans are replaced by one mask token each before text is tokenised; then {cut}"
+    if mechanism.redaction != "beside":
+        return redacted
+    return (
+        f"{redacted}; where rows are cut, a mask counts as {config.redacted.span_tokens} tokens, and a row of the "
+        "second phase holds the text of its redacted row"
+    )

@@ -1,0 +1,142 @@
+"""How the settings of a run were found, and what that makes of its process and of its claim."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from confide.privacy.accounting import Repeated, Trials
+from confide.privacy.guarantee import NOT_COVERED, TUNING
+from confide.utils.errors import InputError
+from confide.utils.rounding import at_most
+
+if TYPE_CHECKING:
+    from confide.privacy.mechanisms.base import Terms
+    from confide.privacy.mechanisms.statement import Setting
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Settings that were found outside of the run, nobody says how: the claim says that it does not cover this."""
+
+    @property
+    def output(self) -> str:
+        """What the guarantee is about."""
+        return "every checkpoint and the final model of this run, released alone"
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What is left uncovered in every run whose settings were found so."""
+        return NOT_COVERED
+
+    def accountant(self, of_one: str) -> str:
+        """Who computed the curve, where `of_one` computes that of one run."""
+        return of_one
+
+    def terms(self, terms: "Terms") -> "Terms":
+        """The terms of what is released, from those of one run."""
+        return terms
+
+    def admit(self, setting: "Setting", epsilon: float | None) -> None:
+        """Raise InputError where a mechanism, with the noise for `epsilon` if that was asked, cannot be tuned so."""
+
+    def doubts(self) -> tuple[str, ...]:
+        """Reasons why the figures are an estimate."""
+        return ()
+
+    def epsilons(self) -> tuple[tuple[str, float], ...]:
+        """(what is supposed, epsilon) beside the claimed one; of estimates alone."""
+        return ()
+
+
+UNTUNED = Tuning()
+
+_CHOSEN_BY = "the held-out units, by whose loss the best trial was chosen"
+
+
+@dataclass(frozen=True)
+class Counted(Tuning):
+    """The best of a random number of independent trials: the claim is about the whole sweep.
+
+    Formal guarantee: `accounting.Repeated`, if all settings that a trial can draw share the process, its noise and
+    all else that a claim rests on (`statement.promise`), and if of the whole sweep the best trial alone is released.
+    The score is the loss on held-out rows, which are the same in both worlds.
+    """
+
+    trials: Trials
+
+    @property
+    def output(self) -> str:
+        return (
+            "every checkpoint and the final model of the best trial of a sweep, released alone: not the other trials, "
+            "nor how many there were or which of them was the best"
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        others = tuple(line for line in NOT_COVERED if line != TUNING)
+        return (
+            *others,
+            "the choice of what the sweep searched, and tuning outside of it",
+            _CHOSEN_BY,
+        )
+
+    def accountant(self, of_one: str) -> str:
+        return f"confide's bound for the best of a random number of runs, on {of_one}"
+
+    def terms(self, terms: "Terms") -> "Terms":
+        return replace(
+            terms,
+            process=Repeated(terms.process, self.trials),
+            zeroed=Repeated(terms.zeroed, self.trials),
+            facts=(
+                *terms.facts,
+                "what the sweep searched, the settings of the best trial, and that the number of trials was random: "
+                f"{self.trials.describe()}",
+            ),
+        )
+
+    def admit(self, setting: "Setting", epsilon: float | None) -> None:
+        mechanism, noise = setting.mechanism, setting.noise_multiplier
+        if mechanism.notion == "none":
+            raise InputError(
+                "privacy.mechanism: none protects nobody, so there is nothing to count: use --optuna"
+            )
+        several = mechanism.asked(setting.shape) or mechanism.epsilons(
+            setting.shape, noise, setting.delta, mechanism.all_steps
+        )
+        if several or (epsilon is not None and noise > 0 and not _meets(setting, epsilon)):
+            raise InputError(
+                f"privacy.mechanism: the claim of {mechanism.name}, as it is set here, does not follow from one "
+                "epsilon alone, so the cost of a sweep cannot be counted: use --optuna"
+            )
+
+
+def _meets(setting: "Setting", epsilon: float) -> bool:
+    """Whether a whole sweep meets its target with the noise that the mechanism chose."""
+    return setting.curve().epsilon(setting.delta) <= epsilon
+
+
+@dataclass(frozen=True)
+class Searched(Tuning):
+    """The best of several runs, each of which looked at the results of those before: its cost is not covered.
+
+    runs: how many; together: (epsilon, delta) of all of them by composition, None where nothing is protected.
+    """
+
+    runs: int
+    together: tuple[float, float] | None
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        told = f"{TUNING}: {self.runs} runs were made, of which this is the best"
+        return (*(told if line == TUNING else line for line in NOT_COVERED), _CHOSEN_BY)
+
+    def doubts(self) -> tuple[str, ...]:
+        return (
+            f"this run was chosen as the best of {self.runs} on the same rows, and the figures are those of one",
+        )
+
+    def epsilons(self) -> tuple[tuple[str, float], ...]:
+        if self.together is None:
+            return ()
+        epsilon, delta = self.together
+        return ((f"at delta {at_most(delta, 3)} for all {self.runs} runs together, by composition", epsilon),)

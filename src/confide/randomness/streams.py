@@ -1,0 +1,367 @@
+"""All randomness of a run: secret streams, each a function of the run key and of what it is for.
+
+A stream is AES-256 in counter mode under a key derived from (run key, phase, purpose, step, item); noise for
+tensors on a GPU is ChaCha20, made there. So there is no generator state to save: a run that is killed and
+started again draws the same rows and the same noise, and no state can end up in a published checkpoint.
+Streams of different purposes are independent under the usual assumption that these ciphers and HMAC are
+pseudo-random functions.
+"""
+
+import hashlib
+import hmac
+import math
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from confide.randomness.chacha_gpu import ChaChaStream
+from confide.utils.errors import InputError
+from confide.utils.files import sync
+
+KEY_BYTES = 32
+# Values that a thread makes at a time, so that noise needs no second copy of the model. Between its calls a thread
+# waits for Python's lock: with smaller blocks, which a cache would hold, two threads lose more than they gain.
+BLOCK = 1 << 19
+PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
+GROUP = 2 * PAIRS
+GROUPS = BLOCK // GROUP  # of one nonce
+LAYOUT = 7  # of noise in its stream; a run that began with another one cannot be resumed
+_FIRST = 1 << 95  # nonce of normal values
+_ZEROS = bytes(6 * BLOCK)
+
+
+class Normal(Protocol):
+    """Anything that yields standard normal values by index."""
+
+    def normal(self, n: int, start: int = 0) -> torch.Tensor: ...
+
+
+class Stream:
+    """Random words of one (phase, purpose, step, item), addressable by index."""
+
+    def __init__(self, key: bytes):
+        self._key = key
+
+    def on_gpu(self) -> ChaChaStream:
+        """The stream of the same purpose for tensors on a GPU, made there: other words, of the same secrecy."""
+        return ChaChaStream(hmac.digest(self._key, b"chacha20", "sha256"))
+
+    def uint64(self, n: int, start: int = 0) -> np.ndarray:
+        """`n` uniform 64-bit words from index `start` on: uint64[n]."""
+        first, skip = divmod(start, 2)
+        words = np.empty(n + skip, dtype="<u8")
+        self._fill(words, first)
+        return words[skip:]
+
+    def uniform(self, n: int, start: int = 0) -> np.ndarray:
+        """`n` uniform values in [0, 1) with 53 random bits: float64[n]."""
+        return (self.uint64(n, start) >> np.uint64(11)) * 2.0**-53
+
+    def below(self, limits: np.ndarray, start: int = 0) -> np.ndarray:
+        """One integer in [0, limit) for each limit: int64[n]. Bias below limit * 2^-53."""
+        return np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
+
+    def permutation(self, n: int) -> np.ndarray:
+        """A uniform order of 0..n-1: int64[n]."""
+        return np.argsort(self.uint64(n), kind="stable")
+
+    def normal(self, n: int, start: int = 0) -> torch.Tensor:
+        """`n` standard normal values: float32[n].
+
+        Box-Muller with radii from 64-bit words, so that the tail reaches 9.3 standard deviations: no tail that
+        matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds as it rounds the sum that
+        the noise is added to, and coarser near zero: squares of radii below 1/100 are multiples of 2^-23.
+        """
+        first, skip = divmod(start, GROUP)
+        room = _Room(_groups(skip + n))
+        self._fill_groups(room.words, first)
+        return torch.from_numpy(room.normal(len(room.words), np.float32(1)))[skip : skip + n]
+
+    def _fill_groups(self, words: np.ndarray, first: int) -> None:
+        """Write the words of groups of normal values, from number `first` on.
+
+        The counter is a nonce of 96 bits, the number of a block of groups, and 32 bits that count from 2 on: what GCM
+        encrypts with, for which OpenSSL has faster code than for plain CTR, which goes on from anywhere. The nonce's
+        first bit is set, so that no word is one of `uint64`, whose counters never come so far.
+        """
+        place = 0
+        while place < len(words):
+            number, inside = divmod(first + place, GROUPS)
+            nonce = (_FIRST + number).to_bytes(12, "big")
+            some = words[place : place + GROUPS - inside]
+            counter = 2 + inside * 12 * PAIRS // 16
+            self._encrypt(some, modes.CTR(nonce + counter.to_bytes(4, "big")) if inside else modes.GCM(nonce))
+            place += len(some)
+
+    def _fill(self, words: np.ndarray, block: int) -> None:
+        """Write what the cipher says from a block of 16 bytes on into an array."""
+        self._encrypt(words, modes.CTR(block.to_bytes(16, "big")))
+
+    def _encrypt(self, words: np.ndarray, mode: modes.CTR | modes.GCM) -> None:
+        """Write the key stream into an array: what zeros become."""
+        plain = memoryview(_ZEROS)[: words.nbytes] if words.nbytes <= len(_ZEROS) else bytes(words.nbytes)
+        Cipher(algorithms.AES(self._key), mode).encryptor().update_into(plain, words.data.cast("B"))
+
+
+def _groups(n: int) -> int:
+    """How many groups hold `n` values."""
+    return -(-n // GROUP)
+
+
+class _Room:
+    """What one thread makes normal values in: block after block in the same memory, which its cache then holds.
+
+    By NumPy, whose logarithms, sines and cosines are faster on a CPU than torch's. Floats of one processor may differ
+    from another's in the last bit.
+
+    Attributes:
+        words: random words of groups, int32[groups, 3 * PAIRS].
+    """
+
+    def __init__(self, groups: int):
+        self.words = np.empty((groups, 3 * PAIRS), "<i4")
+        self._radius, self._angle = (np.empty((groups, PAIRS), np.float32) for _ in range(2))
+        self._values = np.empty((groups, 2, PAIRS), np.float32)
+
+    def normal(self, groups: int, scale: np.float32) -> np.ndarray:
+        """The words of so many groups as values of N(0, scale^2), float32[groups * GROUP]; good until the next call."""
+        words, values = self.words[:groups], self._values[:groups]
+        radius, angle = self._radius[:groups], self._angle[:groups]
+        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is. Its square
+        # has no sign, and twice its logarithm, as the radius wants it.
+        np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
+        np.multiply(radius, np.float32(2.0**-63), out=radius)
+        np.multiply(radius, radius, out=radius)
+        # No radius is infinite; all but the smallest stay as they are. np.maximum takes longer.
+        np.add(radius, np.float32(2.0**-126), out=radius)
+        np.log(radius, out=radius)
+        np.negative(radius, out=radius)
+        np.sqrt(radius, out=radius)
+        np.multiply(radius, scale, out=radius)
+        np.copyto(angle, words[:, GROUP:], casting="unsafe")
+        np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)  # in [-pi, pi]
+        np.cos(angle, out=values[:, 0])
+        np.sin(angle, out=values[:, 1])
+        np.multiply(values, radius[:, None], out=values)
+        return values.reshape(-1)
+
+
+class FastStream:
+    """An ordinary generator in place of AES, for `noise: fast`; the guarantee says so.
+
+    Philox, on the CPU NumPy's with a key of 128 bits and on a GPU the framework's with 63: steps and tensors whose
+    keys met would share their noise, which 32 bits, as torch's own generator on a CPU keeps, make likely in one run.
+
+    Not addressable by index: a run of values is drawn in order, in blocks, from a key that depends on where it
+    begins. What a part of a tensor gets is so independent of the other parts, but not what it gets in the whole.
+    """
+
+    def __init__(self, stream: Stream, device: torch.device | str = "cpu"):
+        self._stream = stream
+        self._device = torch.device(device)
+        self._on_cpu: np.random.Generator | None = None
+        self._on_gpu: torch.Generator | None = None
+        self._next = -1
+
+    def normal(self, n: int, start: int = 0) -> torch.Tensor:
+        if start != self._next:
+            self._begin(self._stream.uint64(2, start))
+        self._next = start + n
+        if self._on_cpu is not None:
+            return torch.from_numpy(self._on_cpu.standard_normal(n, np.float32))
+        return torch.randn(n, generator=self._on_gpu, device=self._device)
+
+    def _begin(self, key: np.ndarray) -> None:
+        if self._device.type == "cpu":
+            self._on_cpu = np.random.Generator(np.random.Philox(key=key))
+        else:
+            self._on_gpu = torch.Generator(self._device).manual_seed(int(key[0] >> np.uint64(1)))
+
+
+def generator(kind: str, device: torch.device, parts: int = 1) -> str:
+    """What makes a step's noise out of its stream: two that differ here make other values of one stream.
+
+    Args:
+        kind: `secure` or `fast`.
+        parts: over how many ranks each tensor is split.
+    """
+    if kind == "secure":
+        return "chacha20" if device.type == "cuda" else "aes"
+    return f"philox, on {device.type}" + (f" in {parts} parts" if parts > 1 else "")
+
+
+def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
+    """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
+
+    Args:
+        vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
+            not 0 for a tensor that is part of a larger one.
+    """
+    segments: list[_Segment] = []
+    for tensor, source, start in vectors:
+        if not isinstance(source, Stream):
+            _add_in_order(tensor.view(-1), source, scale, start, times)
+        elif tensor.is_cuda:
+            source.on_gpu().add_normal(tensor, scale, start)
+            tensor.mul_(times)
+        else:
+            flat = tensor.view(-1).numpy()
+            parts = range(0, len(flat), BLOCK)
+            segments += [_Segment(flat[place : place + BLOCK], source, start + place) for place in parts]
+    if segments:
+        _add_segments(segments, np.float32(scale), np.float32(times))
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Part of a tensor on the CPU, and where its noise begins in a stream."""
+
+    values: np.ndarray
+    source: Stream
+    start: int
+
+    @property
+    def groups(self) -> int:
+        return _groups(self.start % GROUP + len(self.values))
+
+
+def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32) -> None:
+    """Noise for all of them, block by block, in as many threads as torch uses."""
+    left = deque(_blocks(segments))
+    largest = max(sum(segment.groups for segment in block) for block in left)
+
+    def work() -> None:
+        room = _Room(largest)
+        while True:
+            try:
+                block = left.popleft()
+            except IndexError:
+                return
+            _add_block(block, room, scale, times)
+
+    # Another thread takes half a block's time to start.
+    others = min(torch.get_num_threads(), len(left) // 2) - 1
+    if others < 1:
+        work()
+        return
+    with ThreadPoolExecutor(others) as pool:
+        running = [pool.submit(work) for _ in range(others)]
+        work()
+        for one in running:
+            one.result()
+
+
+def _blocks(segments: list[_Segment]) -> Iterator[list[_Segment]]:
+    """Some segments in one go: of many small tensors each by itself would cost its calls alone."""
+    block: list[_Segment] = []
+    groups = 0
+    for segment in segments:
+        if block and groups + segment.groups > GROUPS:
+            yield block
+            block, groups = [], 0
+        block.append(segment)
+        groups += segment.groups
+    yield block
+
+
+def _add_block(segments: list[_Segment], room: _Room, scale: np.float32, times: np.float32) -> None:
+    place = 0
+    for segment in segments:
+        segment.source._fill_groups(room.words[place : place + segment.groups], segment.start // GROUP)
+        place += segment.groups
+    normal, place = room.normal(place, scale), 0
+    for segment in segments:
+        first = GROUP * place + segment.start % GROUP
+        values = segment.values
+        values += normal[first : first + len(values)]
+        values *= times
+        place += segment.groups
+
+
+def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
+    for place in range(0, flat.numel(), BLOCK):
+        some = flat[place : place + BLOCK]
+        some.add_(source.normal(some.numel(), start + place).to(some.device), alpha=scale).mul_(times)
+
+
+class RunKey:
+    """The 32 secret bytes from which every draw and all noise of a run derive.
+
+    Whoever knows the key can subtract the noise: it stays in the run folder with mode 600 and never goes
+    into `release/`.
+    """
+
+    def __init__(self, secret: bytes, published: bool = False):
+        if len(secret) != KEY_BYTES:
+            raise InputError(f"a run key has {KEY_BYTES} bytes, this one has {len(secret)}")
+        self._secret = secret
+        self.published = published
+
+    def __repr__(self) -> str:
+        return "RunKey(published)" if self.published else "RunKey(secret)"
+
+    @classmethod
+    def from_text(cls, text: str) -> "RunKey":
+        """The key of a reproducible experiment; its guarantee holds against nobody who knows `text`."""
+        return cls(hashlib.sha256(b"confide published key\0" + text.encode()).digest(), published=True)
+
+    @classmethod
+    def create(cls, path: Path) -> "RunKey":
+        """A fresh key from the operating system, written to `path` with mode 600."""
+        secret = os.urandom(KEY_BYTES)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(secret)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync(path.parent)  # the name must be on disk as well as the bytes
+        return cls(secret)
+
+    @classmethod
+    def load(cls, path: Path) -> "RunKey":
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise InputError(f"{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")
+        secret = path.read_bytes()
+        if len(secret) != KEY_BYTES:
+            raise InputError(
+                f"{path} is damaged: a run key has {KEY_BYTES} bytes, this one has {len(secret)}"
+            )
+        return cls(secret)
+
+    def stream(self, phase: str, purpose: str, step: int = 0, item: str = "") -> Stream:
+        """The stream of one purpose; equal arguments give equal streams, different ones independent ones."""
+        name = "\0".join(("confide 1", phase, purpose, str(step), item))
+        return Stream(hmac.digest(self._secret, name.encode(), "sha256"))
+
+    def bound_to(self, *what: bytes) -> "RunKey":
+        """The key of a run on this config and these data, derived from this one.
+
+        Were the noise the same for two trainings that differ, their difference would be free of it. So
+        whatever tells two trainings apart goes into the key, and a run folder that is partly wiped and used
+        again with another config or other data draws afresh.
+        """
+        digest = hmac.new(self._secret, b"bound to", "sha256")
+        for part in what:
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return RunKey(digest.digest(), self.published)
+
+    def authenticator(self, *what: str) -> hmac.HMAC:
+        """An HMAC to feed with data. `what` says what it is of; other words give other values for the same data."""
+        mac = hmac.new(self._secret, b"authenticate", "sha256")
+        for part in what:
+            mac.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+        mac.update(b"\xff" * 8)  # no length: whatever comes after is data
+        return mac
+
+    def fingerprint(self, data: bytes) -> str:
+        """HMAC of `data`, hex: names a config or data set without letting others test guesses of it."""
+        return hmac.new(self._secret, b"fingerprint\0" + data, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""The run folder: prepare, train, resume, release, verify."""

@@ -1,0 +1,50 @@
+"""What an audit's games have shown of a run, for its guarantee: kept apart from all else that an audit finds.
+
+Only the guesses from the released model count here: they and the coins of made-up units are all that the words rest on.
+Guesses from noised sums take away what all real units added, which is private, and stay in the run folder.
+"""
+
+import hashlib
+from typing import Any
+
+from confide.randomness.seal import Broken, Seal
+from confide.runs.folder import Run
+from confide.utils.errors import InputError
+
+_USE = "evidence"
+
+
+def keep(run: Run, found: dict[str, Any]) -> None:
+    """Keep what the result of `attack.audit` shows, until another game is played about the same model."""
+    lines = [
+        f"audit by canaries: {game['verdict']}; {game['words']}"
+        for game in found.get("games", ())
+        if game["view"] != "steps"
+    ]
+    if lines:
+        kept = {"model": _model(run), "steps": found["steps"], "lines": lines}
+        Seal(run.key()).write_json(run.evidence_path, _USE, kept)
+
+
+def evidence(run: Run, steps: int) -> tuple[str, ...]:
+    """The lines that were kept of this very run after so many steps; none for another model in its folder.
+
+    Raises:
+        InputError: the file was not written by an audit of this run.
+    """
+    if not run.evidence_path.exists():
+        return ()
+    try:
+        kept = Seal(run.key()).read_json(run.evidence_path, _USE)
+    except Broken:
+        raise InputError(
+            f"{run.evidence_path} is damaged, or of another run: remove it, and audit this run again"
+        ) from None
+    is_this = kept["steps"] == steps and kept["model"] == _model(run)
+    return tuple(kept["lines"]) if is_this else ()
+
+
+def _model(run: Run) -> str:
+    """What tells a training run from any other: a hash of its ledger."""
+    ledger = run.ledger_path.read_bytes() if run.ledger_path.exists() else b""
+    return hashlib.sha256(ledger).hexdigest()

@@ -1,0 +1,287 @@
+"""The run folder: what lies where, who may write, and whether it belongs to the config.
+
+config.yaml  key  ledger.jsonl  guarantee.json   the run and what it promises
+data/        checkpoints/  metrics.jsonl  tensorboard/   private: made from private rows
+released.json   digests of what was released; it and all else that is read back is sealed (seal.py)
+release/     weights or adapter, tokenizer, guarantee.json, model card: what may leave the house
+twin/        the non-private twin, if one was trained: the same data, key and draws
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from confide.config.loading import load
+from confide.config.schema import Config
+from confide.distributed.ranks import Ranks
+from confide.models import loading as models
+from confide.privacy.mechanisms.tuned import UNTUNED, Tuning
+from confide.randomness.seal import Broken, Seal
+from confide.randomness.streams import RunKey
+from confide.runs.checkpoints import Checkpoints, removed_on_error
+from confide.utils.errors import InputError
+from confide.utils.files import close_to_others, private_files, write_text
+
+# A resumed run may look more or less often, and run on other machines; everything else decides what it computes.
+_FREE = {("run",)} | {
+    ("train", key)
+    for key in (
+        "checkpoint_every",
+        "eval_on_start",
+        "eval_every",
+        "micro_tokens",
+        "gradient_checkpointing",
+        "distributed",
+    )
+}
+
+
+# What a folder holds that is a run's: the first of these is written before anything else.
+_OWN = (".lock", "key", "config.yaml", "data", "ledger.jsonl")
+
+
+def _sweeps_around(folder: Path) -> list[Path]:
+    """Where a sweep would lie that a folder belongs to: itself, or two above `trials/0001`."""
+    return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
+
+
+class Run:
+    """Paths and records of one run.
+
+    Attributes:
+        tuning: how its settings are found; bears on its noise and its claim.
+        releases: whether its model may leave the house when it is finished.
+    """
+
+    tuning: Tuning = UNTUNED
+    releases: bool = True
+
+    def __init__(self, config: Config, twin: bool = False):
+        self.config = config
+        self.root = Path(config.run)
+        self.folder = self.root / "twin" if twin else self.root
+        self.twin = twin
+
+    def __getattr__(self, name: str) -> Path:
+        files = {
+            "config_path": "config.yaml",
+            "ledger_path": "ledger.jsonl",
+            "guarantee_path": "guarantee.json",
+            "metrics_path": "metrics.jsonl",
+            "audit_path": "audit.json",
+            "evidence_path": "evidence.json",
+            "released_path": "released.json",
+            "release": "release",
+            "tensorboard": "tensorboard",
+        }
+        if name in files:
+            return self.folder / files[name]
+        if name == "data":
+            return self.root / "data"
+        raise AttributeError(name)
+
+    @classmethod
+    def load(cls, folder: str | Path, twin: bool = False) -> "Run":
+        """The run that lies in `folder`.
+
+        Raises:
+            InputError: there is no run.
+        """
+        root = Path(folder)
+        path = root / "config.yaml"
+        if root.is_file() and root.suffix in (".yaml", ".yml"):
+            raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
+        if any(
+            (sweep / "trials").is_dir() and (sweep / "ledger.jsonl").is_file()
+            for sweep in _sweeps_around(root)
+        ):
+            raise InputError(
+                f"{root} belongs to a sweep: its trials are private, and the best was evaluated when it was released; "
+                "to audit a model, train it by itself with `confide train`"
+            )
+        if not path.is_file():
+            trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
+            raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")
+        config = load(path)
+        run = cls(config.model_copy(update={"run": str(root)}), twin)
+        if twin and not run.folder.is_dir():
+            raise InputError(f"{root}: no twin was trained here; `confide train {root} --twin` does")
+        return run
+
+    def _make_folder(self) -> None:
+        """The run folder, for its owner alone: nearly all in it is made from private rows.
+
+        Raises:
+            InputError: the folder holds something else that others may read, or belongs to another user.
+        """
+        self._refuse_foreign()
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(
+                f"run: {self.root} is not a folder that can be made: a part of it is a file"
+            ) from None
+        for folder in dict.fromkeys((self.root, self.folder)):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            close_to_others(folder)
+        for path in self._private():
+            close_to_others(path)
+
+    def _refuse_foreign(self) -> None:
+        """A folder of something else is not closed to those who use it."""
+        if not self.root.is_dir() or any((self.root / name).exists() for name in _OWN):
+            return
+        if any(self.root.iterdir()) and self.root.stat().st_mode & 0o077:
+            raise InputError(
+                f"run: {self.root} holds other files and can be read by others, and a run folder is for its owner "
+                "alone: choose a folder that does not exist yet"
+            )
+
+    def _private(self) -> Iterator[Path]:
+        """Every file and folder of the run that may not leave the house."""
+        for path in self.root.iterdir():
+            # A key that others could read is not closed in silence: they may have read it.
+            if path.name not in ("release", "key") and not path.is_symlink():
+                yield path
+                if path.is_dir():
+                    inner = (each for each in path.rglob("*") if not each.is_symlink())
+                    yield from (each for each in inner if "release" not in each.relative_to(path).parts)
+
+    @property
+    def begun(self) -> bool:
+        """Whether steps were recorded here: a run that has begun goes on with the rows it began with."""
+        return self.ledger_path.exists() or (self.root / "ledger.jsonl").exists()
+
+    def bind(self) -> None:
+        """Make the folder this config's own, or refuse if it holds another run's steps."""
+        self._make_folder()
+        if self.ledger_path.exists() and self.config_path.exists():
+            differing = _differences(load(self.config_path).model_dump(mode="json"), self._values())
+            if differing:
+                raise InputError(
+                    f"{self.folder} holds a run with another config (differs in {', '.join(differing)}): "
+                    "choose another `run` folder, or remove this one"
+                )
+        write_text(self.config_path, self.config.to_yaml())
+
+    def _values(self) -> dict[str, Any]:
+        values: dict[str, Any] = self.config.model_dump(mode="json")
+        return values
+
+    def binding(self) -> str:
+        """What ledger and key are bound to: the config without the keys that a resumed run may change, and
+        without where the text lay, since what it holds is bound by its own digest.
+
+        A setting at its default is absent, so that one which a later version adds changes no draw.
+        A published key is to repeat everywhere, so nor does it matter to it where a model's folder lies.
+        """
+        free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
+        if self.config.privacy.published_key is not None and models.is_local(self.config.model):
+            free.add(("model",))
+        return json.dumps(_chosen(self.config, free), sort_keys=True)
+
+    def key(self) -> RunKey:
+        """The run key; made on first use. A published key comes from the config."""
+        if self.config.privacy.published_key is not None:
+            return RunKey.from_text(self.config.privacy.published_key)
+        path = self.root / "key"
+        if path.exists():
+            return RunKey.load(path)
+        if self.ledger_path.exists():
+            raise InputError(f"{path} is missing, and without it the run cannot be resumed")
+        self._make_folder()
+        return RunKey.create(path)
+
+    def data_key(self) -> RunKey:
+        """What the rows are prepared under: the key of the run that owns them."""
+        return self.key()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process writes to a run.
+
+        Raises:
+            InputError: another one does.
+        """
+        self._make_folder()
+        with private_files(), open(self.folder / ".lock", "w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"{self.folder}: another process is working on this run") from None
+            yield
+
+    def once(self, name: str, compute: Callable[[], np.ndarray], ranks: Ranks, seal: Seal) -> np.ndarray:
+        """What `compute` gave the first time that the run, or its twin, asked: numbers that a choice rests on.
+
+        Computed again in other micro-batches they would differ by rounding, and a choice between equals with them.
+
+        Raises:
+            InputError: the file that keeps them holds others.
+        """
+        path = self.root / f"{name}.npy"
+        if not ranks.any(path.exists()):
+            computed = compute()
+            if ranks.first:
+                seal.write_array(path, name, computed)
+        ranks.wait()
+        try:
+            return seal.read_array(path, name)
+        except (Broken, OSError):
+            raise InputError(
+                f"{path} is damaged, or of another run: put it back if you can; this run drew by it, and cannot be "
+                "resumed without it"
+                if self.begun
+                else f"{path} is damaged, or of another run: remove it, and it is computed again"
+            ) from None
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What the run goes on from."""
+        return Checkpoints(self.folder / "checkpoints")
+
+    @contextmanager
+    def releasing(self) -> Iterator[Path]:
+        """A folder to fill that becomes `release/` in one go."""
+        building = self.folder / ".release"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        with removed_on_error(building):
+            yield building
+            building.chmod(0o755)  # what may leave the house may be read
+            for path in building.rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            shutil.rmtree(self.release, ignore_errors=True)
+            building.rename(self.release)
+
+
+def _chosen(section: BaseModel, free: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The settings of a section that differ from their defaults, without those in `free`."""
+    chosen: dict[str, Any] = {}
+    dumped = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        value, place = getattr(section, name), (*path, name)
+        if place in free:
+            continue
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            below = _chosen(value, free, place)
+            if below or default is None:
+                chosen[name] = below
+        elif field.is_required() or value != default:
+            chosen[name] = dumped[name]
+    return chosen
+
+
+def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = dict.fromkeys([*old, *new])
+        return [d for n in names for d in _differences(old.get(n), new.get(n), (*path, n))]
+    return [] if old == new or path in _FREE else [".".join(path)]

@@ -1,0 +1,397 @@
+"""Everything that a run resolves to before its first step: data, mechanism, noise, model, key."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide.config.schema import Config
+from confide.data.unit_graph import UnitGraph
+from confide.distributed.ranks import Ranks
+from confide.distributed.sharding import part, shard
+from confide.models import loading as models
+from confide.privacy import ledger, mechanisms
+from confide.privacy.guarantee import Guarantee
+from confide.privacy.ledger import first_entry
+from confide.privacy.mechanisms.base import Mechanism, Sampler, Stage, Terms
+from confide.privacy.mechanisms.none import NonPrivate
+from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
+from confide.randomness.seal import Seal
+from confide.randomness.streams import LAYOUT, RunKey
+from confide.runs import preparation
+from confide.runs.canaries import GRAPH, Manifest
+from confide.runs.evidence import evidence
+from confide.runs.folder import Run
+from confide.runs.preparation import Prepared
+from confide.runs.provenance import code_version
+from confide.training import evaluation
+from confide.training import perplexity as scoring
+from confide.training.averaging import Averages
+from confide.training.concentration_step import FilteredStep, refuse_ranks
+from confide.training.memory_fit import fit, held
+from confide.training.phases import Course
+from confide.training.row_isolation import refuse_company, sharing
+from confide.training.step import Observer, Optimisation, Step
+from confide.training.tasks import Task
+from confide.training.white_box import Readings
+from confide.utils.allocator import keep_freed_memory
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+
+_SEEN = 64  # rows from which two are taken to see whether the model keeps them apart
+
+LITTLE_LEFT = 0.6
+"""The share of masked tokens above which somebody is told: paper 004's strictest level masks 45%."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a run resolves to before its first step."""
+
+    run: Run
+    key: RunKey
+    tokenizer: Any
+    prepared: Prepared
+    mechanism: Mechanism
+    setting: Setting
+    model: nn.Module
+    task: Task
+    base: bytes  # digest of the weights before the first step
+    micro_tokens: int
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
+        """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
+        config, ranks = run.config, ranks or Ranks()
+        if not ranks.alike(config.to_yaml()):
+            raise InputError("the ranks have different configs: every machine needs the same one")
+        keep_freed_memory()
+        tokenizer = models.load_tokenizer(config)
+        with ranks.first_ahead():
+            prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
+        mechanism = mechanisms.build(config)
+        if run.twin:
+            mechanism = NonPrivate.twin(mechanism)
+        privacy = config.privacy
+        target = (
+            {}
+            if mechanism.notion == "none"
+            else {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
+        )
+        with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
+            shape = prepared.train.shape()
+            setting = settle(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
+        if mechanism.filters:
+            refuse_ranks(ranks.several)
+        model = models.load_model(config, prepared.classes, len(tokenizer))
+        base = _weights_digest(model)
+        bound = [run.binding().encode(), _digest(prepared.train)]
+        if prepared.public is not None:
+            bound.append(_digest(prepared.public))
+        apart = mechanism.told_apart(prepared.train.shape())
+        if apart:
+            bound.append(apart)
+        if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
+            bound.append(base)
+        task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device)
+        is_split = ranks.several and config.train.distributed == "fsdp"
+        if not is_split:
+            model.to(ranks.device)
+        if mechanism.notion != "none":
+            some = np.arange(min(prepared.train.n_rows, _SEEN))
+            refuse_company(task, model, prepared.train.fetch(some), ranks)
+        if mechanism.draws == "units":  # else a unit's rows are one
+            task = sharing(task, model, config.data.max_length, ranks)
+            if task.kind == "causal-lm" and not task.shares:
+                console.say(
+                    "rows of a unit get a line each: this model was not seen to keep apart those of one line"
+                )
+        if is_split:
+            shard(model, ranks)
+        micro_tokens = _micro_tokens(config, model, task, ranks, console)
+        return cls(
+            run,
+            key.bound_to(*bound),
+            tokenizer,
+            prepared,
+            mechanism,
+            setting,
+            model,
+            task,
+            base,
+            micro_tokens,
+            ranks,
+        )
+
+    @property
+    def seal(self) -> Seal:
+        """Recognises the files that this run wrote: of this config, these data, this base model."""
+        return Seal(self.key)
+
+    def trained(self) -> tuple[int, dict[str, Any]]:
+        """Steps taken, and the state after the last that was saved.
+
+        Raises:
+            InputError: nothing was trained, or what lies here is not what this run saved.
+        """
+        checkpoint = self.run.checkpoints.last()
+        if checkpoint is None:
+            raise InputError(f"{self.run.folder}: nothing was trained here yet")
+        self.check_begun()
+        return checkpoint.step, checkpoint.load(self.seal, self.run.ledger_path)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
+
+    def course(self, say: Callable[[str], None] = lambda text: None) -> Course:
+        """The steps of this run, before its first."""
+        averages = Averages(
+            models.trainable(self.model), self.run.config.train.average, self.mechanism.all_steps
+        )
+        return Course(self.mechanism, self.stages(), lambda stage: self._steps(stage, say), averages)
+
+    def alone(self, stage: Stage) -> "Job":
+        """A job of one of the stages, on its rows."""
+        graph = self._graph(stage)
+        setting = replace(
+            self.setting,
+            mechanism=stage.mechanism,
+            shape=graph.shape(),
+            terms=self._terms(stage),
+            noise_multiplier=stage.noise_multiplier,
+        )
+        prepared = replace(self.prepared, train=graph)
+        return replace(self, mechanism=stage.mechanism, setting=setting, prepared=prepared)
+
+    def _graph(self, stage: Stage) -> UnitGraph:
+        if not stage.on_public:
+            return self.prepared.train
+        assert self.prepared.public is not None
+        return self.prepared.public
+
+    def _terms(self, stage: Stage) -> Terms:
+        return stage.mechanism.terms(self._graph(stage).shape()) if stage.on_public else self.setting.terms
+
+    def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
+        config = self.run.config
+        optimisation = Optimisation.of(config.train, steps=stage.steps, learning_rate=stage.learning_rate)
+        alone = self.alone(stage)
+        combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
+        filtered = partial(FilteredStep, folder=self.run.folder)
+        build: Callable[..., Step] = filtered if stage.mechanism.filters else Step
+        return build(
+            self.model,
+            self.task,
+            self.sampler(stage),
+            combine,
+            optimisation,
+            self.key,
+            stage.name,
+            config.privacy.noise,
+            self.micro_tokens,
+            self.ranks,
+            say,
+            self._observer(stage),
+        )
+
+    def sampler(self, stage: Stage) -> Sampler:
+        """Who draws the rows of a stage."""
+
+        # Of this config, these rows and these weights: a twin may have left others' here, of text that has changed.
+        name = f"perplexities-{self.key.fingerprint(self.base)[:16]}"
+
+        def score() -> Any:
+            return self.run.once(
+                name, lambda: self._perplexities(stage.mechanism.scorer), self.ranks, self.seal
+            )
+
+        return stage.mechanism.sampler(self._graph(stage), self.key, stage.name, score)
+
+    def _observer(self, stage: Stage) -> Observer | None:
+        """Who keeps what the noised sums tell of canaries, where the config asks for it."""
+        if not self.run.config.canaries.white_box or self.run.twin or stage.on_public:
+            return None
+        return self.readings(stage)
+
+    def readings(self, stage: Stage) -> Readings:
+        """What is kept of the canaries in the noised sums of a stage."""
+        manifest, graph = self.manifest(), self._graph(stage)
+        contents, units = UnitGraph.open(self.run.data / GRAPH), manifest.units(graph)
+        return Readings(
+            self.model,
+            self.task,
+            self.run.folder / f"readings-{stage.name}-{manifest.commitment[:16]}.f32",
+            stage.steps,
+            units
+            if stage.mechanism.draws == "units"
+            else np.concatenate([graph.rows_of(int(u)) for u in units]),
+            contents,
+            manifest.rows(contents),
+            self.seal,
+            self.micro_tokens,
+            self.ranks.first,
+        )
+
+    def manifest(self) -> Manifest:
+        """What was planted."""
+        return Manifest.load(self.run.data)
+
+    def _perplexities(self, scorer: str | None) -> np.ndarray:
+        """Of every row under a model that has seen none of them: the scorer, or the base as it is now."""
+        graph, micro_tokens = self.prepared.train, self.micro_tokens
+        if scorer is None:
+            return evaluation.perplexities(self.model, self.task, graph, micro_tokens, self.ranks)
+        return scoring.perplexities(scorer, self.tokenizer, graph, micro_tokens, self.ranks.device)
+
+    def evaluate(self) -> dict[str, float | int] | None:
+        if self.prepared.held_out is None:
+            return None
+        return evaluation.evaluate(
+            self.model, self.task, self.prepared.held_out, self.micro_tokens, self.ranks
+        )
+
+    def held_out(self) -> str | None:
+        """A name of the held-out rows that tells others apart and lets nobody test guesses of them."""
+        graph = self.prepared.held_out
+        return None if graph is None else self.key.fingerprint(_digest(graph))
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """What the run protects after `steps` steps, and what an audit has found of that."""
+        stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
+        seen = evidence(self.run, steps)
+        return replace(stated, evidence=seen) if seen else stated
+
+    def header(self) -> dict[str, Any]:
+        """The first line of the ledger: the run's constants, bound to its config and data under the run key."""
+        terms, combine = (
+            self.setting.terms,
+            self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
+        )
+        return {
+            "mechanism": self.mechanism.name,
+            "steps": self.mechanism.all_steps,
+            "stages": [
+                {"phase": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
+                | {"divisor": terms_of.divisor, "sampling_probability": terms_of.sampling.rate}
+                for stage, terms_of in ((stage, self._terms(stage)) for stage in self.stages())
+            ],
+            "sampling": terms.sampling.record(self.key.fingerprint),
+            "divisor": terms.divisor,
+            "clip_norm": combine.clip_norm,
+            "noise_multiplier": combine.noise_multiplier,
+            "delta": self.setting.delta,
+            "config": self.key.fingerprint(self.run.binding().encode()),
+            "data": self.key.fingerprint(_digest(self.prepared.train)),
+            "model": self.key.fingerprint(self.base),
+            "noise": LAYOUT,
+        } | (self._planted() if self.run.config.canaries.count else {})
+
+    def _planted(self) -> dict[str, Any]:
+        """The canaries, and what an audit will go by, sealed before training."""
+        facts = json.dumps(self.prepared.facts["canaries"], sort_keys=True)
+        return {"canaries": self.manifest().commitment, "planted": self.key.fingerprint(facts.encode())}
+
+    def check_begun(self) -> None:
+        """See that the run which was begun here is this one: of this config, these data, this base model and noise.
+
+        Raises:
+            InputError: it is another, and what this job draws is not what was trained on.
+        """
+        begun, ours = first_entry(self.run.ledger_path), json.loads(json.dumps(self.header()))
+        # of the canaries an audit says more
+        differing = [name for name in ours if name != "canaries" and begun.get(name) != ours[name]]
+        if differing:
+            raise InputError(
+                f"{self.run.ledger_path} records the beginning of another run than what lies here now (differs in "
+                f"{', '.join(differing)}), or one of another version of confide: what it drew cannot be told"
+            )
+
+    def provenance(self) -> dict[str, str]:
+        return {
+            "confide": ", ".join(ledger.versions(self.run.ledger_path)) or code_version(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "hardware": torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else platform.machine() + " CPU",
+            "date": datetime.now(UTC).date().isoformat(),
+            "config_hmac": self.key.fingerprint(self.run.binding().encode()),
+            "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
+        }
+
+
+def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
+    if config.train.micro_tokens != "auto":
+        return config.train.micro_tokens
+    # The sum, and a large unit's gradient: the probes give theirs back, and on a CPU that stays the process's own.
+    beside = held(config) + (2 if ranks.device.type == "cuda" else 0)
+    later = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
+    found = fit(model, task, config.data.max_length, ranks, later)
+    console.say(f"micro-batches of {found:,} tokens, as memory allows")
+    return found
+
+
+def _weights_digest(model: nn.Module) -> bytes:
+    """What the base model is, by its weights: a name can come to mean others."""
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
+        digest.update(
+            values.detach().cpu().contiguous().view(torch.uint8).numpy().data if values.dim() else b""
+        )
+    return digest.digest()
+
+
+def _digest(graph: UnitGraph) -> bytes:
+    """A plain hash of private text: it stays inside this process, only HMACs of it are written."""
+    plain = hashlib.sha256()
+    graph.digest(plain.update)
+    return plain.digest()
+
+
+def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None) -> Prepared:
+    """The run's unit graphs, made now if they are not there; of several ranks the first makes them."""
+    key = run.data_key()
+    try:
+        found = preparation.load(run.config, run.data, key)
+    except InputError:
+        if run.begun:
+            raise
+        found = None  # nothing rests on these rows yet: they are made again
+    if ranks is not None and not ranks.first:
+        if found is None:
+            raise InputError(
+                f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
+            )
+        return found
+    if found is not None and (run.begun or not preparation.outdated(run.config, run.data, key)):
+        return found
+    if found is not None:
+        console.say("the text has changed since it was prepared: reading it again")
+    elif run.begun and (run.data / "prepared.json").exists():
+        raise InputError(
+            f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
+            "choose another `run` folder"
+        )
+    elif (run.data / "prepared.json").exists():
+        console.say(
+            f"what was prepared in {run.data} is of other settings (of `data`, `canaries`, `secrets` ...) or damaged: "
+            "preparing again"
+        )
+    with console.track("reading documents") as track:
+        made = preparation.prepare(run.config, tokenizer, run.data, track, key)
+    for note in made.facts["notes"]:
+        console.say(note)
+    share = made.facts.get("redaction", {}).get("share", 0.0)
+    if share > LITTLE_LEFT:
+        console.say(f"{share:.0%} of all tokens are masked: there is little left to learn from redacted rows")
+    return made

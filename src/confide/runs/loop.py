@@ -1,0 +1,372 @@
+"""A job to a trained, released model: step, record, resume, release."""
+
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from confide.distributed.ranks import Ranks
+from confide.models import loading as models
+from confide.privacy.guarantee import Guarantee
+from confide.privacy.ledger import Ledger, versions
+from confide.privacy.mechanisms.statement import warnings
+from confide.privacy.sampling import Draw, Halt
+from confide.randomness.seal import Broken
+from confide.randomness.streams import generator
+from confide.runs.evidence import evidence
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.provenance import code_version
+from confide.training.metrics import Metrics
+from confide.training.step import Report
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+from confide.utils.files import write_text
+from confide.utils.rounding import at_least, at_most
+
+_NO_MEAN = (
+    "train.average: the steps of the mean had not begun, so the weights are those of the last step; a mean over fewer "
+    "steps is of the last ones planned, `ema` of the last ones taken"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        steps, of: taken, and of how many.
+        base, final: held-out evaluation of the base and the trained model; after: of the model after a stage, by its
+            name, where another stage followed.
+        halted: why the mechanism ended the run before its last step, if it did; the run is finished then.
+    """
+
+    steps: int
+    of: int
+    finished: bool
+    guarantee: Guarantee
+    base: dict[str, float | int] | None
+    final: dict[str, float | int] | None
+    after: dict[str, dict[str, float | int]]
+    halted: str | None = None
+
+
+def fine_tune(
+    run: Run, console: Console | None = None, until: int | None = None, ranks: Ranks | None = None
+) -> Outcome:
+    """Train or resume a run to its end, and release the model.
+
+    Args:
+        until: stop after this many steps; a later call resumes.
+        ranks: the processes that train it together; the first writes, all return.
+    """
+    console, ranks = console or Console(quiet=True), ranks or Ranks()
+    if not ranks.first:
+        return _Loop(Job.of(run, console, ranks), None, console).go(until)
+    with run.locked():
+        run.bind()
+        job = Job.of(run, console, ranks)
+        console.say(_in_short(job))
+        for warning in warnings(job.setting):
+            console.say(f"warning: {warning}")
+        ledger = Ledger(run.ledger_path)
+        try:
+            return _Loop(job, ledger, console).go(until)
+        finally:
+            ledger.close()
+
+
+class _Loop:
+    """The steps of a run, on every rank. The first has the ledger and writes all files."""
+
+    def __init__(self, job: Job, ledger: Ledger | None, console: Console):
+        self.job, self.ledger, self.console, self.ranks = job, ledger, console, job.ranks
+        self.train = job.run.config.train
+        parts = self.ranks.size if self.train.distributed == "fsdp" else 1
+        self.generator = generator(job.run.config.privacy.noise, self.ranks.device, parts)
+        header, checkpoint = job.header(), job.run.checkpoints.last()
+        self.done = checkpoint.step if checkpoint is not None else 0
+        if not self.ranks.alike(json.dumps([header, self.done])):
+            raise InputError(
+                f"{job.run.folder}: the ranks have different data, keys, models or checkpoints; every machine "
+                "needs the same model and the same run folder, on a disk that they share"
+            )
+        self._record(0, header)
+        self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
+        self.held_out = job.held_out()  # a hash of all held-out rows: once
+        self.course, self.steps = job.course(console.say), job.mechanism.all_steps
+        if checkpoint is not None:
+            if ledger is not None:
+                _refuse_gaps(ledger)
+            self.course.restore(checkpoint.load(job.seal, job.run.ledger_path))
+            if self.train.micro_tokens != "auto":
+                for step in self.course.each():
+                    step.micro_tokens = self.train.micro_tokens
+        if self.metrics is not None:
+            self.metrics.resume(self.done)
+
+    def go(self, until: int | None) -> Outcome:
+        last = self.steps if until is None else min(until, self.steps)
+        halted: str | None = None
+        if self.done == self.steps:
+            again = ": releasing again" if self.job.run.releases else ""
+            self.console.say(f"all {self.done} steps are taken already{again}")
+        elif self.done:
+            self.console.say(f"resuming after step {self.done}")
+        elif self.train.eval_on_start and not self.job.run.twin:  # a twin starts from the private run's base
+            self._evaluate("base")
+        with (
+            self.console.track("step", self.steps, self.done) as track,
+            _interruptible() as interrupted,
+        ):
+            while self.done < last and not self.ranks.any(interrupted()):
+                taken = self._take()
+                if isinstance(taken, Halt):
+                    halted = taken.reason
+                    self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
+                    if not self.course.has_begun_mean:
+                        self.console.say(_NO_MEAN)
+                    break
+                track(1, _note(taken))
+                if self.done % self.train.checkpoint_every == 0:
+                    self._checkpoint()
+                if self.done < self.steps:
+                    self._look()
+        self._checkpoint()
+        taken_by = versions(self.job.run.ledger_path)
+        if len(taken_by) > 1:
+            self.console.say(f"the steps of this run were taken by confide {', '.join(taken_by)}")
+        finished = self.done == self.steps or halted is not None
+        guarantee = self.job.guarantee(self.done)
+        if finished:
+            known = self.metrics is not None and self.metrics.is_evaluated("final", self.held_out)
+            if not self.ranks.any(known):  # a run that was finished before
+                self._evaluate("final")
+            if self.job.run.releases:
+                self._release(guarantee)
+        base = final = None
+        after = {}
+        if self.metrics is not None:
+            self.metrics.close()
+            base, final = self.metrics.last("base"), self.metrics.last("final")
+            found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
+            after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
+        return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
+
+    def _record(self, number: int, entry: dict[str, Any]) -> None:
+        """Into the ledger, and on no rank further before it is on disk."""
+        if self.ledger is not None:
+            self.ledger.record(number, entry)
+        self.ranks.wait()
+
+    def _take(self) -> Report | Halt:
+        began, number = time.monotonic(), self.done
+        stage = self.course.stage(number)
+        entry = {"phase": stage.name, "step": number, "confide": code_version()}
+
+        def record(draw: Draw) -> None:
+            spent: dict[str, Any] = {"noise_multiplier": stage.noise_multiplier * draw.noise_factor}
+            if spent["noise_multiplier"]:  # a step that is taken again must have the noise that it had
+                spent["generator"] = self.generator
+            self._record(number + 1, entry | spent)
+
+        try:
+            report = self.course(number, before_update=record)
+        except InputError:
+            # Weights that have left the numbers let a layer look as if it mixed rows: say what is the matter.
+            state = None if self.ranks.several else self.course.state()
+            if state is not None:
+                models.refuse_diverged(state["weights"])
+            raise
+        if isinstance(report, Halt):
+            self._record(number + 1, entry | {"halted": report.reason})
+            return report
+        self.done += 1
+        if self.metrics is not None:
+            self.metrics.step(
+                asdict(report) | {"step": number, "seconds": round(time.monotonic() - began, 3)}
+            )
+        return report
+
+    def _checkpoint(self) -> None:
+        """Save the state, unless the weights have left the numbers: they are noised, so that a run ends for this tells
+        of no unit."""
+        state = self.course.state() if self.done else None
+        if state is not None:
+            run = self.job.run
+            models.refuse_diverged(state["weights"])
+            run.checkpoints.save(self.done, state, self.job.seal, run.ledger_path)
+
+    def _look(self) -> None:
+        """Evaluate between two steps, if it is time or a stage has ended."""
+        place, own = self.job.mechanism.turn(self.done - 1)
+        stage = self.course.stages[place]
+        if own + 1 == stage.steps:
+            self._evaluate(f"after {stage.name}")
+        elif self.train.eval_every and self.done % self.train.eval_every == 0:
+            self._evaluate("during")
+
+    def _evaluate(self, what: str) -> None:
+        with self.course.averaged():
+            found = self.job.evaluate()
+        if found is not None and self.metrics is not None:
+            self.metrics.evaluation(what, self.done, found, self.held_out)
+            self.console.say(f"{what} model, held out: {_measured(found)}")
+
+    def _release(self, guarantee: Guarantee) -> None:
+        job = self.job
+        with self.course.averaged():
+            weights = models.gathered(job.model, self.ranks.first)
+            if not self.ranks.first:
+                return
+            with job.run.releasing() as folder:
+                models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
+                _state(job, guarantee, folder)
+                _seal_release(job, folder)
+        _write(guarantee, job.run.guarantee_path)
+
+
+def check_release(job: Job) -> None:
+    """See that `release/`, if there is one, holds what this run put there.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    run = job.run
+    if not run.release.is_dir():
+        return
+    try:
+        known = job.seal.read_json(run.released_path, "released")
+    except (Broken, OSError):
+        known = None
+    if known != _digests(run.release):
+        raise InputError(
+            f"{run.release} does not hold what this run released: remove it, and `confide train` releases again "
+            "without taking a step"
+        )
+
+
+def _seal_release(job: Job, folder: Path) -> None:
+    job.seal.write_json(job.run.released_path, "released", _digests(folder))
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a release, hex, but of the model card: its words are for people to add to."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+    found = {}
+    for path in paths:
+        with open(path, "rb") as stream:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def restate(job: Job, steps: int) -> None:
+    """Put what an audit has shown into the guarantee of a released run, wherever it stands; nothing else changes."""
+    run = job.run
+    seen = evidence(run, steps)
+    if not (seen and run.guarantee_path.exists() and run.release.is_dir()):
+        return
+    check_release(job)
+    stated = Guarantee.from_json(json.loads((run.release / "guarantee.json").read_text("utf-8")))
+    if stated.steps == steps:
+        guarantee = replace(stated, evidence=seen)
+        _state(job, guarantee, run.release)
+        _seal_release(job, run.release)
+        _write(guarantee, run.guarantee_path)
+
+
+def _state(job: Job, guarantee: Guarantee, folder: Path) -> None:
+    """Guarantee and model card of a release."""
+    _write(guarantee, folder / "guarantee.json")
+    write_text(folder / "README.md", _card(job, guarantee))
+
+
+def _write(guarantee: Guarantee, path: Path) -> None:
+    write_text(path, json.dumps(guarantee.to_json(), indent=2) + "\n")
+
+
+def _refuse_gaps(ledger: Ledger) -> None:
+    recorded = [entry.get("step") for entry in ledger.entries[1:]]
+    if recorded != list(range(len(recorded))):
+        raise InputError(
+            f"{ledger.path} does not record every step: lines are missing, and it cannot be trusted"
+        )
+
+
+def _in_short(job: Job) -> str:
+    terms, setting = job.setting.terms, job.setting
+    noise = f"noise multiplier {at_least(setting.noise_multiplier, 5)}, delta {at_most(setting.delta, 3)}"
+    what = f"{terms.expected_batch:g} {job.mechanism.draws} a step"
+    return (
+        f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "
+        f"{'no privacy' if job.mechanism.notion == 'none' else noise}"
+    )
+
+
+def _measured(found: dict[str, float | int]) -> str:
+    """Loss, and perplexity or, where rows have classes, accuracy."""
+    if "perplexity" in found:
+        return f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
+    return f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
+
+
+def _card(job: Job, guarantee: Guarantee) -> str:
+    base = models.public_name(job.run.config.model)
+    return (
+        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.kind}.\n\n"
+        f"{guarantee.model_card_section()}\n## Use\n\n```python\n{_usage(job, base)}```\n"
+    )
+
+
+def _usage(job: Job, base: str) -> str:
+    """How to load the release, as code."""
+    auto = models.AUTO[job.task.kind]
+    if job.run.config.adapter.kind != "lora":
+        return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
+    bundled, place = base == models.BUNDLED, json.dumps(base)
+    entries = job.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a Hugging Face model
+    return (
+        "from peft import PeftModel\n"
+        f"from transformers import {auto}\n"
+        + ("from confide.models.loading import location\n" if bundled else "")
+        + f"\nbase = {auto}.from_pretrained({f'location({place})' if bundled else place})\n"
+        + (f"base.resize_token_embeddings({entries})\n" if models.added_tokens(job.model) else "")
+        + 'model = PeftModel.from_pretrained(base, "release")\n'
+    )
+
+
+def _note(report: Report) -> str:
+    parts = [f"{report.units} clipped together" if report.units != report.rows else f"{report.rows} rows"]
+    if report.loss is not None:
+        parts.append(f"loss {report.loss:.3f}")
+    if report.clipped is not None:
+        parts.append(f"{report.clipped:.0%} clipped")
+    if report.left_out:
+        parts.append(f"{report.left_out} with no finite gradient, counted as zero")
+    return ", ".join(parts)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C ends the loop after the step in hand; a second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        before = []
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,0 +1,128 @@
+"""Canaries on their way into the data: what of them is public, and whether the claim's game can be played with them."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.data.cutting import Cutter
+from confide.data.readers import Document
+from confide.data.spans import Mention
+from confide.data.unit_graph import GraphWriter
+from confide.runs import canaries
+from confide.runs.canaries import Canary, Manifest
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+    from confide.sensitive.redaction.documents import RedactedDocuments
+
+
+class Planting:
+    """The canaries of one preparation.
+
+    Args:
+        redacted: finds and redacts, where the mechanism does.
+        mentions: of documents, where units are secrets.
+
+    Raises:
+        InputError: under crt, a number that the detector finds, or no finding beside it.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        config: "Config",
+        cutter: Cutter,
+        redacted: "RedactedDocuments | None",
+        mentions: Callable[[list[Document]], list[list[Mention]] | None],
+    ):
+        self.manifest = manifest
+        self._config, self._cutter, self._redacted, self._mentions = config, cutter, redacted, mentions
+        self._missed: list[int] = []  # canaries whose contents differ in what the claim calls public
+        self._alike: list[int] = []  # of each canary, how many of the sample do not
+        if manifest.game == "mask":
+            self._check_masks()
+
+    def lay_beside(self, beside: GraphWriter) -> None:
+        """The rows of all contents, planted or not.
+
+        Raises:
+            InputError: a content is more than one row.
+        """
+        for canary in self.manifest.canaries:
+            for world, row in enumerate(self._rows_of(canary)):
+                beside.add(row, [f"{canary.name}/{world}"])
+        if self.manifest.game == "value":
+            self._compare()
+
+    def facts(self) -> dict[str, Any]:
+        """`count`; `missed`: how many are in no game, and `missing`, which, if any; of the game of values `alike`: of
+        each canary, how many of `canaries.SAMPLED` random numbers in its place would change nothing that is public."""
+        facts: dict[str, Any] = {"count": len(self.manifest.canaries), "missed": len(self._missed)}
+        lists = {"missing": self._missed, "alike": self._alike}
+        return facts | {name: own for name, own in lists.items() if own}
+
+    def _compare(self) -> None:
+        standing = []
+        for number, canary in enumerate(self.manifest.canaries):
+            public = self._public(self._contents(canary))
+            if public[0] is None or public[0] != public[1]:
+                self._missed.append(number)
+            standing.append(public[canary.coin])
+        if canaries.numbers_are_guessed(self._config):
+            could = Counter(self._public([self._document(text) for text in self.manifest.sample()]))
+            self._alike = [0 if own is None else could[own] for own in standing]
+
+    def _check_masks(self) -> None:
+        """Beside every number, which the detector misses, it finds something in the same row."""
+        assert self._redacted is not None
+        start, end = self.manifest.place()
+        bad = 0
+        for canary in self.manifest.canaries:
+            self._rows_of(canary)
+            secret, mask = self._contents(canary)
+            bad += not self._redacted.misses_alone(secret, mask, start, end - start)
+        if bad:
+            name, length = self._config.privacy.mechanism, self._config.data.max_length
+            raise InputError(
+                f"canaries.template: in {bad} of {len(self.manifest.canaries)} canaries the detector finds the number, "
+                f"or nothing beside it in {length} tokens, and {name} protects a secret that it misses in a row in "
+                "which it finds something: put such a thing into the template, beside the number, or take other "
+                "canaries.digits"
+            )
+
+    def _rows_of(self, canary: Canary) -> list[np.ndarray]:
+        """The one row of each of its contents, as it is trained on."""
+        if self.manifest.game == "mask":
+            assert self._redacted is not None
+            found = [[row.masked for row in own] for own in self._redacted.cut(self._contents(canary))]
+        else:
+            found = [[row.tokens for row in own] for own in self._cutter.rows(canary.contents)]
+        for rows in found:
+            if len(rows) != 1:
+                raise InputError(
+                    f"canaries: a text makes {len(rows)} rows, and must be one: use a shorter template or fewer "
+                    f"canaries.tokens, or raise data.max_length ({self._config.data.max_length})"
+                )
+        return [row for (row,) in found]
+
+    def _contents(self, canary: Canary) -> list[Document]:
+        return [self._document(text, canary.name) for text in canary.contents]
+
+    def _document(self, text: str, unit: str = "") -> Document:
+        return canaries.document(text, unit, self._config)
+
+    def _public(self, documents: list[Document]) -> Sequence[Hashable]:
+        """What the claim calls public of each text; None where it does not protect what differs in it."""
+        if self._redacted is not None:
+            return self._redacted.public(documents)
+        mentioned = self._mentions(documents)
+        assert mentioned is not None  # the game of values is about secrets or about sensitive text
+        rows = [list(own) for own in self._cutter.rows([document.text for document in documents])]
+        # how many tokens a mention has, and which rows hold which secrets
+        return [
+            (len(own[0].tokens), *own[0].secrets(mentions)) if len(own) == 1 else None
+            for own, mentions in zip(rows, mentioned, strict=True)
+        ]

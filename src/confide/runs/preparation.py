@@ -1,0 +1,470 @@
+"""Text to unit graphs: tokenise, cut into rows, hold units out, report what happened."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.config.schema import Policy
+from confide.data.cutting import Cutter
+from confide.data.documents import documents_of, side_of
+from confide.data.readers import Counts, Document
+from confide.data.readers.duplicates import find_duplicates
+from confide.data.readers.patterns import check_path, matching
+from confide.data.spans import Mention
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.privacy import mechanisms
+from confide.privacy.secret_targets import class_of
+from confide.randomness.streams import RunKey
+from confide.runs import canaries
+from confide.runs.canaries import Manifest
+from confide.runs.planting import Planting
+from confide.runs.records import RECORD, check_files, read_record, write_record
+from confide.sensitive.redaction.rows import RedactedRow
+from confide.sensitive.secrets.finders import find_all
+from confide.sensitive.secrets.sources import check_rows, counts_of, searchers
+from confide.utils.errors import InputError
+from confide.utils.files import write_text
+from confide.utils.histogram import histogram_svg
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+    from confide.privacy.mechanisms.base import Redaction
+    from confide.sensitive.redaction.documents import RedactedDocuments
+
+Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
+PICTURE = "rows_per_unit.svg"  # a histogram of the training rows
+_BATCH = 512  # documents tokenised at a time
+_BATCH_CHARACTERS = 1 << 22  # at which a batch ends, however few its documents are
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` leaves on disk.
+
+    Attributes:
+        train, held_out: unit graphs; held_out is None without evaluation data.
+        public: of a mechanism that redacts, the rows in which nothing is sensitive any more: beside the training
+            rows, their redacted forms; apart from them, the rows that had no finding. None where there is no second
+            graph.
+        facts: counts of every step, statistics, duplicates: the `--json` of `confide prepare`.
+    """
+
+    train: UnitGraph
+    held_out: UnitGraph | None
+    facts: dict[str, Any]
+    public: UnitGraph | None = None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of the training labels; None where there are none."""
+        names = self.facts.get("classes")
+        return len(names) if names is not None else None
+
+
+def source_of(config: "Config") -> str:
+    """The part of a config that decides what the graphs hold."""
+    parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
+    parts["tokenizer"] = config.tokenizer or config.model
+    if config.special_tokens:
+        parts["special_tokens"] = config.special_tokens
+    if config.detector != Policy():
+        parts["detector"] = config.detector.model_dump(
+            mode="json", exclude={"recall"}
+        )  # which is but a claim
+    if protects_secrets(config):
+        parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
+    if redaction_of(config) != "none":
+        parts["redaction"] = [redaction_of(config), config.redacted.span_tokens, _marks(config)]
+    if config.canaries.count:
+        parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
+        parts["canaries"] |= {"game": mechanisms.find(config.privacy.mechanism).game, "model": config.model}
+    return json.dumps(parts, sort_keys=True)
+
+
+# The keys of `secrets` that say where secrets are found.
+_SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
+
+
+def protects_secrets(config: "Config") -> bool:
+    """Whether the units of the training rows are the secrets that they hold."""
+    return mechanisms.find(config.privacy.mechanism).protects_secrets
+
+
+def redaction_of(config: "Config") -> "Redaction":
+    """What the mechanism has done with sensitive text."""
+    return mechanisms.find(config.privacy.mechanism).redaction
+
+
+def _marks(config: "Config") -> str | None:
+    """The sample that a person has screened, where the rows depend on it."""
+    screened = redaction_of(config) == "beside" and config.redacted.mode == "screened"
+    return config.redacted.marks if screened else None
+
+
+def load(config: "Config", folder: Path, key: RunKey | None = None) -> Prepared | None:
+    """The graphs in `folder`, if they were made from such a config.
+
+    Args:
+        key: that of `prepare`.
+
+    Raises:
+        InputError: something there is damaged, or was made under another key.
+    """
+    if not (folder / RECORD).is_file():
+        return None
+    record = read_record(folder, key)
+    if record["source"] != source_of(config):
+        return None
+    facts = record["facts"]
+    try:
+        held_out = UnitGraph.open(folder / "eval") if facts["eval"] is not None else None
+        public = UnitGraph.open(folder / "public") if redaction_of(config) in ("beside", "apart") else None
+        found = Prepared(UnitGraph.open(folder / "train"), held_out, facts, public)
+    except InputError as error:
+        raise InputError(f"{error} (remove {folder} first)") from None
+    check_files(folder, record["digests"])
+    return found
+
+
+def outdated(config: "Config", folder: Path, key: RunKey | None = None) -> bool:
+    """Whether the files that the graphs in `folder` were made from have changed since."""
+    return bool(read_record(folder, key)["files"] != files_of(config))
+
+
+def files_of(config: "Config") -> dict[str, list[list[int]]]:
+    """Size and time of the last change of each local file that is read; of a folder's files, the sums."""
+    found = {}
+    sources = [config.data.train, config.data.eval]
+    if protects_secrets(config):
+        secrets = config.secrets
+        sources += [secrets.words, secrets.rows, secrets.repository.root]
+        if secrets.detector.level is not None:
+            sources.append(secrets.detector.pipeline)
+    if redaction_of(config) != "none":
+        sources += [config.detector.words, _marks(config)]
+        if config.detector.level is not None:
+            sources.append(config.detector.pipeline)
+    for source in sources:
+        if isinstance(source, str):
+            check_path(source)
+            path = Path(source).expanduser()
+            paths = [path] if path.exists() else matching(str(path)) if has_magic(str(path)) else []
+            found[source] = [_stamp(path) for path in paths if path.exists()]
+    return found
+
+
+def _stamp(path: Path) -> list[int]:
+    if not path.is_dir():
+        facts = path.stat()
+        return [facts.st_size, facts.st_mtime_ns]
+    parts = [_stamp(Path(entry.path)) for entry in os.scandir(path) if not entry.is_symlink()]
+    return [sum(size for size, _ in parts), sum(changed for _, changed in parts)]
+
+
+def prepare(
+    config: "Config",
+    tokenizer: Any,
+    folder: Path,
+    progress: Progress | None = None,
+    key: RunKey | None = None,
+) -> Prepared:
+    """Read the text of a config into `folder/train`, `folder/eval` and, where rows are redacted, `folder/public`.
+
+    Memory stays bounded. What was found sensitive is kept beside `folder`, in `spans.db`.
+
+    Raises:
+        InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind.
+    """
+    building = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    try:
+        files = files_of(config)  # before the text is read: a change meanwhile is then a change since
+        facts = _Preparation(config, tokenizer, progress, key).write(building, folder.with_name("spans.db"))
+        write_record(building, {"source": source_of(config), "files": files, "facts": facts}, key)
+        rows = UnitGraph.open(building / "train").shape().rows_per_unit
+        write_text(building / PICTURE, histogram_svg(rows))
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    found = load(config, folder, key)
+    assert found is not None
+    return found
+
+
+class _Preparation:
+    """One pass over the text."""
+
+    def __init__(
+        self, config: "Config", tokenizer: Any, progress: Progress | None, key: RunKey | None = None
+    ):
+        self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
+        self.counts = Counts()
+        self.classes: dict[str, int] = {}
+        self.trained: set[int] = set()  # classes of training rows
+        self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
+        self.finders = searchers(config) if protects_secrets(config) else None
+        self.cutter = Cutter(tokenizer, config.task, config.data.max_length, self.finders is not None)
+        self.redaction: Redaction = redaction_of(config)
+        self.redacted: RedactedDocuments | None = None  # while the training text is read
+        self.any_found = False
+        self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
+
+    def write(self, folder: Path, cache: Path) -> dict[str, Any]:
+        """All graphs, into `folder`; returns the facts."""
+        data = self.config.data
+        with ExitStack() as stack:
+            writers = {"train": self._writer(stack, folder / "train", self.finders is not None)}
+            if isinstance(data.eval, float):
+                writers["eval"] = self._writer(stack, folder / "eval")
+            if self.redaction != "none":
+                from confide.sensitive.redaction.documents import RedactedDocuments
+
+                # Where no row holds the text behind its masks, a mask is the one token that it is.
+                span_tokens = self.config.redacted.span_tokens if self.redaction == "beside" else 1
+                self.redacted = stack.enter_context(
+                    RedactedDocuments(self.config, self.tokenizer, cache, span_tokens, self.key)
+                )
+            if self.redaction in ("beside", "apart"):
+                writers["public"] = self._writer(stack, folder / "public")
+            planting = self._planting()
+            self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
+            self._check_found(writers)
+            if planting is not None:
+                self._plant(planting, writers, stack.enter_context(self._beside(folder)))
+        if isinstance(data.eval, str):
+            with ExitStack() as stack:
+                self._fill(data.eval, {"eval": self._writer(stack, folder / "eval")}, 1.0)
+        self._check_classes()
+        facts = dict(UnitGraph.open(folder / "train").statistics())
+        if self.finders is not None:
+            facts["secrets"] = _of_secrets(UnitGraph.open(folder / "train"))
+            facts["secrets"]["counts"] = counts_of(self.finders)
+        if self.redacted is not None:
+            facts["redaction"] = self.redacted.facts()
+        for name in ("eval", "public"):
+            facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
+        facts["counts"], facts["notes"] = dict(self.counts), self.counts.notes()
+        if planting is not None:
+            planting.manifest.write(folder)
+            facts["canaries"] = planting.facts()
+        if data.duplicates:
+            facts["duplicates"] = self._duplicates()
+        if self.config.task == "classification":
+            facts["classes"] = list(self.classes)
+        return facts
+
+    def _planting(self) -> Planting | None:
+        """What is to be planted, seen to be such as the claim is about."""
+        if self.manifest is None:
+            return None
+        return Planting(self.manifest, self.config, self.cutter, self.redacted, self._mentions)
+
+    def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
+        return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned))
+
+    def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
+        """Every row of `source` into the graph of its side; `share` of the units are held out."""
+        trains = "train" in writers
+        for batch in _batches(documents_of(self.config, source, self.counts), _BATCH):
+            self._write(batch, list(self._placed(batch, share)), writers)
+            if self.progress is not None:
+                self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
+        if self.finders is not None and trains:
+            check_rows(self.finders, self.counts["records"])
+        if not any(writers[side].rows for side in writers if side != "eval" or not trains):
+            if trains and share and writers["eval"].rows:
+                raise InputError(
+                    f"data.eval: a share of {share:g} held out every unit and left none to train on; lower it"
+                )
+            purpose = "train on" if trains else "evaluate on"
+            raise InputError(f"{source}: no text was left to {purpose} ({self.counts.sentence()})")
+        if trains and share and not writers["eval"].rows:
+            raise InputError(
+                f"data.eval: a share of {share:g} of the units left none to hold out; raise it, or name a file"
+            )
+
+    def _write(
+        self,
+        batch: list[Document],
+        placed: list[tuple[int, str, int | None]],
+        writers: dict[str, GraphWriter],
+    ) -> None:
+        """The rows of documents, each into the graph of its side."""
+        mentioned = self._mentions(batch) if "train" in writers else None
+        self.any_found = self.any_found or bool(mentioned and any(mentioned))
+        if self.redacted is not None:
+            private = [(at, label) for at, side, label in placed if side == "train"]
+            self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
+            placed = [entry for entry in placed if entry[1] != "train"]
+        used = [batch[at] for at, _, _ in placed]
+        rows = self.cutter.rows([document.text for document in used], [document.where for document in used])
+        for (at, side, label), own in zip(placed, rows, strict=True):
+            for row in own:
+                units: Sequence[str] = batch[at].units
+                if mentioned is not None and side == "train":
+                    planted = units if batch[at].where == canaries.WHERE else ()
+                    units = [*planted, *row.secrets(mentioned[at])]
+                writers[side].add(row.tokens, units, label)
+
+    def _plant(self, planting: Planting, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
+        """Canaries among the training rows; `beside` gets the rows of all that could have been planted."""
+        planting.lay_beside(beside)
+        for batch in _batches(planting.manifest.documents(self.config), _BATCH):
+            self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
+        nothing = canaries.blank(self.tokenizer)
+        for name in planting.manifest.absent():
+            writers["train"].add(nothing, [name])
+
+    def _beside(self, folder: Path) -> GraphWriter:
+        return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})
+
+    def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
+        """Where in the batch each document is that is used, its side, and its class."""
+        for at, document in enumerate(batch):
+            side = side_of(document.units, share)
+            if side is None:
+                self.counts["documents dropped: owners on both sides of the split"] += 1
+            elif self.redaction == "apart" and side == "train" and not self._is_new(document):
+                self.counts["documents dropped: the same text as one before"] += 1
+            else:
+                classes = self.config.task == "classification"
+                yield at, side, self._label(document, held_out=side == "eval") if classes else None
+
+    def _is_new(self, document: Document) -> bool:
+        assert self.redacted is not None
+        return self.redacted.is_new(document)
+
+    def _redact(
+        self, batch: list[Document], labels: list[int | None], writers: dict[str, GraphWriter]
+    ) -> None:
+        """The rows of training documents into the graphs that the mechanism trains on."""
+        assert self.redacted is not None
+        for document, label, rows in zip(batch, labels, self.redacted.rows(batch), strict=True):
+            screened = self.redacted.is_screened(document)
+            for row in rows:
+                for name, tokens in self._forms(row, screened):
+                    writers[name].add(tokens, document.units, label)
+
+    def _forms(self, row: RedactedRow, screened: bool) -> Iterator[tuple[str, np.ndarray]]:
+        """Which graphs a row goes to, and in which form."""
+        if self.redaction == "instead":
+            yield "train", row.masked
+        elif self.redaction == "apart":
+            yield "train" if row.has_finding else "public", row.masked
+        else:
+            yield "train", row.tokens
+            if screened:
+                yield "public", row.masked
+
+    def _check_found(self, writers: dict[str, GraphWriter]) -> None:
+        """What would protect nothing, or leave a mechanism without rows, is a fault of the config."""
+        source, config = self.config.data.train, self.config
+        if self.finders is not None and not self.any_found:
+            raise InputError(
+                f"secrets: none was found in {source}: check what `secrets` lists, and that data.text "
+                f"({config.data.text!r}) is the text that holds them"
+            )
+        if self.redacted is None:
+            return
+        if not self.redacted.any_found:
+            raise InputError(
+                f"detector: nothing sensitive was found in {source}: check what `detector` looks for, and that "
+                f"data.text ({config.data.text!r}) is the text that holds it"
+            )
+        if "public" in writers and not writers["public"].rows:
+            if _marks(config) is not None:
+                raise InputError("redacted.marks: none of its documents has a row that is trained on")
+            raise InputError(
+                f"detector: every row of {source} has a finding, and crt takes its ordinary steps on rows without "
+                "one: shorten rows (data.max_length), detect less, or choose mechanism redacted or selective"
+            )
+        if not writers["train"].rows:
+            raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
+
+    def _duplicates(self) -> dict[str, Any]:
+        """A second pass over the text, held out or not: what stands in several units. Figures, never text."""
+        found = find_duplicates(documents_of(self.config, self.config.data.train, Counts()))
+        names = (
+            "rows",
+            "units",
+            "rows_exact",
+            "rows_near",
+            "rows_passages",
+            "rows_affected",
+            "share_affected",
+        )
+        return {name: getattr(found, name) for name in names} | {"sentences": found.sentences()}
+
+    def _mentions(self, batch: list[Document]) -> list[list[Mention]] | None:
+        """Where each document mentions secrets; None where units are not secrets.
+
+        A canary's number is a secret already, that canary: whatever a finder takes it for is no other.
+        """
+        if self.finders is None:
+            return None
+        found = find_all(self.finders, batch)
+        if self.manifest is None:
+            return found
+        start, end = self.manifest.place()
+        return [
+            [m for m in own if m.end <= start or m.start >= end] if document.where == canaries.WHERE else own
+            for document, own in zip(batch, found, strict=True)
+        ]
+
+    def _label(self, document: Document, held_out: bool) -> int:
+        if document.label is None:
+            raise InputError(f"{document.where}: has no label in field {self.config.data.label!r}")
+        label = self.classes.setdefault(str(document.label), len(self.classes))
+        if held_out:
+            self.held.setdefault(label, document.where)
+        else:
+            self.trained.add(label)
+        return label
+
+    def _check_classes(self) -> None:
+        """A class to learn is one of several, and has a row to learn it from."""
+        field = self.config.data.label
+        for label, where in self.held.items():
+            if label not in self.trained:
+                raise InputError(f"{where}: the class in field {field!r} is that of no training row")
+        if self.config.task == "classification" and len(self.trained) < 2:
+            raise InputError(
+                f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart"
+            )
+
+
+def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
+    """How many secrets of each class were found, in how many rows; no secret."""
+    classes: dict[str, dict[str, int]] = {}
+    for name, rows in zip(graph.unit_names(), graph.shape().rows_per_unit.tolist(), strict=True):
+        found = classes.setdefault(class_of(name), {"secrets": 0, "mentions": 0, "most": 0})
+        found["secrets"] += 1
+        found["mentions"] += rows
+        found["most"] = max(found["most"], rows)
+    holding = len(np.unique(graph.unit_rows))
+    return {"rows_with": holding, "rows_without": graph.n_rows - holding, "classes": classes}
+
+
+def _batches(items: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    """Documents, as many at a time as bounded memory allows."""
+    batch: list[Document] = []
+    characters = 0
+    for item in items:
+        batch.append(item)
+        characters += len(item.text)
+        if len(batch) == size or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

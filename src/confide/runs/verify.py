@@ -1,0 +1,464 @@
+"""Does this model on these rows do what is claimed? Checked on the user's own model, not on ours.
+
+Every check compares two ways of computing one thing, so that each can fail. The slow way is plain
+autograd, one row at a time, and the numbers of the config itself.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+import numpy as np
+import torch
+from scipy.optimize import lsq_linear
+from scipy.stats import chi2
+
+from confide.clipping import ClippedSum
+from confide.models import loading as models
+from confide.models.fast.activations import as_written
+from confide.privacy.correlated_noise import coefficients, sensitivity
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.privacy.sampling import Draw, Halt
+from confide.runs.job import Job
+from confide.training.concentration_step import FilteredStep
+from confide.training.microbatch import micro_batch
+from confide.training.packing import Pack, pack
+from confide.training.step import Optimisation, Step
+from confide.training.tasks import Batch, each_row
+from confide.utils.errors import InputError
+
+PHASE = "verify"
+TOLERANCE = 1e-4  # of fast sums and losses against slow ones, in float32
+IN_BF16 = 0.05  # of fast sums against slow ones, where rows alone and together are rounded to bf16 each in its own way
+ROUNDED_UP = (
+    0.03  # by how much of itself a norm may be taken for larger than it is: half of what clipping.slot doubts
+)
+UNITS, ROWS = 4, 16  # units that are looked at, and rows of each
+ALARM = 1e-9  # probability that right noise fails the check
+ENOUGH, MOST_STEPS = 1_000_000, 16  # values of noise that are enough, and steps taken for them at most
+KEPT = 10_000  # values of a parameter that are kept to compare two steps
+
+Gradient = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: its name, whether it passed, and what was seen."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def verify(job: Job) -> dict[str, object]:
+    """All checks on a job's model and rows, of each stage; the model is as before afterwards, weights to the bit.
+
+    Returns:
+        `ok`, `max_relative_error` of the clipping, and `checks`.
+
+    Raises:
+        InputError: the draws of the config are all empty, or the model has parts that cannot be clipped.
+    """
+    stages = job.stages()
+    found = [_verified(job.alone(stage)) for stage in stages]
+    checks = [
+        replace(check, name=f"{stage.name}: {check.name}" if len(stages) > 1 else check.name)
+        for stage, (_, checks) in zip(stages, found, strict=True)
+        for check in checks
+    ]
+    return {
+        "ok": all(check.ok for check in checks),
+        "max_relative_error": max(error for error, _ in found),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _verified(job: Job) -> tuple[float, list[Check]]:
+    """The largest relative error of the clipping, and the checks of a job of one stage."""
+    precise = replace(job, task=replace(job.task, autocast=False))
+    before = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+    was_training = job.model.training
+    try:
+        _stir(precise)
+        draw = _some_units(precise)
+        slow = _unit_gradients(precise, draw)
+        error = _clipping(precise, draw, slow)
+        checks = [
+            _as_a_loop(draw, error, TOLERANCE),
+            *_in_bf16(job, draw),
+            _rows_alone(precise, draw),
+            _coverage(precise, draw, before),
+        ]
+        step = _filtered if job.mechanism.filters else _step
+        checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
+    finally:
+        with torch.no_grad():
+            for name, parameter in job.model.named_parameters():
+                parameter.copy_(before[name])
+        job.model.zero_grad(set_to_none=True)
+        job.model.train(was_training)
+    return error, checks
+
+
+def _stir(job: Job) -> None:
+    """Move the weights a little: at its start a LoRA factor is zero, and so is the gradient of its partner."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in job.model.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator) * 0.02
+                parameter.add_(noise.to(parameter.device))
+
+
+def _some_units(job: Job) -> Draw:
+    """The first units of the first draws that hold any: real rows, as training would see them.
+
+    Every second row is cut, so that rows are padded, or share lines, even where all are of one length.
+    """
+    sampler = job.mechanism.sampler(
+        job.prepared.train, job.key, PHASE, lambda: np.ones(job.prepared.train.n_rows)
+    )
+    rows: list[np.ndarray] = []
+    group: list[int] = []
+    weight: list[float] = []
+    labels: list[int] = []
+    units = 0
+    for step in range(1000):
+        draw = sampler.draw(step)
+        if isinstance(draw, Halt):
+            break
+        for unit in range(draw.groups):
+            for i in np.flatnonzero(draw.group == unit)[:ROWS]:
+                row = draw.rows[i]
+                rows.append(row[: max(2, len(row) // 2)] if len(rows) % 2 else row)
+                group.append(units)
+                weight.append(float(draw.weight[i]))
+                labels += [] if draw.labels is None else [int(draw.labels[i])]
+            units += 1
+            if units == UNITS:
+                break
+        if units == UNITS:
+            break
+    if not units:
+        raise InputError("train.batch: it is so small that a thousand draws in a row held nothing")
+    return Draw(rows, np.array(group), np.array(weight, np.float32), np.array(labels) if labels else None)
+
+
+def _batch(job: Job, draw: Draw, part: Pack) -> tuple[Batch, torch.Tensor]:
+    """With the streams of the step's own first draw."""
+    return micro_batch(job.task, draw, part, lambda row: job.key.stream(PHASE, "hide", 0, row))
+
+
+def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
+    """The loss of each row, line by line, by torch's own loss."""
+    batch, _ = _batch(job, draw, part)
+    return each_row(replace(job.task, fast=False).row_loss(job.model, batch), batch)
+
+
+def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
+    """Each unit's gradient by plain autograd, one row at a time, by parameter name, of the model as it is written."""
+    parameters = models.trainable(job.model)
+    gradients: list[dict[str, torch.Tensor]] = []
+    job.model.train()
+    with as_written(job.model):
+        for unit in range(draw.groups):
+            job.model.zero_grad(set_to_none=True)
+            for i in np.flatnonzero(draw.group == unit).tolist():
+                loss = _losses(job, draw, Pack.of([[i]]))[0]
+                if loss.requires_grad:
+                    (loss * float(draw.weight[i])).backward()
+            gradients.append(
+                {n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None}
+            )
+    job.model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def _norm(gradient: Gradient) -> float:
+    # Squares summed in float64: a long float32 sum is biased.
+    return sum(float((g.double() ** 2).sum()) for g in gradient.values()) ** 0.5
+
+
+def _slow_sum(slow: list[dict[str, torch.Tensor]], scales: Sequence[float]) -> dict[str, torch.Tensor]:
+    """The sum of the units' gradients, each times its scale, float64 by parameter name."""
+    total: dict[str, torch.Tensor] = {}
+    for gradient, scale in zip(slow, scales, strict=True):
+        for name, values in gradient.items():
+            total[name] = total.get(name, 0.0) + values.double() * scale
+    return total
+
+
+def _error(
+    job: Job, fast: Gradient, slow: list[dict[str, torch.Tensor]], clip: float | None, times: float = 1.0
+) -> float:
+    """How far a fast sum, clipped and multiplied by a constant, is from a loop's, as `_difference` says it.
+
+    Fast norms are rounded up, lest a unit adds more than C. So a unit's scale may be less than the loop's by as much,
+    never more: of all such scales those count that bring the loop nearest.
+    """
+    norms = np.array([max(_norm(gradient), 1e-30) for gradient in slow])
+    most = np.ones(len(slow)) if clip is None else np.minimum(1, clip / norms)
+    least = most if clip is None else np.minimum(1, clip / (norms * (1 + ROUNDED_UP)))
+    scales = most.copy()
+    free = np.flatnonzero(most > least)
+    if len(free):
+        # Least squares over a box, out of inner products: gradients are as large as the model.
+        products = np.array([[_inner(a, b) for b in slow] for a in slow])
+        target = np.array([_inner(gradient, fast) for gradient in slow]) / times - products @ most
+        values, vectors = np.linalg.eigh(products[np.ix_(free, free)])
+        roots = np.sqrt(values.clip(1e-12 * values[-1]))  # gradients that point one way leave some at 0
+        found = lsq_linear(
+            roots[:, None] * vectors.T,
+            vectors.T @ target[free] / roots,
+            bounds=(least[free] - most[free], np.zeros(len(free))),
+            method="bvls",
+        )
+        scales[free] += found.x
+    return _difference(job, fast, _slow_sum(slow, (scales * times).tolist()))
+
+
+def _inner(a: Gradient, b: Gradient) -> float:
+    """The inner product of two gradients, over the parameters that both have."""
+    return sum(float((values.double() * b[name].double()).sum()) for name, values in a.items() if name in b)
+
+
+def _difference(job: Job, fast: Gradient, slow: Gradient) -> float:
+    """|fast - slow| / |slow| over all trainable parameters; one that is missing counts as zero."""
+    difference = 0.0
+    for name, parameter in models.trainable(job.model).items():
+        nothing = torch.zeros((), dtype=torch.float64, device=parameter.device)
+        gap = fast.get(name, nothing).double() - slow.get(name, nothing)
+        difference += float((gap**2).sum())
+    return float((difference / max(_norm(slow) ** 2, 1e-60)) ** 0.5)
+
+
+def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> float:
+    """How far the fast clipped sum is from a loop over units, where all, some and none of them are clipped."""
+    # Under masked-lm a unit may hide no token, and has no gradient then.
+    norms = [norm for gradient in slow if (norm := _norm(gradient)) > 0] or [1.0]
+    worst = 0.0
+    layouts = {False, job.task.shares}  # a line for each row, and lines that rows share
+    for clip, shares in product((0.5 * min(norms), float(np.median(norms)), 2 * max(norms)), layouts):
+        clipped = ClippedSum(job.model, job.task.line_loss, clip)
+        for part in pack(draw, job.micro_tokens, shares):
+            if part.parts:
+                clipped.add_large(_batch(job, draw, own) for own in part.parts)
+            else:
+                batch, weight = _batch(job, draw, part)
+                clipped.add(batch, torch.from_numpy(part.units), weight)
+        worst = max(worst, _error(job, clipped.take(), slow, clip))
+    return worst
+
+
+def _as_a_loop(draw: Draw, error: float, most: float, how: str = "") -> Check:
+    detail = f"{draw.groups} units at 3 clip norms: relative error {error:.2e} (at most {most:g})"
+    return Check(f"fast clipping equals a loop over units{how}", error <= most, detail)
+
+
+def _in_bf16(job: Job, draw: Draw) -> list[Check]:
+    """The same as training computes, where that is not float32: by other products, of the device's own."""
+    if not job.task.autocast:
+        return []
+    error = _clipping(job, draw, _unit_gradients(job, draw))
+    return [_as_a_loop(draw, error, IN_BF16, ", in bf16")]
+
+
+def _rows_alone(job: Job, draw: Draw) -> Check:
+    """A row's loss must not depend on the rows beside it, nor on padding, nor on chance."""
+    rows = range(len(draw.rows))
+    with torch.no_grad():
+        alone = torch.cat([_losses(job, draw, Pack.of([[i]])) for i in rows])
+        company = [Pack.of([[i] for i in rows])]
+        if job.task.shares:
+            company += [own for part in pack(draw, job.micro_tokens, True) for own in part.parts or (part,)]
+        error = max(
+            float(((_losses(job, draw, part) - own).abs() / own.abs().clamp(min=1e-6)).max())
+            for part in company
+            for own in [alone[part.rows]]
+        )
+    return Check(
+        "a row's loss is a function of that row alone",
+        error <= TOLERANCE,
+        f"{len(rows)} rows alone and together: largest relative difference {error:.1e}",
+    )
+
+
+def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
+    """What the config says to train moves in a step of the optimiser without noise; nothing else does."""
+    stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+    config = job.run.config
+    wanted = models.wanted(job.model, config.adapter, config.task)
+    _take(job, [draw], Combine(None, 0.0, 1.0))
+    moved = {name for name, p in job.model.named_parameters() if not torch.equal(p, stirred[name])}
+    with torch.no_grad():
+        for name, parameter in job.model.named_parameters():
+            parameter.copy_(stirred[name])
+    still, astray = sorted(wanted - moved), sorted(moved - wanted)
+    detail = f"{len(wanted)} parameters move, {len(before) - len(wanted)} do not"
+    if still:
+        detail = f"{len(still)} do not move: {', '.join(still[:5])}"
+    elif astray:
+        detail = f"{len(astray)} move that should not: {', '.join(astray[:5])}"
+    return Check("every trainable parameter is covered and moves", not still and not astray, detail)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A sampler that draws what it is told, then nothing."""
+
+    draws: list[Draw]
+
+    def draw(self, step: int) -> Draw:
+        nothing = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return self.draws[step] if step < len(self.draws) else nothing
+
+
+def _combine(job: Job) -> Combine:
+    return job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
+
+
+def _take(
+    job: Job, draws: list[Draw], combine: Combine, number: int = 0, kind: type[Step] = Step
+) -> dict[str, torch.Tensor]:
+    """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
+    config = job.run.config
+    step = kind(
+        job.model,
+        job.task,
+        _Fixed(draws),
+        combine,
+        Optimisation(MOST_STEPS + 1, 1e-3),
+        job.key,
+        PHASE,
+        config.privacy.noise,
+        job.micro_tokens,
+    )
+    seen: dict[str, torch.Tensor] = {}
+
+    def look(draw: Draw) -> None:
+        seen.update({n: p.grad.clone() for n, p in step.parameters.items() if p.grad is not None})
+
+    step(number, before_update=look)
+    return seen
+
+
+def _private(job: Job) -> bool:
+    """Whether steps clip: ordinary ones, on text without anything sensitive, do not."""
+    return _combine(job).clip_norm is not None
+
+
+def _stated_noise(job: Job) -> float:
+    """Standard deviation of the noise on what moves the weights, from the numbers of the config and the claim."""
+    privacy, s = job.run.config.privacy, job.setting.noise_multiplier
+    if job.mechanism.filters:
+        assert privacy.tau is not None
+        return s * privacy.tau / job.setting.terms.units
+    return s * privacy.clip_norm * sensitivity(privacy.bands) * _scale(job) if _private(job) else 0.0
+
+
+def _scale(job: Job) -> float:
+    """What the clipped and noised sum is multiplied by, from the config: 1 / divisor, and 1 / C if normalised."""
+    privacy = job.run.config.privacy
+    divisor = job.mechanism.divisor or job.setting.terms.expected_batch
+    return 1 / divisor / (privacy.clip_norm if privacy.normalised and _private(job) else 1.0)
+
+
+def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
+    """A step without noise against the formula: (sum of clipped gradients) / (expected batch)."""
+    clip = job.run.config.privacy.clip_norm if _private(job) else None
+    fast = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
+    error = _error(job, fast, slow, clip, _scale(job))
+    said = f"clip norm {clip:g}" if clip is not None else "nothing clipped"
+    detail = f"{said}, times {_scale(job):.4g} whatever was drawn: relative error {error:.2e}"
+    return Check("a step divides the clipped sum by a constant", error <= TOLERANCE, detail)
+
+
+def _filtered(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
+    """The filter on a few users: who is near whom, their mean where all are near, and no step where none are."""
+    vectors = [torch.cat([g.flatten().double() for _, g in sorted(unit.items())]) for unit in slow]
+    widest = max(float((a - b).norm()) for a in vectors for b in vectors)
+    # Without Laplace noise, which would end a run of so few users by chance.
+    combine = _combine(job)
+    assert isinstance(combine, ConcentrationFilter)
+    combine = replace(combine, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
+    near, far = replace(combine, tau=1.01 * widest + 1e-30), replace(combine, tau=1e-3 * widest)
+    expected = _slow_sum(slow, [1 / len(slow)] * len(slow))
+    error = _difference(job, _take_and_undo(job, [draw], near, kind=FilteredStep), expected)
+    ended = widest == 0 or not _take_and_undo(job, [draw], far, kind=FilteredStep)
+    end = "it ends" if ended else "it does not end"
+    detail = f"the mean of {len(slow)} users: relative error {error:.2e}; {end} where they are far apart"
+    return Check("a step is the mean of the users that are kept", error <= TOLERANCE and ended, detail)
+
+
+def _noise(job: Job, draw: Draw) -> Check:
+    """What steps add to the sum has the stated standard deviation, in each parameter, anew each time; of noise that is
+    correlated over steps what its matrix makes of it has."""
+    name = "noise of the stated size"
+    stated = _stated_noise(job)
+    if stated == 0:
+        quiet = not any(bool(v.any()) for v in _take(job, [], _combine(job)).values())
+        return Check(name, quiet, "no noise is claimed, none is added" if quiet else "there is noise")
+    clean = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
+    squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
+    first: dict[str, torch.Tensor] = {}
+    repeats: list[str] = []
+    matrix = coefficients(job.run.config.privacy.bands)
+    said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
+    steps, few = 0, min(max(2, len(matrix) + 1), MOST_STEPS)
+    while steps < few or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
+        # The first step holds rows, the others none: noise goes into both.
+        for key, values in _take_and_undo(job, [draw], _combine(job), steps).items():
+            noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
+            if len(matrix) > 1:
+                said[key] = [noise.flatten()[:KEPT], *said[key][: len(matrix) - 1]]
+                noise = torch.stack([c * own for c, own in zip(matrix, said[key], strict=False)]).sum(0)
+            squares[key] += float((noise**2).sum())
+            counts[key] += noise.numel()
+            start = noise.flatten()[:KEPT]
+            if steps == 0:
+                first[key] = start
+            elif steps == 1 and len(start) > 1 and torch.allclose(start, first[key], atol=1e-3):
+                repeats.append(key)
+        steps += 1
+    wrong = [key for key in counts if not _plausible(squares[key], counts[key], len(counts))]
+    n = sum(counts.values())
+    measured = (sum(squares.values()) / max(n, 1)) ** 0.5 * stated
+    ok = n > 0 and not wrong and not repeats and _plausible(sum(squares.values()), n, 1)
+    detail = f"standard deviation {measured:.6g} over {n:,} values, stated {stated:.6g}"
+    if wrong:
+        detail += f"; another in {', '.join(wrong[:5])}"
+    if repeats:
+        detail += f"; the same in two steps in {', '.join(repeats[:5])}"
+    return Check(name, ok, detail)
+
+
+def _take_and_undo(
+    job: Job, draws: list[Draw], combine: Combine, number: int = 0, kind: type[Step] = Step
+) -> dict[str, torch.Tensor]:
+    kept = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
+    try:
+        return _take(job, draws, combine, number, kind)
+    finally:
+        with torch.no_grad():
+            for name, parameter in models.trainable(job.model).items():
+                parameter.copy_(kept[name])
+
+
+def _plausible(squares: float, n: int, tests: int) -> bool:
+    """Whether n standard normal values may have this sum of squares; float32 rounding is allowed for."""
+    slack = 1e-4 * n
+    low, high = chi2.cdf(squares + slack, n), chi2.sf(squares - slack, n)
+    return bool(min(low, high) > ALARM / tests)
+
+
+def _empty_draw(job: Job) -> Check:
+    """A step that draws nothing is taken: with noise where noise is claimed."""
+    before = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
+    _take(job, [], _combine(job))
+    after = models.trainable(job.model)
+    moved = sum(int(not torch.equal(before[name], after[name])) for name in before)
+    noisy = _stated_noise(job) > 0
+    ok = moved == len(before) if noisy else moved == 0
+    return Check("an empty draw is a noise-only step", ok, f"{moved} of {len(before)} parameters moved")

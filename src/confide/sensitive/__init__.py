@@ -1,0 +1,1 @@
+"""What in a text is sensitive, in characters."""

@@ -1,0 +1,22 @@
+"""Detectors: where text holds something of a kind that is sensitive, by patterns or by a model of language."""
+
+from __future__ import annotations
+
+from confide.sensitive.detectors.choice import detector, kinds
+from confide.sensitive.detectors.entities import LEVELS, Entities, is_contextual
+from confide.sensitive.detectors.patterns import RECOGNISERS, Recognisers
+from confide.sensitive.detectors.processes import Processes
+from confide.sensitive.detectors.spans import Detector, Span
+
+__all__ = [
+    "LEVELS",
+    "RECOGNISERS",
+    "Detector",
+    "Entities",
+    "Processes",
+    "Recognisers",
+    "Span",
+    "detector",
+    "is_contextual",
+    "kinds",
+]

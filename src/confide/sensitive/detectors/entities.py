@@ -1,0 +1,208 @@
+"""Named entities and parts of speech by a spaCy pipeline: the four levels of paper 004, section 4.1.
+
+low-entity       persons, organisations, dates, places
+high-entity      all 18 kinds of entities
+low-contextual   also proper nouns, pronouns, and the subjects and objects of sentences
+high-contextual  also verbs
+
+The paper names these parts of speech and not the labels that count. Here a token is
+- a proper noun or a pronoun by its part of speech (PROPN, PRON) or its tag (NNP, NNPS; PRP, PRP$, WP, WP$), so
+  possessives and relative pronouns count;
+- a subject if it depends as nsubj, nsubjpass, csubj or csubjpass, an object as dobj, obj, iobj, pobj or dative
+  (unless a preposition stands there); predicate nouns (attr, oprd) are neither. Who is joined to one by `and` is
+  one as well. The token counts, and not all that depends on it;
+- a verb by its part of speech or tag (VERB, AUX; VB..., MD): auxiliaries and modals are verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from confide.sensitive.detectors.spans import Span
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from spacy.language import Language
+    from spacy.tokens import Doc
+
+Level = Literal["low-entity", "high-entity", "low-contextual", "high-contextual"]
+
+# The 18 types of OntoNotes 5.
+_ALL = (
+    *("PERSON", "NORP", "FAC", "ORG", "GPE", "LOC", "PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE"),
+    *("DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"),
+)
+_CONTEXT = ("PROPER_NOUN", "PRONOUN", "SUBJECT", "OBJECT")
+LEVELS: dict[Level, tuple[str, ...]] = {
+    "low-entity": ("PERSON", "ORG", "DATE", "GPE", "LOC"),
+    "high-entity": _ALL,
+    "low-contextual": (*_ALL, *_CONTEXT),
+    "high-contextual": (*_ALL, *_CONTEXT, "VERB"),
+}
+# By kind: parts of speech and tags.
+_WORDS = {
+    "PROPER_NOUN": (("PROPN",), ("NNP", "NNPS")),
+    "PRONOUN": (("PRON",), ("PRP", "PRP$", "WP", "WP$")),
+    "VERB": (("VERB", "AUX"), ("VB", "VBD", "VBG", "VBN", "VBP", "VBZ", "MD")),
+}
+# By kind: dependencies, in ClearNLP's and in Universal Dependencies' names.
+_PLACES = {
+    "SUBJECT": ("nsubj", "nsubjpass", "csubj", "csubjpass", "nsubj:pass", "csubj:pass"),
+    "OBJECT": ("dobj", "obj", "iobj", "pobj", "dative"),
+}
+_BATCH = 64
+_PIECE = 100_000  # characters: memory grows with them
+# What no level rests on; and what entities do not, which is most of the time.
+_UNUSED = ("lemmatizer", "senter", "textcat", "textcat_multilabel", "entity_linker")
+_NOT_FOR_ENTITIES = ("tagger", "parser", "attribute_ruler", "morphologizer")
+
+
+class Entities:
+    """What a pipeline finds of the kinds of a level.
+
+    `pipeline` is the name of an installed spaCy package or a folder. A text longer than the pipeline takes at
+    once, or than 100,000 characters, is cut at white space: what stands across such a cut is found in part.
+
+    Raises InputError if spaCy or the pipeline is not there, or lacks a component or a kind that the level asks for.
+    """
+
+    def __init__(self, pipeline: str, level: Level, key: str = "secrets.detector.pipeline") -> None:
+        self._language = _load(pipeline, key)
+        kinds = LEVELS[level]
+        _check(self._language, f"{key}: {pipeline}", level)
+        self._entities = frozenset(kinds) & frozenset(_ALL)
+        contextual = is_contextual(level)
+        unused = _UNUSED if contextual else (*_UNUSED, *_NOT_FOR_ENTITIES)
+        self._language.select_pipes(disable=[name for name in unused if name in self._language.pipe_names])
+        self._roles = _Roles(self._language, kinds) if contextual else None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the pipeline says of itself: name, version, components, labels."""
+        return dict(self._language.meta)
+
+    def find(self, texts: Sequence[str]) -> list[list[Span]]:
+        """One list a text, sorted by start."""
+        found: list[list[Span]] = [[] for _ in texts]
+        pieces = (
+            (piece, (number, origin))
+            for number, text in enumerate(texts)
+            for origin, piece in _pieces(text, min(self._language.max_length, _PIECE))
+        )
+        for document, (number, origin) in self._language.pipe(pieces, as_tuples=True, batch_size=_BATCH):
+            found[number] += [
+                Span(origin + entity.start_char, origin + entity.end_char, entity.label_)
+                for entity in document.ents
+                if entity.label_ in self._entities
+            ]
+            if self._roles is not None:
+                found[number] += self._roles.spans(document, origin)
+        return found if self._roles is None else [sorted(spans) for spans in found]
+
+
+def is_contextual(level: Level) -> bool:
+    """Whether a level looks at parts of speech and at the syntax."""
+    return set(_CONTEXT) <= set(LEVELS[level])
+
+
+class _Roles:
+    """Parts of speech and places in the sentence, of all tokens of a document at once."""
+
+    def __init__(self, language: Language, kinds: Sequence[str]) -> None:
+        from spacy.attrs import DEP, HEAD, IDX, LENGTH, POS, TAG
+        from spacy.symbols import IDS
+
+        self._columns = [IDX, LENGTH, HEAD, POS, TAG, DEP]
+
+        def ids(names: Sequence[str]) -> NDArray[np.uint64]:
+            return np.array([language.vocab.strings.add(name) for name in names], np.uint64)
+
+        self._words = {
+            kind: (np.array([IDS[part] for part in parts], np.uint64), ids(tags))
+            for kind, (parts, tags) in _WORDS.items()
+            if kind in kinds
+        }
+        self._places = {kind: ids(names) for kind, names in _PLACES.items()}
+        self._joined, self._dative = ids(["conj"]), ids(["dative"])
+        self._preposition = np.uint64(IDS["ADP"])
+
+    def spans(self, document: Doc, origin: int) -> Iterator[Span]:
+        starts, lengths, heads, parts, tags, dependencies = document.to_array(self._columns).T
+        found = {
+            kind: np.isin(parts, of_kind) | np.isin(tags, tagged)
+            for kind, (of_kind, tagged) in self._words.items()
+        }
+        heads = np.arange(len(starts)) + heads.astype(np.int64)
+        joined = np.flatnonzero(np.isin(dependencies, self._joined)).tolist()
+        for kind, places in self._places.items():
+            stands = np.isin(dependencies, places)
+            stands &= ~(np.isin(dependencies, self._dative) & (parts == self._preposition))
+            for token in joined:
+                stands[token] |= stands[heads[token]]
+            found[kind] = stands
+        places = starts.astype(np.int64) + origin
+        ends = places + lengths.astype(np.int64)
+        for kind, marked in found.items():
+            for start, end in zip(places[marked].tolist(), ends[marked].tolist(), strict=True):
+                yield Span(start, end, kind)
+
+
+def _pieces(text: str, longest: int) -> list[tuple[int, str]]:
+    pieces = []
+    start = 0
+    while len(text) - start > longest:
+        cut = max(text.rfind(" ", start, start + longest), text.rfind("\n", start, start + longest)) + 1
+        end = cut if cut > start else start + longest
+        pieces.append((start, text[start:end]))
+        start = end
+    return [*pieces, (start, text[start:])]
+
+
+def _load(pipeline: str, key: str) -> Language:
+    try:
+        import spacy
+    except ImportError:
+        raise InputError(f"{key}: spaCy is not installed: pip install 'confide[detectors]'") from None
+    try:
+        language = spacy.load(pipeline)
+    except (OSError, ValueError, ImportError) as error:
+        if isinstance(error, OSError) and "E050" in str(error):
+            raise InputError(
+                f"{key}: no spaCy pipeline {pipeline!r}: python -m spacy download {pipeline}, or name a folder"
+            ) from None
+        raise InputError(f"{key}: {pipeline} cannot be loaded: {str(error).splitlines()[0]}") from None
+    return language
+
+
+def _check(language: Language, what: str, level: Level) -> None:
+    """Raises InputError if the pipeline lacks what a level asks for."""
+    if "ner" not in language.pipe_names:
+        raise InputError(f"{what} has no component `ner`, so it finds no entities")
+    labels = {label for labels in language.pipe_labels.values() for label in labels}
+    missing = sorted(set(LEVELS[level]) & set(_ALL) - labels)
+    if missing:
+        raise InputError(f"{what} does not find {', '.join(missing)}, which {level} asks for")
+    if not is_contextual(level):
+        return
+    if not {"tagger", "morphologizer"} & set(language.pipe_names):
+        raise InputError(
+            f"{what} has no component `tagger`, which {level} asks for: it tells pronouns and verbs"
+        )
+    if "parser" not in language.pipe_names:
+        raise InputError(
+            f"{what} has no component `parser`, which {level} asks for: it tells subjects and objects"
+        )
+    tags = {tag for _, tagged in _WORDS.values() for tag in tagged}
+    if not tags & labels and not any("POS=" in label for label in labels):
+        raise InputError(
+            f"{what} tells neither parts of speech nor the tags (NNP, PRP, VB) that {level} asks for"
+        )
+    for kind, names in _PLACES.items():
+        if not set(names) & labels:
+            raise InputError(
+                f"{what} does not tell {kind.lower()}s ({', '.join(names[:2])}), which {level} asks for"
+            )

@@ -1,0 +1,192 @@
+"""Training documents of a config to redacted rows, and what was found and masked on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.data.readers.documents import Document
+from confide.sensitive.detectors.spans import Span
+from confide.sensitive.redaction.masking import covered, merged
+from confide.sensitive.redaction.policy import Policy
+from confide.sensitive.redaction.rows import RedactedRow, Redactor
+from confide.sensitive.redaction.screening import Marks
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+    from confide.randomness.streams import RunKey
+
+
+class RedactedDocuments:
+    """Finds what is sensitive in documents, redacts and cuts them; counts as it goes. Close it, or use `with`.
+
+    Args:
+        tokenizer: a fast one with a mask token.
+        cache: where findings are kept, so that other rows or another tokenizer need not find them again.
+        span_tokens: what a mask counts for where rows are cut, see `Redactor`.
+        key: of the run, with which a screened sample was drawn; a sample of another run is refused.
+
+    Raises:
+        InputError: the detector, the marks of a screened sample or the tokenizer is at fault.
+    """
+
+    def __init__(
+        self, config: Config, tokenizer: Any, cache: Path, span_tokens: int, key: RunKey | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._redactor = Redactor(tokenizer, config.task, config.data.max_length, span_tokens)
+        self._marks = None
+        if config.redacted.marks is not None and config.redacted.mode == "screened":
+            self._marks = Marks.load(config.redacted.marks, "redacted.marks")
+        self._seen: set[bytes] = set()
+        self._counts: Counter[str] = Counter()
+        self._spans: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._policy = Policy.of(config, cache, key)
+        if self._marks is not None and key is not None:
+            self._marks.check(key, self._policy.fingerprint)
+
+    def __enter__(self) -> RedactedDocuments:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._policy.close()
+
+    def is_new(self, document: Document) -> bool:
+        """Whether no document before had this very text; counts one that had."""
+        digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+        known = digest in self._seen
+        self._seen.add(digest)
+        self._counts["duplicates_dropped"] += known
+        return not known
+
+    def is_screened(self, document: Document) -> bool:
+        """Whether a person has screened the document; all count as screened where nobody was asked to."""
+        return self._marks is None or document.number in self._marks.numbers
+
+    def rows(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
+        """The rows of each document."""
+        if not documents:
+            return []
+        spans = self._sensitive(documents)
+        self._count([document.text for document in documents], spans)
+        found = self._cut(documents, spans)
+        rows = [row for own in found for row in own]
+        self._counts["rows"] += len(rows)
+        self._counts["rows_with_finding"] += sum(row.has_finding for row in rows)
+        self._counts["rows_cut_off"] += sum(row.lost > 0 for row in rows)
+        self._counts["tokens_cut_off"] += sum(row.lost for row in rows)
+        return found
+
+    def cut(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
+        """The rows of each document, of which nothing is counted."""
+        return self._cut(documents, self._sensitive(documents))
+
+    def _cut(self, documents: Sequence[Document], spans: Sequence[Sequence[Span]]) -> list[list[RedactedRow]]:
+        return self._redactor.many([d.text for d in documents], [merged(own) for own in spans])
+
+    def public(self, documents: Sequence[Document]) -> list[bytes | None]:
+        """What is left of each but for what is found sensitive in it; None where nothing is, or there are more rows."""
+        return [
+            own[0].masked.tobytes() if len(own) == 1 and own[0].has_finding else None
+            for own in self.cut(documents)
+        ]
+
+    def misses_alone(self, secret: Document, mask: Document, start: int, length: int) -> bool:
+        """Whether the secret is missed, and something beside it in its one row is found, the same with a mask in its
+        place.
+
+        Args:
+            secret, mask: a text with either, and the same text around it.
+            start, length: where the secret stands, in characters.
+        """
+        ends = (start + length, start + length + len(mask.text) - len(secret.text))
+        first, second = (
+            _beside(own, start, end) for own, end in zip(self._sensitive([secret, mask]), ends, strict=True)
+        )
+        rows = [row for own in self.cut([secret, mask]) for row in own]
+        if len(rows) != 2 or not all(row.has_finding for row in rows):
+            return False
+        return bool(first) and first == second and not np.array_equal(rows[0].masked, rows[1].masked)
+
+    def _sensitive(self, documents: Sequence[Document]) -> list[list[Span]]:
+        """What is sensitive in each: what the policy finds, and what a person has marked."""
+        spans = self._policy.find(documents)
+        if self._marks is None:
+            return spans
+        marks = self._marks
+        return [sorted([*own, *marks.spans(d)]) for d, own in zip(documents, spans, strict=True)]
+
+    def _count(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> None:
+        """Of the original texts and their tokens, how much is masked, in all and by each kind of finding."""
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+        self._counts["documents"] += len(texts)
+        for text, pairs, own in zip(texts, encoded["offset_mapping"], spans, strict=True):
+            places = merged(own)
+            self._counts["characters"] += len(text)
+            self._counts["characters_masked"] += sum(end - start for start, end in places)
+            self._counts["tokens"] += len(pairs)
+            kinds: dict[str, list[Span]] = {}
+            for span in own:
+                kinds.setdefault(span.kind, []).append(span)
+            if not kinds:
+                continue
+            offsets = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+            self._counts["tokens_masked"] += int(np.count_nonzero(covered(text, offsets, places)))
+            for kind, alike in kinds.items():
+                self._spans[kind] += len(alike)
+                self._tokens[kind] += int(np.count_nonzero(covered(text, offsets, merged(alike))))
+
+    @property
+    def any_found(self) -> bool:
+        """Whether anything sensitive was found so far."""
+        return self._spans.total() > 0
+
+    def note(self) -> str:
+        """How far it has come, in a few words."""
+        return f"{self._spans.total():,} sensitive spans in {self._counts['rows']:,} rows"
+
+    def facts(self) -> dict[str, Any]:
+        """Figures, never text: counts of `_COUNTS`, the share of tokens masked, and the same of each kind that was
+        found. Tokens are those of the original texts."""
+        tokens = max(1, self._counts["tokens"])
+        kinds = {
+            kind: {
+                "spans": self._spans[kind],
+                "tokens": self._tokens[kind],
+                "share": self._tokens[kind] / tokens,
+            }
+            for kind in sorted(self._spans)
+        }
+        counts = {name: self._counts[name] for name in _COUNTS}
+        return counts | {"share": self._counts["tokens_masked"] / tokens, "kinds": kinds}
+
+
+def _beside(spans: Sequence[Span], start: int, end: int) -> list[tuple[int, int]] | None:
+    """Where spans stand, what follows a place counted from its end; None if one meets the place."""
+    if any(span.start < end and span.end > start for span in spans):
+        return None
+    offsets = (end if span.start >= end else 0 for span in spans)
+    return [(span.start - offset, span.end - offset) for span, offset in zip(spans, offsets, strict=True)]
+
+
+_COUNTS = (
+    "documents",
+    "characters",
+    "characters_masked",
+    "tokens",
+    "tokens_masked",
+    "rows",
+    "rows_with_finding",
+    "rows_cut_off",
+    "tokens_cut_off",
+    "duplicates_dropped",
+)

@@ -1,0 +1,117 @@
+"""Sensitive characters give way to a mask before any token is made, and tokens are found that tell of them.
+
+Places are characters [start, end) of a text, sorted and disjoint: what `merged` makes of spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from confide.sensitive.detectors.spans import Span
+
+Place = tuple[int, int]
+
+
+def merged(spans: Iterable[Span]) -> list[Place]:
+    """The characters of all spans: what overlaps or touches becomes one place. Empty spans hold no character."""
+    places: list[Place] = []
+    for start, end in sorted((span.start, span.end) for span in spans if span.start < span.end):
+        if places and start <= places[-1][1]:
+            places[-1] = (places[-1][0], max(end, places[-1][1]))
+        else:
+            places.append((start, end))
+    return places
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the characters of a redacted text come from.
+
+    Attributes:
+        masks: the places of the masks in the redacted text, int64[K, 2].
+        places: what they stand for in the original, int64[K, 2].
+    """
+
+    masks: np.ndarray
+    places: np.ndarray
+
+    def of(self, position: int) -> int:
+        """Where in the original the text before `position` of the redacted text ends.
+
+        Raises:
+            ValueError: the position is inside a mask, which stands for its place as a whole.
+        """
+        passed = int(np.searchsorted(self.masks[:, 1], position, side="right"))
+        if passed < len(self.masks) and self.masks[passed, 0] < position:
+            raise ValueError(f"position {position} is inside a mask")
+        return position + int(self.places[passed - 1, 1] - self.masks[passed - 1, 1] if passed else 0)
+
+
+def outside(spans: Iterable[Span], places: Sequence[Place]) -> list[Span]:
+    """The parts of spans that are in none of `places`, which are sorted and do not overlap."""
+    parts = []
+    for span in spans:
+        start = span.start
+        for first, last in places:
+            if last <= start or first >= span.end:
+                continue
+            if first > start:
+                parts.append(Span(start, first, span.kind))
+            start = last
+        if start < span.end:
+            parts.append(Span(start, span.end, span.kind))
+    return parts
+
+
+def masked(text: str, places: Sequence[Place], mask: str) -> tuple[str, Origin]:
+    """The text with `mask` in the place of every place, and the way back to the original.
+
+    Raises:
+        ValueError: places are empty, out of order, touch, or are not of this text.
+    """
+    pieces: list[str] = []
+    masks: list[Place] = []
+    done = length = 0
+    for start, end in places:
+        if not (done < start or done == start == 0) or not start < end <= len(text):
+            raise ValueError(
+                f"place [{start}, {end}) of a text of {len(text)} characters; merge places first"
+            )
+        length += start - done + len(mask)
+        pieces += (text[done:start], mask)
+        masks.append((length - len(mask), length))
+        done = end
+    pieces.append(text[done:])
+    return "".join(pieces), Origin(_pairs(masks), _pairs(places))
+
+
+def covered(text: str, offsets: Sequence[Place] | np.ndarray, places: Sequence[Place]) -> np.ndarray:
+    """Which tokens of a text stand for a character of a place, or may tell of one: bool[T].
+
+    A character that a tokenizer dropped (a control character, an accent, a space that it trims off a token) shows
+    in how the text beside it was cut, so it counts as one of both its neighbours; a character that several tokens
+    share counts as each one's.
+
+    Args:
+        offsets: the characters of each token, in order, as `return_offsets_mapping` gives them, or int64[T, 2]. A
+            token that has none stands for those dropped around it.
+    """
+    found = _pairs(offsets)
+    starts, stops = found.T
+    own = stops > starts
+    before = np.concatenate([[0], np.maximum.accumulate(stops)[:-1]]) if len(found) else starts
+    first = np.where(own, starts, len(text))
+    after = np.append(np.minimum.accumulate(first[::-1])[::-1][1:], len(text)) if len(found) else stops
+    begins = np.where(own, np.minimum(starts, before), before)
+    ends = np.where(own, np.maximum(stops, after), after)
+    sensitive = _pairs(places)
+    following = np.searchsorted(sensitive[:, 1], begins, side="right")  # the first place that ends beyond
+    reach = np.append(sensitive[:, 0], len(text))
+    return (following < len(sensitive)) & (reach[following] < ends)
+
+
+def _pairs(pairs: Sequence[Place] | np.ndarray) -> np.ndarray:
+    return np.asarray(pairs, dtype=np.int64).reshape(-1, 2)

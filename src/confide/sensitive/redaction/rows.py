@@ -1,0 +1,229 @@
+"""A document as rows in two forms, redacted and original, cut by the redacted form alone.
+
+Neighbours differ in the sensitive characters of one row and agree in the redacted text. So all that is public of the
+rows, their number, their boundaries and their redacted tokens, is made from the redacted text; an original row is a
+function of its own characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from confide.data.pieces import PIECE, beginning, whole
+from confide.sensitive.redaction.masking import Origin, Place, masked
+from confide.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class RedactedRow:
+    """One row in both forms.
+
+    Attributes:
+        tokens: of the original characters, int64[n].
+        masked: of the redacted ones, int64[m]: each sensitive place is one mask token.
+        has_finding: whether the row holds a sensitive place; without one the forms are the same.
+        lost: original tokens that the row had no room for.
+    """
+
+    tokens: np.ndarray
+    masked: np.ndarray
+    has_finding: bool
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A row before its original is tokenised: redacted tokens, original text, and what stands around that."""
+
+    masked: np.ndarray
+    text: str
+    has_finding: bool
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+class Redactor:
+    """Cuts documents into rows of at most `max_length` tokens in both forms.
+
+    A causal LM reads a document as its rows, one after the other; of any other task a document is one row, cut off.
+
+    Args:
+        tokenizer: a fast one with a mask token.
+        task: causal-lm, masked-lm or classification.
+        span_tokens: what a mask counts for where rows are cut, so that the original has room; what has none is
+            cut off.
+        piece: characters beyond which a text is long, and is tokenised in pieces.
+
+    Raises:
+        InputError: the tokenizer cannot tell where in a text its tokens stand, or has no mask token.
+    """
+
+    def __init__(
+        self, tokenizer: Any, task: str, max_length: int, span_tokens: int, piece: int = PIECE
+    ) -> None:
+        if not tokenizer.is_fast:
+            raise InputError(
+                "tokenizer: it is a slow one, which does not tell where in a text its tokens stand; redaction needs "
+                "a fast one (a tokenizer.json)"
+            )
+        if tokenizer.mask_token is None:
+            raise InputError(
+                "tokenizer: it has no mask token, which redaction needs; special_tokens can add <mask>"
+            )
+        self._tokenizer, self._length, self._span = tokenizer, max_length, span_tokens
+        self._in_rows, self._piece = task == "causal-lm", piece
+        start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        first = end if start is None else start
+        self._before = () if first is None else (first,)
+        self._after = () if end is None else (end,)
+
+    def rows(self, text: str, places: Sequence[Place]) -> list[RedactedRow]:
+        """The rows of one document; those whose redacted form is a single token are left out."""
+        return self.many([text], [places])[0]
+
+    def many(self, texts: Sequence[str], places: Sequence[Sequence[Place]]) -> list[list[RedactedRow]]:
+        """The rows of each document; `places` as `merged` makes them.
+
+        Raises:
+            InputError: the tokenizer takes the mask's text apart.
+        """
+        if not texts:
+            return []
+        mask = self._tokenizer.mask_token
+        redacted = [masked(text, own, mask) for text, own in zip(texts, places, strict=True)]
+        cuts = [
+            self._cut(text, short, origin, ids, offsets)
+            for text, (short, origin), (ids, offsets) in zip(
+                texts, redacted, self._encoded([short for short, _ in redacted]), strict=True
+            )
+        ]
+        originals = iter(self._originals([cut for found in cuts for cut in found if cut.has_finding]))
+        return [
+            [
+                next(originals) if cut.has_finding else RedactedRow(cut.masked, cut.masked, False)
+                for cut in found
+            ]
+            for found in cuts
+        ]
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Each redacted text's tokens, and the characters that they stand for."""
+        if self._in_rows:
+            is_long = [len(text) > self._piece for text in texts]
+            short = iter(self._together([t for t, long in zip(texts, is_long, strict=True) if not long]))
+            for text, long in zip(texts, is_long, strict=True):
+                yield self._whole(text) if long else next(short)
+        else:
+            starts = [self._beginning(text) for text in texts]
+            yield from self._together(starts, **self._truncated)
+
+    def _together(self, texts: Sequence[str], **options: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        if not texts:  # which tokenizers do not take
+            return
+        options = options or {"add_special_tokens": False}
+        encoded = self._tokenizer(texts, return_offsets_mapping=True, **options)
+        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield np.asarray(ids, dtype=np.int64), _offsets(offsets)
+
+    def _whole(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        return whole(self._tokenizer, text, "a document", self._piece)
+
+    def _beginning(self, text: str) -> str:
+        return beginning(self._tokenizer, text, self._length, self._piece)
+
+    @property
+    def _truncated(self) -> dict[str, Any]:
+        return {"truncation": True, "max_length": self._length}
+
+    def _cut(
+        self, text: str, redacted: str, origin: Origin, ids: np.ndarray, offsets: np.ndarray
+    ) -> list[_Cut]:
+        if not self._in_rows:
+            own = offsets[offsets[:, 0] < offsets[:, 1]]
+            low, high = own.min(initial=len(redacted)), own.max(initial=0)
+            kept = origin.masks[(origin.masks[:, 1] > low) & (origin.masks[:, 0] < high)]
+            self._tokens_of(kept, ids, offsets)
+            return [_Cut(ids, text, len(kept) > 0)]
+        stands = self._tokens_of(origin.masks, ids, offsets)
+        b, a = len(self._before), len(self._after)
+        ids = np.concatenate([self._before, ids, self._after]).astype(np.int64)
+        offsets = np.pad(offsets, ((b, a), (0, 0)))
+        stands = np.pad(stands, (b, a))
+        starts, stops = offsets.T
+        reached = np.concatenate([[0], np.maximum.accumulate(stops)])
+        # Where characters end a token and begin another: never within one that several tokens share.
+        ahead = np.where(stops > starts, starts, len(redacted))
+        ahead = np.append(np.minimum.accumulate(ahead[::-1])[::-1], len(redacted))
+        places = np.flatnonzero(reached <= ahead)
+        weights = np.concatenate([[0], np.cumsum(1 + (self._span - 1) * stands)])
+        reaches = weights[places]
+        cuts, first = [], 0
+        while first < len(ids):
+            following = int(np.searchsorted(places, first, side="right"))
+            fitting = int(np.searchsorted(reaches, weights[first] + self._length, side="right")) - 1
+            last = int(places[max(following, fitting)])
+            begin = 0 if first == 0 else int(reached[first])
+            end = len(redacted) if last == len(ids) else int(reached[last])
+            row = ids[first:last][: self._length]
+            if len(row) > 1:  # one token predicts nothing
+                cuts.append(
+                    _Cut(
+                        row,
+                        text[origin.of(begin) : origin.of(end)],
+                        bool(stands[first:last].any()),
+                        self._before if first == 0 else (),
+                        self._after if last == len(ids) else (),
+                    )
+                )
+            first = last
+        return cuts
+
+    def _tokens_of(self, masks: np.ndarray, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Which tokens stand for these masks, one for each: bool[T]."""
+        own = np.flatnonzero(ids == self._tokenizer.mask_token_id)
+        starts, stops = offsets[own].T
+        index = np.searchsorted(stops, masks[:, 0], side="right")
+        inside = index < len(own)
+        inside[inside] &= (starts[index[inside]] <= masks[inside, 0]) & (
+            stops[index[inside]] >= masks[inside, 1]
+        )
+        if not inside.all() or len(np.unique(index)) < len(index):
+            raise InputError(
+                f"tokenizer: it takes the text of its mask token, {self._tokenizer.mask_token!r}, apart, so it "
+                "cannot read a redacted text"
+            )
+        stands = np.zeros(len(ids), dtype=bool)
+        stands[own[index]] = True
+        return stands
+
+    def _originals(self, cuts: Sequence[_Cut]) -> list[RedactedRow]:
+        """The same rows with the original characters of each tokenised by themselves."""
+        if not cuts:
+            return []
+        short = [cut.text for cut in cuts if len(cut.text) <= self._piece]
+        encoded = iter(
+            self._tokenizer(short, add_special_tokens=not self._in_rows)["input_ids"] if short else ()
+        )
+        rows = []
+        for cut in cuts:
+            is_long = len(cut.text) > self._piece
+            ids = self._whole(cut.text)[0].tolist() if is_long else next(encoded)
+            ids = [*cut.before, *ids, *cut.after]
+            ends = self._tokenizer.num_special_tokens_to_add() if is_long and not self._in_rows else 0
+            lost = max(0, len(ids) + ends - self._length)
+            if self._in_rows:
+                ids = ids[: self._length]
+            elif lost or is_long:  # the tokenizer knows which end to cut and what is to stand there
+                ids = self._tokenizer(self._beginning(cut.text), **self._truncated)["input_ids"]
+            # What a tokenizer drops altogether still makes a row: which rows there are is public.
+            tokens = np.asarray(ids or [self._tokenizer.mask_token_id], dtype=np.int64)
+            rows.append(RedactedRow(tokens, cut.masked, True, lost))
+        return rows
+
+
+def _offsets(offsets: Sequence[Place]) -> np.ndarray:
+    return np.asarray(offsets, dtype=np.int64).reshape(-1, 2)

@@ -1,0 +1,105 @@
+"""A user's regular expression: checked before it is compiled, and searched for a bounded time.
+
+Some expressions go back and forth for centuries over a text of forty characters, `(a|aa)+$` say. So the search is that
+of the module `regex`, which can be told when to stop; where that module would read an expression otherwise than Python
+does, it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+
+import regex
+
+from confide.utils.errors import InputError
+
+SECONDS = 10.0
+"""Of processor time that an expression may take for a text, beside `_RATE`."""
+_RATE = 100_000  # characters a second, less than a tenth of what ordinary expressions do
+_LARGEST = 100_000  # characters, each counted as often as `{}` repeats it
+
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*)(?:,(\d*))?\}|.", re.DOTALL)
+# What `regex` alone knows: matches with errors, as in (ann){e<=1}, and classes by name, as in [[:alpha:]].
+_OTHERWISE = {
+    "put a backslash before {, which stands for itself here": re.compile(
+        r"(?<!\\)(?:\\\\)*\{[\d\s<=]*[eids]"
+    ),
+    "name no class as in [:alpha:], which Python does not know": re.compile(r"\[:\^?\w+:\]"),
+}
+
+
+class Expression:
+    """A regular expression of Python's. Messages name `key`, and never show the expression: it may hold a secret.
+
+    Raises:
+        InputError: it is none, it matches the empty string, or it is too large.
+    """
+
+    def __init__(self, expression: str, key: str) -> None:
+        self._key = key
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of what is refused below
+                python = re.compile(expression)
+        except re.error as error:
+            raise InputError(
+                f"{key}: not a regular expression: {error.msg} at character {error.pos}"
+            ) from None
+        except (ValueError, OverflowError):
+            raise InputError(f"{key}: not a regular expression: a number in it is too large") from None
+        except RecursionError:
+            raise InputError(f"{key}: has too many groups within one another") from None
+        for remedy, form in _OTHERWISE.items():
+            if form.search(expression):
+                raise InputError(f"{key}: {remedy}")
+        if _size(expression) > _LARGEST:
+            raise InputError(
+                f"{key}: is too large, with all its repeats in braces: at most {_LARGEST:,} characters"
+            )
+        if python.search(""):
+            raise self._matches_nothing()
+        try:
+            self._compiled = regex.compile(expression, regex.V0)
+        except (regex.error, RecursionError):
+            raise InputError(f"{key}: cannot be searched for: write it in a simpler way") from None
+
+    def spans(self, text: str, where: str) -> Iterator[tuple[int, int]]:
+        """Characters [start, end) of each match, from left to right, without overlaps.
+
+        Raises:
+            InputError: the search takes too long, in the text that `where` names, or a match is empty.
+        """
+        try:
+            for match in self._compiled.finditer(text, timeout=SECONDS + len(text) / _RATE):
+                if match.start() == match.end():
+                    raise self._matches_nothing()
+                yield match.span()
+        except TimeoutError:
+            raise InputError(
+                f"{self._key}: takes more than {SECONDS + len(text) / _RATE:.0f} s for one text ({where}): it goes "
+                "back and forth; write it without repeats of repeats, such as (a+)+ or (a|aa)+"
+            ) from None
+
+    def _matches_nothing(self) -> InputError:
+        return InputError(f"{self._key}: matches the empty string, which is nobody's secret")
+
+
+def _size(expression: str) -> int:
+    """How many characters an expression has, with those in braces repeated as often as they say."""
+    groups = [[0, 0]]  # of each open group: the size of what came before, and of what a repeat would repeat
+    for token in _TOKEN.finditer(expression):
+        text, last = token.group(), groups[-1]
+        if text == "(":
+            groups.append([0, 0])
+        elif text == ")" and len(groups) > 1:
+            size = sum(groups.pop())
+            groups[-1] = [sum(groups[-1]), max(size, 1)]
+        elif token.group(1) is not None:
+            last[1] *= (
+                max(1, *(int(count) for count in token.groups() if count)) if any(token.groups()) else 1
+            )
+        else:
+            groups[-1] = [sum(last), len(text)]
+    return sum(map(sum, groups))

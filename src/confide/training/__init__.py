@@ -1,0 +1,1 @@
+"""One training step, and the model passes around it."""

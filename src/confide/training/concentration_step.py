@@ -1,0 +1,229 @@
+"""The step of the concentration filter (000 Algorithm 3): all users' gradients, who is near whom, who is kept."""
+
+import errno
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from confide.clipping import NonFiniteGradient
+from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.privacy.sampling import Draw, Halt
+from confide.training.packing import Pack, alone
+from confide.training.step import Step
+from confide.utils import memory
+from confide.utils.errors import InputError
+
+SHARE = 0.5
+"""Of the free memory that users' gradients may take; beyond, they lie in a file."""
+
+PAIR = 28
+"""Bytes that `Gradients.within` needs for each pair of users."""
+
+COLUMNS = 1 << 16  # coordinates that are taken at a time
+
+
+class Gradients:
+    """One float32 vector for each user: in memory if they fit in half of what is free, else in a file.
+
+    The file has no name from the start, so that nothing of it is left whatever happens to the process.
+
+    Args:
+        users, width: of the matrix.
+        folder: where a file goes; None: the system's folder for temporary files.
+
+    Raises:
+        InputError: neither memory nor disk suffices.
+    """
+
+    def __init__(self, users: int, width: int, folder: Path | None = None):
+        self.users, self.width = users, width
+        size, room = 4 * users * width, memory.free(torch.device("cpu"))
+        self._file: IO[bytes] | None = None
+        if room is None or size <= SHARE * room:
+            self._check_pairs(None if room is None else room - size)
+            self._matrix = np.zeros((users, width), np.float32)
+            return
+        place = Path(tempfile.gettempdir()) if folder is None else folder
+        free = shutil.disk_usage(place).free
+        if size > free:
+            raise self._too_large(place, free)
+        self._check_pairs(room)
+        self._place, self._file = place, _nameless(place, size)
+        self._matrix = np.memmap(self._file, np.float32, "r", shape=(users, width))
+
+    def _check_pairs(self, room: int | None) -> None:
+        needed = PAIR * self.users**2
+        if room is not None and needed > room:
+            raise InputError(
+                f"privacy.mechanism: to compare {self.users:,} units each with each takes {needed / 1e9:.1f} GB, and "
+                f"{room / 1e9:.1f} GB are free: concentration is for fewer units, uls for any number"
+            )
+
+    def _too_large(self, place: Path, free: int) -> InputError:
+        return InputError(
+            f"adapter.kind: a gradient for each of {self.users:,} units takes {4e-9 * self.users * self.width:.1f} "
+            f"GB, and {place} has {free / 1e9:.1f} GB: train fewer weights (lora), or a smaller model"
+        )
+
+    def put(self, user: int, vector: np.ndarray) -> None:
+        """Keep a user's gradient, float32[width]."""
+        if self._file is None:
+            self._matrix[user] = vector
+            return
+        try:  # not through the map: a full disk would end the process there
+            written, data = 0, vector.astype(np.float32).tobytes()
+            while written < len(data):
+                place = 4 * user * self.width + written
+                written += os.pwrite(self._file.fileno(), data[written:], place)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._too_large(self._place, shutil.disk_usage(self._place).free) from error
+
+    def _columns(self) -> Iterator[slice]:
+        for first in range(0, self.width, COLUMNS):
+            yield slice(first, min(first + COLUMNS, self.width))
+
+    def mean(self, kept: np.ndarray) -> np.ndarray:
+        """The mean over some users, added up in float64: float32[width]; zero where there are none."""
+        result = np.zeros(self.width, np.float32)
+        if len(kept):
+            for columns in self._columns():
+                result[columns] = self._matrix[kept, columns].mean(0, dtype=np.float64)
+        return result
+
+    def within(self, radii: Sequence[float]) -> np.ndarray:
+        """How many users are within each distance of each user, itself included: int64[radii, users].
+
+        Whether two are is a function of their two vectors alone, whoever else there is: the product of all with
+        all decides where its rounding cannot matter, and else the distance of the two. Needs `PAIR` bytes for each
+        pair of users.
+        """
+        squares, slack = self._squares()
+        counts = np.empty((len(radii), self.users), np.int64)
+        for place, radius in enumerate(radii):
+            near = np.triu(squares <= radius**2, 1)
+            unsure = np.triu(np.abs(squares - radius**2) <= slack[:, None] + slack, 1)
+            for i, j in np.argwhere(unsure):
+                near[i, j] = self._square(i, j) <= radius**2
+            counts[place] = 1 + near.sum(0) + near.sum(1)
+        return counts
+
+    def distances(self) -> np.ndarray:
+        """Of each pair: float64[users, users]."""
+        squares, _ = self._squares()
+        np.fill_diagonal(squares, 0)
+        return np.sqrt(np.maximum(squares, 0))
+
+    def norms(self) -> np.ndarray:
+        """Of each user: float64[users]."""
+        squares = np.zeros(self.users)
+        for columns in self._columns():
+            squares += (self._matrix[:, columns].astype(np.float64) ** 2).sum(1)
+        return np.sqrt(squares)
+
+    def _squares(self) -> tuple[np.ndarray, np.ndarray]:
+        """Squared distances by |a|^2 + |b|^2 - 2ab, in float64 about the mean, and each user's part of the error."""
+        products = torch.zeros((self.users, self.users), dtype=torch.float64)
+        for columns in self._columns():
+            some = torch.from_numpy(self._matrix[:, columns].astype(np.float64))
+            some -= some.mean(0)
+            products.addmm_(some, some.T)
+        norms = products.diagonal().clone()
+        squares = products.mul_(-2).add_(norms[:, None]).add_(norms).numpy()
+        # A sum of n products is off by n 2^-53 of their sizes (Higham 2002, 3.1): of both norms, of the product, and of
+        # the distance by itself; twice as much is allowed, which covers the centring.
+        return squares, 8 * (self.width + 8) * 2.0**-53 * norms.numpy()
+
+    def _square(self, i: int, j: int) -> float:
+        gaps = (
+            self._matrix[i, columns].astype(np.float64) - self._matrix[j, columns]
+            for columns in self._columns()
+        )
+        return sum(float(gap @ gap) for gap in gaps)
+
+
+def _nameless(folder: Path, size: int) -> IO[bytes]:
+    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # the caller keeps it open
+    file.truncate(size)
+    return file
+
+
+class FilteredStep(Step):
+    """A step of the concentration filter.
+
+    Formal guarantee: with a `ConcentrationFilter`, step t computes mean over the kept users of g_u, plus N(0,
+    (s' tau / N)^2 I), if the test passes, and else ends the run; `accounting.concentration.Filtered` claims
+    exactly that. A user's gradient is made by passes over that user's rows alone, and is zero where it is no
+    finite number.
+
+    Args:
+        folder: where users' gradients go if memory does not suffice.
+        others: those of `Step`.
+    """
+
+    combine: ConcentrationFilter
+
+    def __init__(self, *others: Any, folder: Path | None = None, **named: Any):
+        super().__init__(*others, **named)
+        refuse_ranks(self.ranks.several)
+        width = sum(parameter.numel() for parameter in self.parameters.values())
+        self.gradients = Gradients(self.combine.users, width, folder)
+        self._survivors = np.zeros(0, np.int64)
+
+    def collect(self, draw: Draw, step: int) -> list[torch.Tensor]:
+        """Every unit's gradient into `gradients`."""
+        if draw.groups != self.combine.users:
+            raise ValueError(f"{draw.groups} units were drawn of {self.combine.users}")
+        norms = super()._add_draw(draw, step)
+        assert not isinstance(norms, Halt)
+        return norms
+
+    def _add_draw(self, draw: Draw, step: int) -> list[torch.Tensor] | Halt:
+        norms = self.collect(draw, step)
+        near, within = self.gradients.within((self.combine.tau, 2 * self.combine.tau))
+        if not self.combine.passes(near, self.key, self.phase, step):
+            return Halt(
+                f"at step {step + 1} too few users' gradients were within tau {self.combine.tau:g} of each other"
+            )
+        self._survivors = np.flatnonzero(self.combine.keeps(within, self.key, self.phase, step))
+        return norms
+
+    def _share(self, draw: Draw) -> list[Pack]:
+        return list(alone(draw, self.micro_tokens, self.task.shares))
+
+    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
+        norms = super()._add(draw, part, step)
+        try:
+            sums = self.clipped.take()
+        except NonFiniteGradient:  # an error would tell of this user what no noise covers
+            sums = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+            norms = torch.full_like(norms, math.inf)
+        vector = torch.cat([sums[name].detach().flatten().cpu() for name in self.parameters])
+        self.gradients.put(int(draw.group[part.rows[0]]), vector.numpy())
+        return norms
+
+    def _total(self) -> dict[str, torch.Tensor]:
+        """The mean over the users that are kept."""
+        mean, place, total = torch.from_numpy(self.gradients.mean(self._survivors)), 0, {}
+        for name, parameter in self.parameters.items():
+            part = mean[place : place + parameter.numel()]
+            total[name] = part.view(parameter.shape).to(parameter.device, copy=True)
+            place += parameter.numel()
+        return total
+
+
+def refuse_ranks(several: bool) -> None:
+    """The filter compares all users with each other, in one process."""
+    if several:
+        raise InputError(
+            "train.distributed: the concentration filter compares all units' gradients in one process: start confide "
+            "without torchrun"
+        )

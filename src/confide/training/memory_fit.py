@@ -1,0 +1,92 @@
+"""How many tokens a physical micro-batch may hold: measured, not guessed."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide.clipping import ClippedSum
+from confide.distributed.ranks import Ranks
+from confide.distributed.sharding import is_sharded
+from confide.privacy.correlated_noise import copies
+from confide.randomness.streams import RunKey
+from confide.training.line_packing import WIDEST
+from confide.training.tasks import Task
+from confide.utils import memory
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
+LOGITS = 1 << 31  # values that a pass may have of them: some kernels of a GPU count no further
+SHARE = {"cpu": 0.7, "cuda": 0.85}  # of what is free: the CPU's last bytes are other programs' too
+PROBES = (2, 8)  # rows of the two passes that are measured
+
+
+def held(config: "Config") -> int:
+    """How many times the trainable weights, in float32, a run keeps beside them once it trains: the optimiser's states,
+    the noise that correlated noise looks back on, the mean of the weights."""
+    train = config.train
+    states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
+    return states + copies(config.privacy.bands) + (train.average.kind != "none")
+
+
+def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> int:
+    """Tokens of a micro-batch that fit in memory, a power of two; the same on every rank.
+
+    Two passes over made-up rows say what a row takes, and what is free now how many more there may be.
+
+    Args:
+        width: tokens of the longest row.
+        later: bytes that training will take besides, such as an optimiser's state.
+    """
+    kind = ranks.device.type
+    most = min(MOST[kind], 1 << (LOGITS // task.vocabulary).bit_length() - 1)
+    clipped = ClippedSum(model, task.line_loss, 1.0, ranks)
+    peaks: list[int | None] = []
+    was_training = model.training
+    model.train()  # as the passes that matter: gradient checkpointing is for training alone
+    try:
+        for rows in (PROBES[0], *PROBES):  # what is allocated once is allocated by the first
+            batch = _made_up(task, rows, width)
+            peaks.append(memory.peak(ranks.device, partial(_pass, clipped, batch)))
+    except (RuntimeError, MemoryError) as error:
+        if not memory.ran_out(error):
+            raise
+        if is_sharded(model):  # the other ranks are in the middle of the pass
+            raise InputError(
+                f"train.micro_tokens: memory does not suffice for {PROBES[1]} rows of {width} tokens on this rank: set "
+                "fewer tokens, or train.gradient_checkpointing: true"
+            ) from error
+        return ranks.least(width)
+    finally:
+        clipped.forget()
+        model.train(was_training)
+    _, low, high = peaks
+    room = memory.free(ranks.device)
+    found = most
+    if low is not None and high is not None and room is not None and high > low:
+        each = (high - low) / (PROBES[1] - PROBES[0]) / width
+        if kind == "cpu":  # what the process has touched stays its own, and is used again
+            room = room // ranks.local_size + high - low
+        found = int((room * SHARE[kind] - later) / each)
+    return ranks.least(max(width, min(most, 1 << max(found, 1).bit_length() - 1)))
+
+
+def _pass(clipped: ClippedSum, batch: dict[str, torch.Tensor]) -> None:
+    lines = len(batch["input_ids"])
+    clipped.add(batch, torch.arange(lines), torch.ones(lines))
+    clipped.forget()
+
+
+def _made_up(task: Task, rows: int, width: int) -> dict[str, torch.Tensor]:
+    key = RunKey.from_text("made up")
+    tokens = [key.stream("fit", "row", i).below(np.full(width, task.vocabulary)) for i in range(rows)]
+    if task.shares:  # lines as wide as any: attention takes memory by their width
+        lines = [tokens[first : first + WIDEST] for first in range(0, rows, WIDEST)]
+        return dict(task.collate_lines(lines, [np.ones(len(line)) for line in lines]))
+    hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.kind == "masked-lm" else None
+    return dict(task.collate(tokens, np.zeros(rows, np.int64), hide))

@@ -1,0 +1,31 @@
+"""Drawn rows as what a model computes: one micro-batch of a draw."""
+
+from collections.abc import Callable
+
+import torch
+
+from confide.privacy.sampling import Draw
+from confide.randomness.streams import Stream
+from confide.training.packing import Pack
+from confide.training.tasks import Batch, Task
+
+
+def micro_batch(
+    task: Task, draw: Draw, part: Pack, hide: Callable[[str], Stream]
+) -> tuple[Batch, torch.Tensor]:
+    """The batch, and the weight of each of its lines in its unit's gradient: float32[lines].
+
+    Lines that rows share have these rows' weights inside the batch (`tasks.each_line`), and themselves weigh 1.
+
+    Args:
+        hide: under masked-lm, the stream that hides a row's tokens, by its place in the draw, so that micro-batches
+            change nothing.
+    """
+    rows = part.rows
+    if len(rows) > len(part.lines):
+        lines = [[draw.rows[i] for i in line] for line in part.lines]
+        return task.collate_lines(lines, [draw.weight[line] for line in part.lines]), torch.ones(len(lines))
+    streams = [hide(str(i)) for i in rows] if task.kind == "masked-lm" else None
+    labels = None if draw.labels is None else draw.labels[rows]
+    batch = task.collate([draw.rows[i] for i in rows], labels, streams)
+    return batch, torch.from_numpy(draw.weight[rows])

@@ -1,0 +1,69 @@
+"""Perplexities of rows under another language model than the one that is trained, with that model's own tokenizer."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from confide.config.schema import Config, Data
+from confide.data.unit_graph import UnitGraph
+from confide.models import loading as models
+from confide.training.evaluation import batches
+from confide.training.tasks import Task
+from confide.utils.errors import InputError
+
+
+@torch.no_grad()
+def perplexities(
+    name: str, tokenizer: Any, graph: UnitGraph, micro_tokens: int = 8192, device: torch.device | None = None
+) -> np.ndarray:
+    """Perplexity of every row, as text, under the causal language model `name`: float64[M], per token of that model.
+
+    A row's perplexity is a function of its own tokens and of the model. A row without text has perplexity 1; one that
+    is longer than the model can read is cut off.
+
+    Args:
+        tokenizer: with which the rows were made.
+
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+    model, own = _loaded(name)
+    model.to(device or torch.device("cpu")).eval()
+    task = Task.of("causal-lm", model, own)
+    rows = _rows(tokenizer, own, graph, _longest(model))
+    found = np.ones(graph.n_rows)
+    for places in batches(np.array([len(row) for row in rows]), micro_tokens):
+        losses, counted, _ = task.token_losses(model, task.collate([rows[i] for i in places]))
+        means = (losses * counted).sum(1).double() / counted.sum(1).clamp(min=1)
+        found[places] = means.exp().cpu().numpy()
+    return found
+
+
+def _loaded(name: str) -> tuple[Any, Any]:
+    settings = Config(
+        model=name, data=Data(train=name, max_length=2)
+    )  # rows are cut to what the model can read
+    try:
+        tokenizer = models.load_tokenizer(settings)
+        return models.load_model(settings, vocabulary=len(tokenizer)), tokenizer
+    except InputError as error:
+        raise InputError(f"adaptive.scorer: {str(error).removeprefix('model: ')}") from error
+
+
+def _longest(model: Any) -> int | None:
+    settings = model.config.get_text_config()
+    return getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+
+
+def _rows(tokenizer: Any, own: Any, graph: UnitGraph, longest: int | None) -> list[np.ndarray]:
+    """The rows in tokens of the scorer, each after a separator, so that its first token is predicted as well."""
+    separators = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    start = own.bos_token_id if own.bos_token_id is not None else own.eos_token_id
+    before = [] if start is None else [start]
+    rows = []
+    for tokens in graph.fetch(np.arange(graph.n_rows)):
+        text = tokenizer.decode(tokens[~np.isin(tokens, [s for s in separators if s is not None])])
+        ids = own(text, add_special_tokens=False)["input_ids"]
+        rows.append(np.array((before + ids)[:longest] or [0], dtype=np.int64))
+    return rows

@@ -1,0 +1,84 @@
+"""The steps of a run in their order, over its stages: what to take next, and what to save between two."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from confide.privacy.mechanisms.base import Mechanism, Stage
+from confide.privacy.sampling import Draw, Halt
+from confide.training.averaging import Averages
+from confide.training.step import Report, Step
+
+Build = Callable[[Stage], Step]
+
+
+class Course:
+    """Takes the steps of a run one after the other; each stage has its own sampler, noise and optimiser.
+
+    An optimiser lives from the first to the last step of its stage, so a run in two phases never holds two.
+
+    Args:
+        mechanism: says which stage's turn it is.
+        stages: of this run.
+        build: makes the steps of a stage.
+        averages: takes in the weights after each step.
+    """
+
+    def __init__(self, mechanism: Mechanism, stages: Sequence[Stage], build: Build, averages: Averages):
+        self.mechanism, self.stages, self._build = mechanism, stages, build
+        self._averages = averages
+        self._steps: dict[int, Step] = {}
+
+    def __call__(self, number: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
+        """Take step `number` of the run, counted from 0, or learn that the run has ended."""
+        place, own = self.mechanism.turn(number)
+        if place not in self._steps:
+            self._forget_done(number)
+            self._steps[place] = self._build(self.stages[place])
+        taken = self._steps[place](own, before_update)
+        if isinstance(taken, Report):
+            self._averages.update(number)
+        return taken
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model has the weights that are evaluated and released."""
+        return self._averages.applied()
+
+    @property
+    def has_begun_mean(self) -> bool:
+        """Whether what is released is the mean that the config asks for, if it asks for one."""
+        return self._averages.has_begun
+
+    def stage(self, number: int) -> Stage:
+        """The stage of step `number`."""
+        return self.stages[self.mechanism.turn(number)[0]]
+
+    def _forget_done(self, number: int) -> None:
+        coming = {self.mechanism.turn(other)[0] for other in range(number, self.mechanism.all_steps)}
+        for place in set(self._steps) - coming:
+            del self._steps[place]
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything that the next step depends on, as `Step.state`; of all ranks the first gets it."""
+        states = {place: step.state() for place, step in self._steps.items()}
+        average = self._averages.state()
+        if not states or None in states.values():
+            return None
+        weights = None
+        kept = {}
+        for place, state in states.items():  # all hold the one model's weights
+            assert state is not None
+            weights = state.pop("weights")
+            kept[place] = state
+        return {"weights": weights, "stages": kept, "average": average}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state, which every rank has whole."""
+        for place, kept in state["stages"].items():
+            self._steps[place] = self._build(self.stages[place])
+            self._steps[place].restore({"weights": state["weights"], **kept})
+        self._averages.restore(state["average"])
+
+    def each(self) -> Iterator[Step]:
+        """The steps that are in hand."""
+        yield from self._steps.values()

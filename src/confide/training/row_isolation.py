@@ -1,0 +1,193 @@
+"""What a model is seen to keep apart before it is relied on: a row from the rows and the padding beside it.
+
+A unit's part of a step is bounded only if nothing else in the step depends on that unit. A model that attends to
+padding (a BERT that is loaded as a causal LM), or that divides by a figure of the whole batch, breaks that and says
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide.distributed.ranks import Ranks
+from confide.models.loading import routes
+from confide.randomness.streams import RunKey
+from confide.training.line_packing import WIDEST
+from confide.training.tasks import Batch, Task
+from confide.utils.errors import InputError
+
+_PROBED = 128  # tokens of the longest row whose logits are compared
+_FLOOD = 7  # rows of one token, beside which a row is looked at
+_NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
+_STILL = 1e-6  # the same, of logits that come from the same numbers
+
+_CHANCE = "chance"
+_BY_CHANCE = (
+    ", which no seed of a run decides: a layer draws while it trains (dropout, jitter or a router of its own). Switch "
+    "that off in the model's config, or choose a model without it"
+)
+_NO_BOUND = (
+    ", so that no bound on one unit's part of a step would hold. This is no model for task {}: a causal LM looks back "
+    "only, and a BERT goes with masked-lm"
+)
+
+
+def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
+    """Refuse a model whose output for a row depends on the rows or the padding beside it; one rank looks for all.
+
+    Passes without a gradient, in train mode, over a short row between longer ones. Those change, and so does the
+    padding: the short one's logits must not. And each row's must be what they are without company; also behind rows
+    that all ask for what its first token asks for, lest an expert of a mixture had room for so many tokens only. Nor
+    may they change from pass to pass: a run could then be neither checked nor gone on with.
+
+    Experts multiply as many tokens at a time as come to them, so a mixture's logits may change by rounding.
+
+    Args:
+        model: whole, not yet split over the ranks.
+        rows: some to take two from; with none there is nothing to see.
+
+    Raises:
+        InputError: it depends on them, or on chance.
+    """
+    found = _company(task, model, rows) if ranks.first and len(rows) else ""
+    if ranks.any(bool(found)):
+        raise InputError(
+            f"model: what {type(model).__name__} says of a row depends on {found or 'its company'}"
+            + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.kind))
+        )
+
+
+def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
+    """What a row's logits depend on beside the row, in words; nothing, if on nothing."""
+    short, long = min(rows, key=len)[:_PROBED], max(rows, key=len)[:_PROBED]
+    if len(short) == len(long):  # rows that are all as long have no padding, until one is shorter
+        short = short[: max(1, len(short) // 2)]
+    turned = np.concatenate(
+        [long[:1], long[1:-1][::-1], long[1:][-1:]]
+    )  # ends may have a meaning: a class, an end
+    if np.array_equal(turned, long):
+        turned = (long + 1) % task.vocabulary
+    with _as_trained(task, model) as task:
+
+        def logits(batch: Batch, place: int, row: np.ndarray) -> torch.Tensor:
+            own = task.logits(model, batch)[place]
+            return own if task.kind == "classification" else own[: len(row)]
+
+        together = _batch(task, [long, short, long])
+        flood = np.full(len(long), short[0])
+        before = logits(together, 1, short)
+        if not before.isfinite().all():  # training will say so
+            return ""
+        near, still = _allowed(model, before)
+        if _jitters(model) or not _gap(before, logits(together, 1, short)) <= still:
+            return _CHANCE
+        if not _gap(before, logits(_batch(task, [turned, short, turned]), 1, short)) <= still:
+            return "the rows beside it"
+        if task.kind != "classification":  # there the padding's own token may say where a row ends
+            other = together["input_ids"].masked_fill(~together["real"], int(long[0]))
+            if not _gap(before, logits({**together, "input_ids": other}, 1, short)) <= still:
+                return "the padding behind it"
+        for place, row in enumerate([long, short]):
+            if not _gap(logits(_batch(task, [row]), 0, row), logits(together, place, row)) <= near:
+                return "how many rows and how much padding it is with"
+        if not _gap(before, logits(_batch(task, [*[flood] * _FLOOD, short]), _FLOOD, short)) <= near:
+            return "how many tokens beside it are like its own"
+    return ""
+
+
+def _allowed(model: nn.Module, logits: torch.Tensor) -> tuple[float, float]:
+    """By how much logits may differ that are taken in batches of two shapes, and in batches of one."""
+    size = float(logits.abs().max())
+    near = _NEAR[logits.dtype == torch.float32] * size
+    return near, near if routes(model) else _STILL * size
+
+
+def _jitters(model: nn.Module) -> bool:
+    """Whether a router is told to draw, which it may do for near-ties alone, and so not in a short look."""
+    return any(
+        "jitter" in name and isinstance(value, float) and value > 0
+        for module in model.modules()
+        for name, value in vars(module).items()
+    )
+
+
+def _batch(task: Task, rows: list[np.ndarray]) -> Batch:
+    key = RunKey.from_text("made up")
+    hide = [
+        key.stream("isolation", "row", 0, str(len(row))) for row in rows
+    ]  # a row hides the same in any company
+    return task.collate(rows, labels=np.zeros(len(rows), np.int64), hide=hide)
+
+
+def sharing(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
+    """The task, with lines that rows share if the model is seen to keep those apart; the first rank looks for all.
+
+    Two passes without a gradient over made-up lines, of which the second has another first row in each line: the logits
+    of the rows behind it must not change, and must be what they are without company. And a line as wide as any must do.
+
+    Args:
+        model: whole, not yet split over the ranks.
+        longest: tokens of the longest row.
+    """
+    if task.kind != "causal-lm" or "position_ids" not in task.extra or longest < 4:
+        return task
+    apart = not ranks.first or _tried(task, model, longest)
+    return replace(task, shares=not ranks.any(not apart))
+
+
+@contextmanager
+def _as_trained(task: Task, model: nn.Module) -> Iterator[Task]:
+    """The model in train mode but without a gradient, and the task with neither autocast nor another device."""
+    was_training = model.training
+    model.train()
+    try:
+        with torch.no_grad():
+            yield replace(task, autocast=False, device=next(model.parameters()).device)
+    finally:
+        model.train(was_training)
+
+
+def _tried(task: Task, model: nn.Module, longest: int) -> bool:
+    try:
+        with _as_trained(task, model) as task:
+            _line_logits(task, model, [[_made_up(task, 0, row, longest) for row in range(WIDEST)]])
+            return _keeps_apart(task, model, min(longest, _PROBED))
+    except Exception:  # no room for so wide a line, or no such input: each model says so in its own way
+        return False
+
+
+def _keeps_apart(task: Task, model: nn.Module, longest: int) -> bool:
+    third = longest // 3
+    lines = [
+        [_made_up(task, line, row, length) for row, length in enumerate(lengths)]
+        for line, lengths in enumerate([(third, longest - third, longest), (longest // 2, longest)])
+    ]
+    changed = [[(rows[0] + 1) % task.vocabulary, *rows[1:]] for rows in lines]
+    before, after = (_line_logits(task, model, each) for each in (lines, changed))
+    apart = []
+    for line, rows in enumerate(lines):
+        ends = np.cumsum([len(row) for row in rows])
+        for first, last, row in zip(ends, ends[1:], rows[1:], strict=False):
+            alone, here = _line_logits(task, model, [[row]])[0], before[line, first:last]
+            near, still = _allowed(model, alone)
+            apart += [_gap(here, alone) <= near, _gap(here, after[line, first:last]) <= still]
+    return all(apart)
+
+
+def _made_up(task: Task, line: int, row: int, length: int) -> np.ndarray:
+    stream = RunKey.from_text("made up").stream("lines", "row", line, str(row))
+    return stream.below(np.full(length, task.vocabulary))
+
+
+def _line_logits(task: Task, model: nn.Module, lines: Sequence[Sequence[np.ndarray]]) -> torch.Tensor:
+    return task.logits(model, task.collate_lines(lines, [np.ones(len(rows)) for rows in lines]))
+
+
+def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())

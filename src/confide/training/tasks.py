@@ -1,0 +1,249 @@
+"""What a batch of rows looks like to a model, and what each row loses: one function per task.
+
+Every loss here is a function of one row and the weights alone. Rows are padded on the right; padded
+positions carry no loss, and no model learns to predict a mask (paper 004, appendix A.2). A row's loss is the mean
+over its own predicted tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from confide.models import loading as models
+from confide.models.fast.cross_entropy import IGNORE, cross_entropy
+from confide.models.fast.logits import aligned
+from confide.randomness.streams import Stream
+
+_PIECE = 1 << 22  # logits of which statistics are taken at a time
+MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
+
+Batch = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Collates rows and computes their losses for one kind of model.
+
+    Attributes:
+        kind: causal-lm, masked-lm or classification.
+        pad, mask: token ids; mask is None where the tokenizer has none.
+        vocabulary: number of token ids.
+        special: ids that masked-lm never hides.
+        extra: per-token inputs that the model takes beside input_ids.
+        autocast: run the model in bf16.
+        device: where batches go.
+        shares: rows of one unit may share a line of a batch; see `isolation.sharing`.
+        caches: the model keeps keys and values for a continuation unless it is told not to.
+        fast: on a CPU, output layer and loss by code of our own (`head`, `cross_entropy`); else as torch has them.
+    """
+
+    kind: str
+    pad: int
+    mask: int | None
+    vocabulary: int
+    special: tuple[int, ...]
+    extra: frozenset[str]
+    autocast: bool
+    device: torch.device
+    shares: bool = False
+    caches: bool = False
+    fast: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        model: nn.Module,
+        tokenizer: Any,
+        precision: str = "float32",
+        device: torch.device | None = None,
+    ) -> "Task":
+        pad = tokenizer.pad_token_id
+        if kind == "classification":
+            # By this id the model finds where a row ends; with another, that would depend on the batch.
+            pad = getattr(getattr(model, "config", None), "pad_token_id", None) or pad
+        return cls(
+            kind=kind,
+            pad=pad,
+            mask=tokenizer.mask_token_id,
+            vocabulary=len(tokenizer),
+            special=tuple(tokenizer.all_special_ids),
+            extra=frozenset(models.accepted(model)),
+            autocast=precision == "bf16",
+            device=device or next(model.parameters()).device,
+            caches=models.caches(model),
+        )
+
+    def collate(
+        self,
+        rows: list[np.ndarray],
+        labels: np.ndarray | None = None,
+        hide: Sequence[Stream] | None = None,
+    ) -> Batch:
+        """Rows as tensors of shape (B, T). Positions and types are given per row, so that the gradient
+        of their embeddings is per row too.
+
+        Args:
+            rows: token arrays.
+            labels: int64[B], for classification.
+            hide: for masked-lm, each row's own stream, which chooses the tokens that are hidden. They are
+                then the same whatever rows stand beside it.
+        """
+        width = max(len(row) for row in rows)
+        ids = torch.full((len(rows), width), self.pad, dtype=torch.long)
+        real = torch.zeros((len(rows), width), dtype=torch.bool)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
+            real[i, : len(row)] = True
+        batch = {"input_ids": ids, "real": real}
+        if self.kind == "masked-lm":
+            if hide is None or len(hide) != len(rows):
+                raise ValueError("masked-lm needs a stream for each row to choose the hidden tokens")
+            batch["input_ids"], batch["labels"] = self._hide(ids, real, rows, hide)
+        if self.kind == "classification":
+            if labels is None:
+                raise ValueError("classification needs labels")
+            batch["labels"] = torch.as_tensor(labels, dtype=torch.long)
+        if "position_ids" in self.extra:
+            batch["position_ids"] = torch.arange(width).expand(len(rows), width).contiguous()
+        if "token_type_ids" in self.extra:
+            batch["token_type_ids"] = torch.zeros_like(ids)
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def collate_lines(self, lines: Sequence[Sequence[np.ndarray]], weights: Sequence[np.ndarray]) -> Batch:
+        """Rows of which several share a line: tensors of shape (L, T), and `weight` (L, R) for up to R rows a line.
+
+        A row's positions count from its own first token; `row` says which of its line's rows a token is of.
+
+        Args:
+            lines: token arrays by line.
+            weights: float[rows] of each line: each row's weight in its unit's gradient.
+        """
+        batch = dict(self.collate([np.concatenate(rows) for rows in lines]))
+        row, position = (np.zeros(batch["input_ids"].shape, np.int64) for _ in range(2))
+        weight = np.zeros((len(lines), max(map(len, lines))), np.float32)
+        for line, rows in enumerate(lines):
+            lengths = [len(tokens) for tokens in rows]
+            end = sum(lengths)
+            position[line, :end] = np.concatenate([np.arange(length) for length in lengths])
+            row[line, :end] = np.repeat(np.arange(len(rows)), lengths)
+            row[line, end:] = (
+                len(rows) - 1
+            )  # padding, all of it at position 0: further ones a model may not have
+            weight[line, : len(rows)] = weights[line]
+        batch |= {
+            name: torch.from_numpy(values).to(self.device)
+            for name, values in (("row", row), ("position_ids", position), ("weight", weight))
+        }
+        return batch
+
+    def _hide(
+        self, ids: torch.Tensor, real: torch.Tensor, rows: list[np.ndarray], hide: Sequence[Stream]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        lots = torch.zeros((3, *ids.shape), dtype=torch.float64)
+        for i, (row, stream) in enumerate(zip(rows, hide, strict=True)):
+            lots[:, i, : len(row)] = torch.from_numpy(stream.uniform(3 * len(row)).reshape(3, len(row)))
+        open_ = real & ~torch.isin(ids, torch.tensor(self.special))
+        chosen = open_ & (lots[0] < MASKED_SHARE)
+        labels = ids.masked_fill(~chosen, IGNORE)
+        hidden = ids.masked_fill(chosen & (lots[1] < 0.8), self.mask or 0)
+        random = (lots[2] * self.vocabulary).long()
+        return torch.where(chosen & (lots[1] >= 0.9), random, hidden), labels
+
+    def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """float[B, T, vocabulary], or float[B, classes]."""
+        inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", *self.extra)}
+        if self.caches or "row" in batch:  # by positions rows are told apart only where nothing is cached
+            inputs["use_cache"] = False
+        if self.kind != "causal-lm":
+            # Right padding never reaches back in a causal model, which is then free to use its fast path.
+            inputs["attention_mask"] = batch["real"].long()
+        head = aligned(model) if self.fast else nullcontext()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), head:
+            output = model(**inputs)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _targets(self, batch: Batch) -> torch.Tensor:
+        """int64[B, n]: what is to be predicted at each place, IGNORE where nothing is."""
+        if self.kind == "classification":
+            return batch["labels"][:, None]
+        if self.kind == "masked-lm":
+            return batch["labels"]
+        following = torch.full_like(batch["input_ids"], IGNORE)  # the targets move, not the far larger logits
+        ahead = batch["input_ids"][:, 1:]
+        nothing = ~batch["real"][:, 1:]
+        if "row" in batch:
+            nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])
+        if self.mask is not None:  # a mask stands for text that is not there: there is nothing to learn of it
+            nothing = nothing | (ahead == self.mask)
+        following[:, :-1] = ahead.masked_fill(nothing, IGNORE)
+        return following
+
+    def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        flat = logits.reshape(-1, logits.shape[-1])
+        return cross_entropy(flat, targets.reshape(-1), self.fast).view(targets.shape)
+
+    def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
+        logits, targets = self.logits(model, batch), self._targets(batch)
+        best = logits.max(-1).indices.view(targets.shape)  # on a CPU nearly twice as fast as argmax
+        return self._losses(logits, targets), targets != IGNORE, best == targets
+
+    def token_statistics(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(log-probability, counted, mean, deviation), each (B, n), from one forward pass.
+
+        The log-probability is that of the token to be predicted; mean and standard deviation are those of the
+        log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. Beside
+        the logits themselves, no tensor of their size is made.
+        """
+        logits, targets = self.logits(model, batch), self._targets(batch).reshape(-1)
+        flat, counted = logits.reshape(-1, logits.shape[-1]), targets != IGNORE
+        found = torch.zeros((3, len(targets)), device=flat.device)
+        for places in counted.nonzero()[:, 0].split(max(1, _PIECE // flat.shape[-1])):
+            logs = flat[places].float().log_softmax(-1)
+            found[0, places] = logs.gather(1, targets[places, None])[:, 0]
+            logs.clamp_(min=-1e4)  # a token that is ruled out counts as nothing, not as 0 times infinity
+            weights = logs.exp()
+            mean = torch.linalg.vecdot(weights, logs)
+            logs.sub_(mean[:, None]).square_()
+            found[1, places], found[2, places] = mean, torch.linalg.vecdot(weights, logs).sqrt()
+        shape = (logits.shape[0], -1)
+        return found[0].view(shape), counted.view(shape), found[1].view(shape), found[2].view(shape)
+
+    def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none.
+
+        Of lines that rows share float32[L, R], 0 where a line has fewer than R rows.
+        """
+        targets = self._targets(batch)
+        losses, counted = self._losses(self.logits(model, batch), targets), targets != IGNORE
+        if "row" not in batch:
+            return losses.sum(1) / counted.sum(1).clamp(min=1)
+        own = functional.one_hot(batch["row"], batch["weight"].shape[1]).bool()
+        return (losses[:, :, None] * own).sum(1) / (counted[:, :, None] & own).sum(1).clamp(min=1)
+
+    def line_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Each row's loss, or the sum over a line's rows, weighted: float32[B]."""
+        return each_line(self.row_loss(model, batch), batch)
+
+
+def each_row(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What `Task.row_loss` gave of rows that are there: float32[rows]."""
+    if "row" not in batch:
+        return losses
+    places = torch.arange(losses.shape[1], device=losses.device)
+    return losses[places <= batch["row"][:, -1:]]
+
+
+def each_line(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What `Task.row_loss` gave, by line: float32[B], a row's loss or the sum over a line's rows, weighted."""
+    return losses if "row" not in batch else (losses * batch["weight"]).sum(1)

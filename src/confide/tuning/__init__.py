@@ -1,0 +1,1 @@
+"""A sweep over hyperparameters, and what may be tried in it."""

@@ -1,0 +1,66 @@
+"""Trials of a sweep side by side on a Ray cluster, whose machines share the disk of the run folder."""
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.tuning.sweep import Executor, Trial, Tried
+
+PATIENCE = 10.0
+"""Seconds to wait for a cluster that was named by its address."""
+
+
+def _reach(address: str) -> None:
+    """See that somebody listens: where nobody does Ray tries for minutes, and then ends the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal()):  # `local` and `auto` Ray finds by itself
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--ray {address}: no cluster answers: {error}") from None
+
+
+def on_ray(address: str) -> "Executor":
+    """Carries out trials as tasks of a Ray cluster: one processor each, and one GPU where there are any.
+
+    Keys stay on the shared disk: what travels is where they lie.
+
+    Args:
+        address: of the cluster; `local` starts one on this machine, `auto` finds the one it belongs to.
+
+    Raises:
+        InputError: Ray is not installed, no cluster answers, or a process of its is lost.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "--ray needs a package that is not installed: pip install 'confide[cluster]'"
+        ) from None
+
+    def spread(function: "Callable[[Trial], Tried]", trials: "Sequence[Trial]") -> "Iterator[Tried]":
+        if not ray.is_initialized():
+            _reach(address)
+            try:
+                ray.init(address=address, include_dashboard=False, log_to_driver=False)
+            except ConnectionError as error:
+                raise InputError(f"--ray {address}: no cluster answers: {error}") from None
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        task: Any = ray.remote(num_cpus=1, num_gpus=gpus)(lambda trial: function(trial))
+        running = [task.remote(trial) for trial in trials]
+        for one in running:
+            try:
+                yield ray.get(one)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError as error:
+                raise InputError(
+                    f"--ray {address}: a trial ended with its process or machine ({type(error).__name__}); the same "
+                    "command goes on where it stopped"
+                ) from error
+
+    return spread

@@ -1,0 +1,96 @@
+"""A picture of how many rows the units have, as inline SVG."""
+
+from itertools import count
+
+import numpy as np
+
+from confide.utils.svg import BLUE, FAINT, INK, RED, opening, text
+
+WIDTH, HEIGHT = 720, 360
+LEFT, RIGHT, TOP, BOTTOM = 72, 24, 76, 64
+BAR, MARK = BLUE, RED
+
+
+def histogram_svg(rows_per_unit: np.ndarray) -> str:
+    """Units by their number of rows, int64[N], as a stand-alone SVG element.
+
+    Bins double in width: 1, 2-3, 4-7, 8-15, ... so that one row and 90,000 rows fit in one picture.
+    """
+    counts = np.asarray(rows_per_unit, dtype=np.int64)
+    bins = int(counts.max()).bit_length()
+    edges = [1 << place for place in range(bins + 1)]
+    units = np.histogram(counts, bins=edges)[0].tolist()
+    ticks = _ticks(max(units))
+    facts = (
+        f"{_plural(len(counts), 'unit')}; rows of a unit: median {np.median(counts):,.4g}, "
+        f"mean {counts.mean():,.4g}, most {int(counts.max()):,}"
+    )
+    parts = [
+        *opening(WIDTH, HEIGHT, f"Rows per unit. {facts}"),
+        text(LEFT, 28, "Rows per unit", size=18, weight=600),
+        text(LEFT, 50, facts, size=13),
+    ]
+    for tick in ticks:
+        y = _y(tick, ticks[-1])
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
+        parts.append(text(LEFT - 8, y + 4, _short(tick), anchor="end"))
+    step = (WIDTH - LEFT - RIGHT) / bins
+    middle_bin = int(np.median(counts)).bit_length() - 1
+    for place, number in enumerate(units):
+        parts += _bar(place, number, step, ticks[-1], MARK if place == middle_bin else BAR)
+    parts.append(f'<rect x="{WIDTH - RIGHT - 122}" y="40" width="11" height="11" fill="{MARK}"/>')
+    parts.append(text(WIDTH - RIGHT, 50, "holds the median", anchor="end"))
+    parts.append(f'<path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{INK}"/>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        text(
+            middle,
+            HEIGHT - 14,
+            "rows of a unit (each bar spans twice the range of the one before)",
+            size=13,
+            anchor="middle",
+        )
+    )
+    parts.append(
+        f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" font-size="13" '
+        'text-anchor="middle">units</text>'
+    )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _bar(place: int, number: int, step: float, top: int, colour: str) -> list[str]:
+    low, high = 1 << place, (2 << place) - 1
+    roomy = step >= 72
+    name = f"{low:,}" if low == high else f"{low:,}–{high:,}" if roomy else f"{_short(low)}+"
+    middle, base = LEFT + step * (place + 0.5), HEIGHT - BOTTOM
+    y = min(_y(number, top), base - 1) if number else base  # one unit among a million is still seen
+    width = min(0.84 * step, 96)
+    size = 12 if roomy else 10
+    return [
+        f'<rect x="{middle - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{base - y:.1f}" '
+        f'fill="{colour}"><title>{_plural(number, "unit")} with {low:,} to {high:,} rows</title></rect>',
+        text(middle, y - 5, f"{number:,}" if roomy else _short(number), size=size, anchor="middle"),
+        text(middle, base + 18, name, size=size, anchor="middle"),
+    ]
+
+
+def _y(units: float, top: int) -> float:
+    return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP - 16) * units / top
+
+
+def _ticks(largest: int) -> list[int]:
+    """Zero to at least `largest` in at most six round steps."""
+    steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
+    step = next(step for step in steps if 5 * step >= largest)
+    return list(range(0, largest + step, step))
+
+
+def _short(number: int) -> str:
+    for unit, name in ((1_000_000, "M"), (1_000, "k")):
+        if number >= 10 * unit:
+            return f"{number / unit:.0f}{name}"
+    return f"{number:,}"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

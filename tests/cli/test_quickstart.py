@@ -1,0 +1,56 @@
+"""The first command of a newcomer, from end to end with fewer customers and steps."""
+
+import json
+import re
+
+import pytest
+
+from confide.cli import quickstart
+from confide.config.schema import Config
+
+STEPS = 2
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Two steps for 80 customers; all else is what a newcomer gets."""
+    written = quickstart.config
+
+    def config(folder) -> Config:
+        whole = written(folder)
+        return whole.model_copy(
+            update={
+                "train": whole.train.model_copy(update={"steps": STEPS, "batch": 8.0, "learning_rate": 3e-4}),
+                "data": whole.data.model_copy(update={"eval": 0.1}),
+            }
+        )
+
+    monkeypatch.setattr(quickstart, "CUSTOMERS", 80)
+    monkeypatch.setattr(quickstart, "config", config)
+
+
+def test_it_compares_a_private_run_with_one_on_the_same_draws_that_is_not(tmp_path, short, capsys):
+    quickstart.run(tmp_path)
+    said = capsys.readouterr().out
+    for what in ("held-out customers", "base model", "private", "not private, same draws", "user-level DP"):
+        assert what in said
+    row = re.compile(r"^(?:base model|private|not private).* +(\d+\.\d+) +\S+$", re.MULTILINE)
+    loss = [float(found) for found in row.findall(said)]
+    assert len(loss) == 3
+    assert loss[2] < loss[0]  # even two steps teach, without noise
+    private, twin = (draws(tmp_path / part / "metrics.jsonl") for part in ("run", "run/twin"))
+    assert private == twin
+    assert len(private) == STEPS
+    told = json.loads((tmp_path / "run" / "release" / "guarantee.json").read_text())
+    assert told["epsilon"] == pytest.approx(8, abs=0.01)
+    assert (tmp_path / "run" / "release" / "model.safetensors").exists()
+    assert f"{(loss[0] - loss[1]) / (loss[0] - loss[2]):.0%}" in said
+
+    quickstart.run(tmp_path, as_json=True)  # nothing is trained again
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["twin"]["loss"] == pytest.approx(loss[2], abs=1e-3)
+
+
+def draws(path) -> list[tuple[int, int]]:
+    entries = map(json.loads, path.read_text().splitlines())
+    return [(each["units"], each["tokens"]) for each in entries if "step" in each]

@@ -1,0 +1,51 @@
+import json
+
+import pytest
+import yaml
+
+from confide.cli import starter
+from confide.config.loading import check
+from confide.utils.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "unit", "mechanism"),
+    [
+        ({"from": "a@x.org", "subject": "s", "body": "hello there"}, "{subject}\n{body}", "from", "uls"),
+        ({"customer": "c1", "text": "hello", "topic": "t"}, "text", "customer", "uls"),
+        ({"title": "t", "words": "much longer than the title is"}, "words", None, "dp-sgd"),
+        ({"user": None, "text": "hello"}, "text", None, "dp-sgd"),
+    ],
+)
+def test_a_config_that_is_valid_and_guesses_well(tmp_path, record, text, unit, mechanism):
+    source = tmp_path / "notes.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for _ in range(3)))
+    config = check(yaml.safe_load(starter.write(str(source))))
+    assert (config.data.text, config.data.unit, config.privacy.mechanism) == (text, unit, mechanism)
+    assert config.run == "runs/notes"
+
+
+def test_nothing_to_read_is_said(tmp_path):
+    with pytest.raises(InputError, match="nowhere"):
+        starter.write(str(tmp_path / "nowhere"))
+
+
+def test_a_batch_that_the_data_can_fill(tmp_path):
+    source = tmp_path / "notes.jsonl"
+    source.write_text("".join(json.dumps({"from": f"u{i % 12}", "text": "hi"}) + "\n" for i in range(60)))
+    assert check(yaml.safe_load(starter.write(str(source)))).train.batch == 6
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["USER", "SYSTEM"], {"USER": "USER:", "SYSTEM": "SYSTEM:"}),
+        ([f"person {n}" for n in range(9)], {}),  # people: their names are data, not roles
+    ],
+)
+def test_dialogues_get_prompts_for_roles_and_no_unit_that_names_nobody(tmp_path, names, expected):
+    source = tmp_path / "chats.jsonl"
+    turns = [{"speaker": name, "text": "hello"} for name in names]
+    source.write_text("".join(json.dumps({"id": f"d{n}", "turns": turns}) + "\n" for n in range(5)))
+    config = check(yaml.safe_load(starter.write(str(source))))
+    assert (config.data.text, config.data.unit, config.data.speakers) == ("turns", None, expected)

@@ -1,0 +1,548 @@
+"""Any model in the format of the hub: loaded, adapted, saved, and refused where it would mislead."""
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from confide.clipping import ClippedSum
+from confide.config.loading import check
+from confide.config.schema import Policy
+from confide.models import loading as models
+from confide.models.fast.activations import fuse
+from confide.randomness.streams import RunKey
+from confide.training.tasks import Task
+from confide.utils.errors import InputError
+from tests import small
+
+ROWS = [torch.arange(2, 2 + n).numpy() * 7 for n in (9, 4, 12)]
+TASKS = {"bert": "masked-lm", "roberta": "classification"}
+KEY = RunKey.from_text("test")
+
+
+def config(model, task="causal-lm", tokenizer="bundled", adapter=None, **train):
+    data = {"train": "x", "unit": "user", "max_length": 32}
+    if task == "classification":
+        data["label"] = "label"
+    raw = {"model": str(model), "tokenizer": tokenizer, "task": task, "adapter": adapter or {}, "data": data}
+    return check(raw | {"privacy": {"epsilon": 4.0}, "train": train})
+
+
+def loaded(folder, kind, task=None, adapter=None, classes=3, changes=None, **train):
+    task = task or TASKS.get(kind, "causal-lm")
+    path = small.saved(folder / f"{kind}-{task}", kind, task, **(changes or {}))
+    settings = config(path, task, adapter=adapter, **train)
+    return models.load_model(settings, classes if task == "classification" else None)
+
+
+def task_of(model, kind="causal-lm", precision="float32"):
+    return Task.of(kind, model, models.load_tokenizer(config("bundled")), precision)
+
+
+def batch_of(task):
+    labels = torch.tensor([0, 2, 1]).numpy() if task.kind == "classification" else None
+    hide = [KEY.stream("test", "hide", i) for i in range(3)] if task.kind == "masked-lm" else None
+    return task.collate(ROWS, labels, hide)
+
+
+def gradients(model, task):
+    clipped = ClippedSum(model, task.row_loss, 0.5)
+    clipped.add(batch_of(task), torch.arange(3), torch.ones(3))
+    return clipped.take()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("kind", small.FAMILIES)
+@pytest.mark.parametrize("precise", [False, True])
+def test_every_family_loads_in_float32_and_equals_what_was_saved(root, kind, precise):
+    task = TASKS.get(kind, "causal-lm")
+    path = small.saved(root / f"{kind}-{precise}", kind, task, num_labels=3)
+    if not precise:  # as most checkpoints on the hub are
+        half = small._HEADS[task].from_pretrained(path, dtype=torch.float16)
+        half.save_pretrained(path)
+        assert load_file(path / "model.safetensors").popitem()[1].dtype == torch.float16
+    model = models.load_model(config(path, task), 3 if task == "classification" else None)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    saved = load_file(path / "model.safetensors")
+    for name, value in model.state_dict().items():
+        if name in saved:
+            assert torch.equal(value, saved[name].float()), name
+
+
+@pytest.mark.parametrize("kind", small.FAMILIES)
+@pytest.mark.parametrize("adapter", [{}, {"kind": "lora", "rank": 2}])
+def test_no_dropout_is_left(root, kind, adapter):
+    """Two forward passes in train mode agree, though each family's config asks for dropout."""
+    rates = {
+        "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
+        "bert": {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5},
+    }
+    rates["roberta"] = rates["bert"] | {"classifier_dropout": 0.5}
+    changes = rates.get(kind, {"attention_dropout": 0.5})
+    model = loaded(root, kind, adapter=adapter, changes=changes).train()
+    task = task_of(model, TASKS.get(kind, "causal-lm"))
+    with torch.no_grad():
+        first, second = (task.row_loss(model, batch_of(task)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert all(m.p == 0 for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+
+
+def test_dropout_of_any_shape_is_found():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop_path_rate = 0.3
+            self.inner = nn.Dropout1d(0.4)
+
+    odd = Odd()
+    for module in odd.modules():
+        models._no_dropout(module)
+    assert (odd.drop_path_rate, odd.inner.p) == (0.0, 0.0)
+
+
+def test_from_scratch_the_seed_decides(tmp_path):
+    path = small.config_file(tmp_path)
+    first, same, other = (models.load_model(config(path, seed=seed)) for seed in (1, 1, 2))
+    for a, b in zip(first.parameters(), same.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first.transformer.wte.weight, other.transformer.wte.weight)
+    torch.manual_seed(99)
+    KEY.stream("main", "draw").uniform(10)
+    again = models.load_model(config(path, seed=1))
+    assert torch.equal(first.transformer.wte.weight, again.transformer.wte.weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "modules"),
+    [
+        ("gpt2", "all-linear", {"c_attn", "c_proj", "c_fc"}),
+        ("gpt2", ["c_attn"], {"c_attn"}),
+        (
+            "llama",
+            "all-linear",
+            {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+        ),
+        ("llama", ["q_proj", "v_proj"], {"q_proj", "v_proj"}),
+    ],
+)
+@pytest.mark.parametrize(("rank", "alpha", "scale"), [(4, None, 2.0), (4, 2.0, 0.5), (2, 1.5, 0.75)])
+def test_lora_adapts_what_it_is_told_at_the_scale_it_is_told(
+    root, kind, targets, modules, rank, alpha, scale
+):
+    model = loaded(root, kind, adapter={"kind": "lora", "rank": rank, "alpha": alpha, "targets": targets})
+    names = models.trainable(model)
+    assert {name.split(".lora_")[0].split(".")[-1] for name in names} == modules
+    assert set(names) == models.wanted(model, config("x", adapter={"kind": "lora"}).adapter, "causal-lm")
+    for module in model.modules():
+        if hasattr(module, "lora_A") and hasattr(module, "scaling"):
+            assert module.scaling["default"] == scale
+            assert module.lora_A["default"].weight.shape[0] == rank
+            assert not module.lora_B["default"].weight.any()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_fresh_lora_changes_nothing_and_seeds_alike(root, kind):
+    plain = loaded(root, kind)
+    adapted = loaded(root, kind, adapter={"kind": "lora", "rank": 2})
+    task = task_of(plain)
+    with torch.no_grad():
+        a, b = (task.row_loss(model, batch_of(task)) for model in (plain, adapted))
+    assert torch.allclose(a, b, atol=1e-6)
+    again = loaded(root, kind, adapter={"kind": "lora", "rank": 2})
+    for x, y in zip(adapted.parameters(), again.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "trains"),
+    [
+        ("gpt2", {"kind": "bias"}, lambda n: n.endswith("bias")),
+        ("bert", {"kind": "bias"}, lambda n: n.endswith("bias")),
+        ("gpt2", {"kind": "modules", "targets": ["ln_f"]}, lambda n: ".ln_f." in n),
+        ("gpt2", {"kind": "modules", "targets": ["h.1", "wpe"]}, lambda n: ".h.1." in n or ".wpe." in n),
+        ("gpt2", {"kind": "modules", "targets": "transformer"}, lambda n: True),
+        ("llama", {"kind": "modules", "targets": ["mlp.up_proj"]}, lambda n: ".mlp.up_proj." in n),
+        ("llama", {"kind": "modules", "targets": ["layers.1"]}, lambda n: ".layers.1." in n),
+    ],
+)
+def test_bias_and_modules_train_exactly_what_they_name(root, kind, adapter, trains):
+    model = loaded(root, kind, adapter=adapter)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == trains(name), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "message"),
+    [
+        ("llama", {"kind": "bias"}, "bias leaves nothing to train"),
+        ("gpt2", {"kind": "modules", "targets": ["ln"]}, "no module named ln"),  # a part of a name is no name
+        ("gpt2", {"kind": "lora", "targets": ["q_proj"]}, "adapter.targets.*q_proj"),
+    ],
+)
+def test_an_adapter_that_names_nothing_is_refused(root, kind, adapter, message):
+    with pytest.raises(InputError, match=message):
+        loaded(root, kind, adapter=adapter)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "roberta"])
+@pytest.mark.parametrize(
+    "adapter", [{}, {"kind": "lora", "rank": 2}, {"kind": "bias"}, {"kind": "modules", "targets": ["0"]}]
+)
+def test_a_classification_head_trains_under_every_adapter(root, kind, adapter):
+    """Fresh, with a number of classes that the checkpoint did not have."""
+    model = loaded(root, kind, "classification", adapter, changes={"num_labels": 2})
+    head = [n for n in models.trainable(model) if "score" in n or "classifier" in n]
+    assert head
+    found = gradients(model, task_of(model, "classification"))
+    assert all(bool(found[name].any()) for name in head)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    assert inner.config.num_labels == 3
+
+
+@pytest.mark.parametrize(("kind", "task"), [("bert", "masked-lm"), ("roberta", "masked-lm")])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_weight_that_trains_gets_a_gradient(root, kind, task, tied):
+    """An untied masked-LM head keeps a bias that nothing uses: it is left out, and all else is covered."""
+    path = small.saved(root / f"{kind}-{tied}", kind, task, tie_word_embeddings=tied)
+    model = models.load_model(config(path, task))
+    found = gradients(model, task_of(model, task))
+    assert [name for name, value in found.items() if not value.any()] == []
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert all(name.endswith("bias") and "decoder" not in name for name in frozen)
+    assert len(frozen) <= (0 if tied else 1)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "gemma2"])
+def test_gradient_checkpointing_gives_the_same_step(root, kind):
+    """Pitfall 21."""
+    task_kind = TASKS.get(kind, "causal-lm")
+    found = []
+    for checkpointing in (False, True):
+        model = loaded(root, kind, gradient_checkpointing=checkpointing).train()
+        found.append(gradients(model, task_of(model, task_kind)))
+    for name, value in found[0].items():
+        assert torch.allclose(value, found[1][name], atol=1e-7), name
+
+
+def stirred(model):
+    with torch.no_grad():
+        for parameter in models.trainable(model).values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"), [("gpt2", "causal-lm"), ("llama", "causal-lm"), ("bert", "masked-lm")]
+)
+def test_saved_whole_and_loaded_it_is_the_same_model(root, tmp_path, kind, task):
+    model = stirred(loaded(root, kind, task))
+    models.save(model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root))
+    auto = {"causal-lm": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM}[task]
+    again = auto.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
+    fuse(again)  # all that they differ by
+    assert torch.equal(model(ids).logits, again(ids).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("a b c")["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "roberta"])
+def test_a_saved_adapter_on_its_base_is_the_same_model(root, tmp_path, kind):
+    from peft import PeftModel
+
+    task = TASKS.get(kind, "causal-lm")
+    changes = {"num_labels": 3}
+    model = stirred(loaded(root, kind, task, {"kind": "lora", "rank": 2}, changes=changes))
+    models.save(model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root))
+    again = PeftModel.from_pretrained(loaded(root, kind, task, changes=changes), tmp_path / "out").eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+@pytest.mark.parametrize("adapter", [{}, {"kind": "lora", "rank": 2}])
+def test_a_release_carries_no_path_of_this_machine(root, tmp_path, adapter):
+    model = loaded(root, "gpt2", adapter=adapter)
+    models.save(
+        model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root / "gpt2-causal-lm")
+    )
+    for path in (tmp_path / "out").iterdir():
+        if path.name != "README.md":  # which the model card replaces
+            assert str(root).encode() not in path.read_bytes(), path.name
+    if adapter:
+        settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == "gpt2-causal-lm"
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [("bundled", "bundled"), ("someone/model", "someone/model"), ("{0}/m/config.json", "m"), ("{0}/m/", "m")],
+)
+def test_public_names(tmp_path, name, public):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert models.public_name(name.format(tmp_path)) == public
+
+
+def test_pickled_weights_are_refused(root, tmp_path):
+    path = small.saved(tmp_path / "m", "gpt2")
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="safetensors only"):
+        models.load_model(config(path))
+
+
+def test_code_of_a_repository_does_not_run_unless_allowed(tmp_path):
+    path = small.saved(tmp_path / "m", "gpt2")
+    settings = json.loads((path / "config.json").read_text())
+    settings |= {
+        "model_type": "theirs",
+        "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"},
+    }
+    (path / "config.json").write_text(json.dumps(settings))
+    (path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(InputError, match="trust_remote_code: true"):
+        models.load_model(config(path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_unknown_name_is_one_clear_sentence_at_once():
+    for load in (models.load_model, models.load_tokenizer):
+        began = time.monotonic()
+        with pytest.raises(
+            InputError, match=r"^model: 'nobody/nothing': no such folder here, and no (hub|such model)"
+        ) as caught:
+            load(config("nobody/nothing", tokenizer=None))
+        assert "\n" not in str(caught.value)
+        assert time.monotonic() - began < 15  # asking a hub that is away again and again takes 24 s and more
+
+
+@pytest.mark.parametrize(("kind", "task"), [("roberta", "causal-lm"), ("gpt2", "masked-lm")])
+def test_a_model_of_another_kind_is_refused(tmp_path, kind, task):
+    """A classifier as a language model would start with a head of chance, and nobody would know."""
+    path = small.saved(tmp_path / kind, kind, "classification")
+    with pytest.raises(InputError, match=r"^model: "):
+        models.load_model(config(path, task))
+
+
+def test_weights_of_another_size_are_refused(tmp_path):
+    path = small.saved(tmp_path / "m", "gpt2")
+    settings = json.loads((path / "config.json").read_text()) | {"n_embd": 32}
+    (path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="no fitting weights"):
+        models.load_model(config(path))
+
+
+@pytest.mark.parametrize(("kind", "room"), [("gpt2", 64), ("bert", 66), ("roberta", 64)])
+def test_rows_longer_than_the_model_are_refused_and_the_longest_runs(root, kind, room):
+    """RoBERTa counts positions from its padding id on, and has room for fewer than its config says."""
+    path = small.saved(root / f"{kind}-long", kind, "classification")
+    settings = config(path, "classification")
+
+    def load(length):
+        data = settings.data.model_copy(update={"max_length": length})
+        return models.load_model(settings.model_copy(update={"data": data}), 2)
+
+    with pytest.raises(InputError, match=r"data\.max_length"):
+        load(room + 1)
+    model = load(room)
+    task = task_of(model, "classification")
+    row = [torch.arange(5, 5 + room).numpy()]
+    assert torch.isfinite(task.row_loss(model, task.collate(row, torch.tensor([1]).numpy()))).all()
+
+
+def test_a_vocabulary_larger_than_the_embeddings_is_refused(root):
+    path = small.saved(root / "narrow", "gpt2", vocab_size=100)
+    with pytest.raises(InputError, match="8192 entries"):
+        models.load_model(config(path), vocabulary=8192)
+
+
+def llama_tokenizer(shared, folder):
+    """A folder that a user can make of a model that came with bare pieces: a tokenizer.json beside the weights."""
+    from confide.studies.corpora import stories
+
+    return stories(shared / "data", folder)
+
+
+def test_a_real_llama_without_a_tokenizer_says_so_and_with_one_knows_its_stories(shared, tmp_path):
+    with pytest.raises(InputError, match=r"^model: "):
+        models.load_tokenizer(config(shared / "models/stories260K/hf", tokenizer=None))
+    settings = config(llama_tokenizer(shared, tmp_path / "llama"), tokenizer=None)
+    tokenizer = models.load_tokenizer(settings)
+    assert tokenizer.pad_token == "</s>"
+    model = models.load_model(settings, None, len(tokenizer))
+    task = Task.of("causal-lm", model, tokenizer)
+    story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+    shuffled = "park the in play outside loved Lily. to named girl She little a was there time, upon a Once"
+    rows = [
+        torch.tensor([1, *tokenizer(t, add_special_tokens=False)["input_ids"]]).numpy()
+        for t in (story, shuffled)
+    ]
+    with torch.no_grad():
+        known, strange = task.row_loss(model, task.collate(rows)).tolist()
+    assert known < 1.5 < 3 < strange
+
+
+def with_tokens(path, *tokens, detector=None, task="causal-lm", adapter=None, tokenizer="bundled"):
+    settings = config(path, task, tokenizer=tokenizer, adapter=adapter)
+    return settings.model_copy(
+        update={
+            "special_tokens": list(tokens),
+            "detector": Policy(patterns=["EMAIL_ADDRESS"] if detector else None),
+        }
+    )
+
+
+def maskless(folder):
+    """The bundled tokenizer without a mask token, and without the entry that it had."""
+    shutil.copytree(models.location("bundled"), folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text(
+            (folder / name).read_text().replace("<mask>", "<spare>").replace("mask_token", "x")
+        )
+    return folder
+
+
+def test_a_mask_is_added_where_text_is_redacted_and_there_is_none(tmp_path):
+    bare = str(maskless(tmp_path / "bare"))
+    for settings, size, mask in (
+        (with_tokens(bare, tokenizer=bare), 8192, None),
+        (with_tokens(bare, tokenizer=bare, detector=True), 8193, 8192),
+        (with_tokens(bare, "<mask>", tokenizer=bare), 8193, 8192),
+        (with_tokens(bare, "<mask>", tokenizer=bare, detector=True), 8193, 8192),
+        (with_tokens(bare, "USR:", "SYS:", "USR:", tokenizer=bare, detector=True), 8195, 8192),
+        (with_tokens("bundled", detector=True), 8192, 2),  # its own
+        (with_tokens("bundled", "<mask>", "USR:", " the"), 8194, 2),
+    ):
+        tokenizer = models.load_tokenizer(settings)
+        assert (len(tokenizer), tokenizer.mask_token_id) == (size, mask)
+        assert tokenizer.pad_token_id == 1
+        if mask is not None:
+            ids = tokenizer("my name is <mask> and<mask>", add_special_tokens=False)["input_ids"]
+            assert ids.count(mask) == 2
+        for token in settings.special_tokens:
+            ids = tokenizer(f"hi {token} yes", add_special_tokens=False)["input_ids"]
+            assert tokenizer.convert_tokens_to_ids(token) in ids
+            assert tokenizer.convert_tokens_to_ids(token) in tokenizer.all_special_ids
+
+
+def test_a_tokenizer_that_encodes_all_to_one_kind_is_refused(tmp_path):
+    """Pitfall 26: rows of nothing but unknown words train as well as any."""
+    one = Tokenizer(WordLevel({"<pad>": 0, "<unk>": 1}, unk_token="<unk>"))
+    one.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=one, pad_token="<pad>", unk_token="<unk>").save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(InputError, match=r"tokenizer: the tokenizer of .* to 10 tokens of one kind"):
+        models.load_tokenizer(config("bundled", tokenizer=str(tmp_path)))
+
+
+def test_a_blank_special_token_is_refused():
+    with pytest.raises(InputError, match=r"^special_tokens: one of them is blank"):
+        models.load_tokenizer(with_tokens("bundled", "USR:", " "))
+
+
+FAMILIES_AND_TASKS = [
+    ("gpt2", "causal-lm"),
+    ("llama", "causal-lm"),
+    ("gemma2", "causal-lm"),
+    ("bert", "masked-lm"),
+    ("roberta", "masked-lm"),
+    ("roberta", "classification"),
+]
+
+
+@pytest.mark.parametrize(("kind", "task"), FAMILIES_AND_TASKS)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("room", [0, 1, 60])
+def test_new_tokens_start_as_the_mean_of_the_real_ones(tmp_path, kind, task, tied, room):
+    """And all else of the model stays as it was; the vocabulary grows only where it has no room."""
+    path = small.saved(tmp_path / "m", kind, task, tie_word_embeddings=tied, vocab_size=small.TOKENS + room)
+    classes = 2 if task == "classification" else None
+    plain = models.load_model(config(path, task), classes)
+    grown = models.load_model(with_tokens(path, "USR:", "SYS:", task=task), classes, small.TOKENS + 2)
+    assert models.added_tokens(plain) == ()
+    assert models.added_tokens(grown) == (small.TOKENS, small.TOKENS + 1)
+    size = small.TOKENS + max(room, 2)
+    assert grown.config.vocab_size == grown.get_input_embeddings().num_embeddings == size
+    assert grown.get_input_embeddings().padding_idx == plain.get_input_embeddings().padding_idx
+    before, after = plain.state_dict(), grown.state_dict()
+    compared = 0
+    for name, values in after.items():
+        old = before[name]
+        if values.shape == old.shape and not (room and values.shape[:1] == (size,)):
+            if ".classifier." not in f".{name}":  # the head is drawn anew
+                assert torch.equal(values, old), name
+            continue
+        compared += 1
+        assert values.shape[0] == size, name
+        assert torch.equal(values[: small.TOKENS], old[: small.TOKENS]), name
+        mean = old[: small.TOKENS].double().mean(0)
+        for new in models.added_tokens(grown):
+            assert torch.allclose(values[new].double(), mean, atol=1e-6), name
+        assert torch.equal(values[small.TOKENS + 2 :], old[small.TOKENS + 2 :]), name
+    assert (
+        compared
+        >= (1 if task == "classification" or (tied and kind in ("gpt2", "llama", "gemma2")) else 2) - tied
+    )
+    output, inputs = grown.get_output_embeddings(), grown.get_input_embeddings()
+    if output is not None:
+        assert (output.weight is inputs.weight) == tied
+        if getattr(output, "bias", None) is not None:
+            assert output.bias.shape == (size,)
+    again = models.load_model(with_tokens(path, "USR:", "SYS:", task=task), classes, small.TOKENS + 2)
+    assert torch.equal(inputs.weight, again.get_input_embeddings().weight)
+    names = {name for name, p in grown.named_parameters() if p.requires_grad}
+    assert names == {name for name, p in plain.named_parameters() if p.requires_grad}
+
+
+def test_with_new_tokens_a_larger_vocabulary_is_still_refused(root):
+    path = small.saved(root / "narrower", "gpt2", vocab_size=100)
+    with pytest.raises(InputError, match=r"has 8192 entries, but .* has 100 embeddings"):
+        models.load_model(with_tokens(path, "USR:"), vocabulary=8193)
+
+
+@pytest.mark.parametrize(("kind", "task"), FAMILIES_AND_TASKS)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("room", [0, 60])
+@pytest.mark.parametrize("adapter", [{}, {"kind": "lora", "rank": 2}])
+def test_a_release_with_new_tokens_loads_by_itself(tmp_path, kind, task, tied, room, adapter):
+    """With transformers and peft alone, as the model card says, to the same logits."""
+    from peft import PeftModel
+
+    changes = {"tie_word_embeddings": tied, "vocab_size": small.TOKENS + room, "num_labels": 2}
+    path = small.saved(tmp_path / "m", kind, task, **changes)
+    settings = with_tokens(path, "USR:", "SYS:", task=task, adapter=adapter)
+    tokenizer = models.load_tokenizer(settings)
+    model = models.load_model(settings, 2 if task == "classification" else None, len(tokenizer))
+    model = stirred(model)
+    models.save(model, tokenizer, tmp_path / "out", str(path))
+    auto = small._HEADS[task]
+    if adapter:
+        base = auto.from_pretrained(path)
+        base.resize_token_embeddings(model.get_base_model().get_input_embeddings().num_embeddings)
+        again = PeftModel.from_pretrained(base, tmp_path / "out").eval()
+    else:
+        again = auto.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("USR: hello SYS: yes")["input_ids"]])
+    assert {small.TOKENS, small.TOKENS + 1} <= set(ids[0].tolist())
+    assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
+    fuse(again)  # all that they differ by
+    assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_an_adapter_without_new_tokens_holds_no_embeddings(root, tmp_path):
+    model = loaded(root, "gpt2", adapter={"kind": "lora", "rank": 2})
+    models.save(model, models.load_tokenizer(config("bundled")), tmp_path / "out", str(root))
+    assert not any("wte" in name for name in load_file(tmp_path / "out" / "adapter_model.safetensors"))

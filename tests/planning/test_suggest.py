@@ -1,0 +1,262 @@
+"""Suggestions: every setting meets the target and spends the budget, and the ranking follows its own rule."""
+
+import json
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+
+from confide.config.loading import check
+from confide.data.shape import Shape
+from confide.planning import suggest as suggesting
+from confide.planning.plan import Size
+from confide.planning.suggest import log_progress, suggest
+from confide.privacy import mechanisms
+from confide.privacy.correlated_noise import noise_in_weights, sensitivity
+from confide.privacy.mechanisms.statement import settle
+from confide.tuning.space import altered
+from confide.utils.errors import InputError
+from tests.command import confide
+from tests.test_resume import config as run_config
+
+SIZE = Size(5_300_000, 5_300_000, 4, 256, 8192)
+
+
+def shape(units: int = 3000) -> Shape:
+    rows = np.minimum(np.random.default_rng(0).zipf(1.8, units), 60).astype(np.int64)
+    return Shape(rows, int(rows.sum()), int(rows.sum()) * 50, True)
+
+
+def config(mechanism: str = "uls", **privacy):
+    raw = {
+        "data": {"train": __file__, "unit": "user"},
+        "privacy": {"mechanism": mechanism, "epsilon": 8.0, "rows_per_unit": 2} | privacy,
+        "train": {"steps": 60, "batch": 100.0},
+    }
+    return check(raw)
+
+
+@pytest.fixture(scope="module")
+def timed():
+    began = time.process_time()
+    found = suggest(config(), shape(), SIZE, count=12)
+    return found, time.process_time() - began
+
+
+@pytest.fixture
+def found(timed):
+    return timed[0]
+
+
+def test_hundreds_of_settings_are_considered(found):
+    assert found["considered"] >= 200
+    assert found["considered"] - found["impossible"] >= 150
+
+
+def test_every_suggestion_meets_the_target_and_spends_the_budget(found):
+    for row in found["ranked"]:
+        mechanism = mechanisms.build(altered(config(), row["settings"]))
+        setting = settle(mechanism, shape(), None, row["noise_multiplier"], row["settings"]["privacy.delta"])
+        assert setting.curve().epsilon(setting.delta) <= 8.0
+        assert setting.curve().epsilon(setting.delta) > 7.9
+        computed = mechanism.rows_computed(setting.terms)  # a batch is rounded down to what can be written
+        assert 0.99 * found["budget_rows"] < computed <= found["budget_rows"] * (1 + 1e-9)
+        batch = row["settings"]["train.batch"]
+        assert batch == float(f"{batch:.3g}") or (isinstance(batch, int) and batch >= 100)
+        assert setting.noise_per_gradient() == pytest.approx(row["noise_per_gradient"])
+
+
+def test_all_are_compared_at_one_delta(found):
+    assert len({row["settings"]["privacy.delta"] for row in found["ranked"]}) == 1
+
+
+def test_the_first_has_the_most_progress_and_the_reasons_tell_why(found):
+    ranked = found["ranked"]
+    assert ranked[0]["progress"] >= 0.96 * max(row["progress"] for row in ranked)
+    assert all(str(row["steps"]) in row["reason"] for row in ranked)
+    assert len({row["reason"] for row in ranked}) >= 4
+    assert not any(row["reason"].startswith(ranked[0]["reason"]) for row in ranked[1:])
+
+
+def test_of_settings_alike_the_one_that_reaches_more_rows_stands_first(found):
+    """User-level sampling of one row a step has the noise of example-level sampling of one row in all."""
+    order = [
+        row["mechanism"]
+        for row in found["ranked"]
+        if row["rows_per_unit"] == 1 and row["mechanism"] != "group"
+    ]
+    assert order[0] == "uls"
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(suggesting, "STEPS", (4, 16, 64, 256))
+    monkeypatch.setattr(suggesting, "CAPS", {"uls": (1, 2, 8), "els": (1, 4)})
+    monkeypatch.setattr(suggesting, "USER_LEVEL", ("uls", "els"))
+
+
+def test_a_lower_learning_rate_and_a_decay_allow_more_steps(few):
+    def steps(**train):
+        raw = config().model_dump(mode="json")
+        raw["train"] |= train
+        return suggest(check(raw), shape(), SIZE, rows=20_000, count=1)["ranked"][0]["steps"]
+
+    assert steps(learning_rate=1e-3) > steps(learning_rate=4e-3) > steps(learning_rate=2e-2)
+    assert steps(learning_rate=4e-3, schedule="linear") >= steps(learning_rate=4e-3)
+
+
+def test_progress_falls_with_noise_and_ends_to_grow_where_the_walk_outweighs_a_step():
+    for steps in (10, 100):
+        assert log_progress(steps, 3.0, 0.0) == pytest.approx(math.log(steps / 2))
+        assert log_progress(steps, 3.0, 1e-6) < log_progress(steps, 2.0, 1e-6)
+    best = max(range(1, 1000), key=lambda steps: log_progress(steps, 0.0, 1e-5, walk=1000.0))
+    assert best == 100
+
+
+def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
+    """Against the accounting itself: noise multiplier, the norm of its matrix, and what it leaves."""
+    decaying = config().model_dump(mode="json")
+    decaying["train"]["schedule"] = "linear"
+    found = suggest(check(decaying), shape(), SIZE, count=1)
+    first, told = found["ranked"][0], found["correlated"]
+    assert told["bands"] > 1
+    assert 0.4 < told["noise_in_weights"] < 1
+    rates = [1 - step / first["steps"] for step in range(first["steps"])]  # linear decay
+    noises = []
+    for bands in (1, told["bands"]):
+        raw = check(
+            altered(config(), first["settings"] | {"privacy.bands": bands}, "test").model_dump(mode="json")
+        )
+        setting = settle(mechanisms.build(raw), shape(), raw.privacy.epsilon, None, raw.privacy.delta)
+        noises.append(setting.noise_multiplier * sensitivity(bands) * noise_in_weights(bands, rates))
+    assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
+    assert told["bands"] * first["sampling_probability"] <= 1
+
+
+def test_correlated_noise_is_not_told_of_where_nobody_can_sit_out_a_step(few, monkeypatch):
+    monkeypatch.setattr(suggesting, "STEPS", (4,))
+    everybody = suggest(config(), shape(60), SIZE, rows=60 * 3, count=1)
+    assert everybody["ranked"][0]["sampling_probability"] == 0.75
+    assert everybody["correlated"] is None
+
+
+def test_a_budget_of_its_own_needs_no_batch_that_fits(few):
+    """Who has fewer units than a step was to have needs a suggestion most."""
+    with pytest.raises(InputError, match="more than the 80 there are"):
+        suggest(config(), shape(80), SIZE)
+    (first,) = suggest(config(), shape(80), SIZE, rows=2_000, count=1)["ranked"]
+    assert first["batch"] <= 80
+
+
+def test_measured_norms_say_that_they_are_not_covered(few):
+    def flat(k):
+        return 1.0
+
+    def steep(k):
+        return k**-0.5
+
+    same = suggest(config(), shape(300), SIZE, norms=flat, rows=50_000, count=1)
+    other = suggest(config(), shape(300), SIZE, norms=steep, rows=50_000, count=1)
+    assert "not covered" in same["basis"]
+    assert "costs no privacy" in suggest(config(), shape(), SIZE, count=1)["basis"]
+    assert same["ranked"][0]["rows_per_unit"] == 1
+    assert (other["ranked"][0]["mechanism"], other["ranked"][0]["rows_per_unit"]) == ("uls", 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "words"),
+    [
+        (config(epsilon=None, noise_multiplier=1.0), None, "needs a target"),
+        (config("none", epsilon=None, rows_per_unit=4), None, "epsilon"),
+        (config(), 1e12, "no setting spends them on 3000 units; give fewer with --rows"),
+        (config(), 3.0, "3 rows: a suggestion takes 4 steps at least"),
+        (config(), math.inf, "inf rows"),
+    ],
+)
+def test_what_cannot_be_suggested_is_said(few, settings, rows, words):
+    with pytest.raises(InputError, match=words):
+        suggest(settings, shape(), SIZE, rows=rows)
+
+
+def trains(settings, **changes):
+    return settings.model_copy(update={"train": settings.train.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_the_rule_is_for_adam_alone(few, optimizer):
+    with pytest.raises(InputError, match=rf"train.optimizer: .* of {optimizer} it knows nothing"):
+        suggest(trains(config(), optimizer=optimizer), shape(), SIZE)
+
+
+def test_warm_up_keeps_its_share_of_the_run(few):
+    for row in suggest(trains(config(), warmup=6), shape(), SIZE, rows=20_000, count=12)["ranked"]:
+        assert row["settings"]["train.warmup"] == row["steps"] // 10
+    assert "train.warmup" not in suggest(config(), shape(), SIZE, count=1)["ranked"][0]["settings"]
+
+
+def test_where_the_fewest_steps_are_best_the_learning_rate_is_named(few):
+    fast, slow = (
+        suggest(trains(config(), learning_rate=rate), shape(), SIZE, count=1)["ranked"][0]
+        for rate in (0.02, 1e-3)
+    )
+    assert fast["steps"] == suggesting.STEPS[0]
+    assert "a lower learning rate bears more" in fast["reason"]
+    assert slow["steps"] > suggesting.STEPS[0]
+    assert "lower learning rate" not in slow["reason"]
+
+
+def test_the_other_mechanisms_have_no_rivals():
+    settings = config(epsilon=8.0)
+    redacted = settings.model_copy(
+        update={"privacy": settings.privacy.model_copy(update={"mechanism": "selective"})}
+    )
+    with pytest.raises(InputError, match="no suggestion for selective"):
+        suggest(redacted, shape(), SIZE)
+
+
+@pytest.mark.parametrize(("sampling", "resample"), [("shuffle", False), ("poisson", True)])
+def test_the_settings_are_those_that_were_accounted_for(few, sampling, resample):
+    settings = config("els", sampling=sampling, resample=resample)
+    for row in suggest(settings, shape(), SIZE, rows=20_000, count=12)["ranked"]:
+        mechanism = mechanisms.build(altered(settings, row["settings"]))
+        assert mechanism.sampling == "poisson"
+        assert mechanism.terms(shape()).rows_per_unit in (None, row["rows_per_unit"])
+
+
+def test_it_is_quick(timed):
+    assert timed[1] < 40  # 20 s of two cores
+
+
+def test_the_command_writes_a_config_that_trains(few, tmp_path):
+    settings = run_config(tmp_path, privacy__noise_multiplier=None, privacy__epsilon=20.0)
+    path, out = tmp_path / "c.yaml", tmp_path / "best.yaml"
+    path.write_text("# of mine\n" + re.sub(r"( batch: .*)", r"\1   # mine", settings.to_yaml()))
+    said = confide("plan", path, "--suggest", "--count", "2", "--out", out, "--json")
+    assert said.code == 0
+    best = json.loads(said.out)["ranked"][0]
+    assert confide("train", out, f"run={tmp_path / 'other'}", "train.steps=2").code == 0
+    assert f"mechanism: {best['mechanism']}" in out.read_text()
+    assert f"batch: {best['batch']}   # mine\n" in out.read_text()
+    assert out.read_text().startswith("# of mine\n")
+    again = confide("plan", path, "--suggest", "--out", out)
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+@pytest.mark.parametrize("option", [("--rows", "100"), ("--count", "3"), ("--out", "x.yaml")])
+def test_options_of_a_suggestion_need_it(tmp_path, option):
+    path = tmp_path / "c.yaml"
+    path.write_text(run_config(tmp_path).to_yaml())
+    said = confide("plan", path, *option)
+    assert said.code == 2
+    assert "is an option of --suggest" in said.err
+
+
+def test_a_what_if_is_no_option_of_a_suggestion(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(run_config(tmp_path).to_yaml())
+    said = confide("plan", path, "--suggest", "--times-users", "10")
+    assert said.code == 2
+    assert "--times-users" in said.err

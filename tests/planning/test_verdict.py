@@ -1,0 +1,97 @@
+"""Whether there are enough units is said of a plan, by the rule that suggestions follow and what was measured."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from confide.config.loading import check
+from confide.data.shape import Shape
+from confide.planning.plan import Size
+from confide.planning.verdict import MOST, PART, verdict
+from confide.privacy import mechanisms
+from confide.privacy.mechanisms.statement import settle
+from tests.command import World, confide, tiny_model
+
+SIZE = Size(5_300_000, 5_300_000, 4, 256, 8192)
+
+
+def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_000, train=None, **privacy):
+    config = check(
+        {
+            "data": {"train": __file__, "unit": "user"},
+            "privacy": {"epsilon": 8.0, "rows_per_unit": rows} | privacy,
+            "train": {"steps": 60, "batch": units * rate} | (train or {}),
+        }
+    )
+    shape = Shape(np.full(units, 40, np.int64), 40 * units, 2000 * units, True)
+    mechanism = mechanisms.build(config)
+    setting = settle(
+        mechanism, shape, config.privacy.epsilon, config.privacy.noise_multiplier, config.privacy.delta
+    )
+    chosen = {
+        "epsilon": config.privacy.epsilon,
+        "noise_multiplier": setting.noise_multiplier,
+        "noise_per_gradient": setting.noise_per_gradient(),
+        "rows_per_unit": mechanism.cap(shape),
+    }
+    return verdict(config, shape, Size(trainable, trainable, 4, 256, 8192), chosen)
+
+
+@pytest.mark.parametrize(
+    ("units", "rate", "delta", "near", "expect"),
+    [
+        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # the two runs of docs/results.md
+        (117, 60 / 117, 2.8e-6, 33.7, "part"),
+        (63, 35 / 63, 2.347e-4, 42.6, "little"),  # two of docs/configuring.md
+        (254, 120 / 254, 4.24e-5, 11.8, "part"),
+        (70, 0.5, None, None, "little"),
+        (10, 0.5, None, None, "little"),
+    ],
+)
+def test_the_measured_runs_and_seventy_users(units, rate, delta, near, expect):
+    steps = 40 if units in (63, 254) else 60
+    found = judged(units, rate, delta=delta, train={"steps": steps})
+    assert found["expect"] == expect
+    if near is not None:
+        assert found["noise_over_gradient"] == pytest.approx(near, rel=0.02)
+    assert f"{units:,} units" in found["words"][0]
+    assert re.search(r"is about [\d,.]+ times as long", found["words"][0])
+    assert ("too few units" in found["words"][0]) == (expect == "little")
+
+
+def test_as_many_units_as_it_says_are_enough():
+    found = judged(70, 0.5, delta=1e-5)
+    assert found["expect"] == "little"
+    assert judged(round(1.05 * found["units_for_part"]), 0.5, delta=1e-5)["expect"] == "part"
+    assert judged(round(0.9 * found["units_for_part"]), 0.5, delta=1e-5)["expect"] == "little"
+    assert judged(round(1.05 * found["units_for_most"]), 0.5, delta=1e-5)["expect"] == "most"
+    assert f"about {found['units_for_part']:,} units for a quarter or a third" in found["words"][1]
+
+
+def test_it_follows_noise_weights_and_rows():
+    first = judged(500)["noise_over_gradient"]
+    assert judged(500, trainable=4 * 5_300_000)["noise_over_gradient"] == pytest.approx(2 * first)
+    assert judged(500, rows=4)["noise_over_gradient"] < first
+    assert judged(500, epsilon=1.0)["noise_over_gradient"] > 2 * first
+
+
+@pytest.mark.parametrize(
+    "changes", [{"bands": 4}, {"epsilon": None, "noise_multiplier": 0.0}, {"train": {"optimizer": "sgd"}}]
+)
+def test_where_no_rule_is_known_nothing_is_said(changes):
+    assert judged(500, **changes) is None
+
+
+def test_the_plan_says_it(tmp_path):
+    world = World(tmp_path, tiny_model(tmp_path))
+    said, facts = confide("plan", world.path), json.loads(confide("plan", world.path, "--json").out)
+    assert facts["verdict"]["expect"] in ("most", "part", "little")
+    assert f"verdict: {facts['verdict']['words'][0]}\n" in said.out
+    assert facts["verdict"]["noise_over_gradient"] > 0
+    large = confide("plan", world.path, "privacy.delta=0.1")
+    assert "delta = 0.1 is large" in large.out
+    assert "is large" not in confide("plan", world.path, "privacy.delta=1e-6").out
+    assert MOST < PART < math.inf

@@ -1,0 +1,308 @@
+"""Noise correlated over steps: the matrix, the step, who is drawn when, what it costs, and that it keeps its claim."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import toeplitz
+
+from confide.config.loading import check
+from confide.planning import plan as planning
+from confide.privacy import accounting, mechanisms
+from confide.privacy.accounting import MixtureOfGaussians
+from confide.privacy.correlated_noise import Correlated, coefficients, noise_in_weights, sensitivity
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.none import NonPrivate
+from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.sampling import Sampling
+from confide.randomness.streams import RunKey
+from confide.runs import verify
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import fine_tune
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+from tests import small
+from tests.privacy.mechanisms.test_mechanisms import build
+from tests.privacy.mechanisms.test_mechanisms import config as mechanism_config
+from tests.test_resume import config, same
+from tests.training.test_step import NOTHING, moved, snapshot, some_draw, step_of
+
+KEY = RunKey.from_text("correlation")
+QUIET = Console(quiet=True)
+
+
+def matrix(bands: int, steps: int) -> np.ndarray:
+    column = np.zeros(steps)
+    column[: min(bands, steps)] = coefficients(bands)[:steps]
+    return np.tril(toeplitz(column))
+
+
+# the matrix ----------------------------------------------------------------------------------------
+def test_uncut_it_is_the_square_root_of_prefix_sums():
+    whole = matrix(12, 12)
+    assert np.allclose(whole @ whole, np.tril(np.ones((12, 12))))
+    assert coefficients(1) == [1.0]
+    assert sensitivity(1) == 1.0
+    assert sensitivity(5) == pytest.approx(np.linalg.norm(matrix(5, 12), axis=0).max())
+
+
+@pytest.mark.parametrize("bands", [1, 3, 20])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_noise_in_the_weights_is_that_of_many_runs(bands, decay):
+    generator, steps, runs = np.random.default_rng(0), 9, 20_000
+    rates = [1 - decay * step for step in range(steps)]
+    noise = np.linalg.solve(matrix(bands, steps), generator.normal(size=(steps, runs)))
+    weights = np.cumsum(np.array(rates)[:, None] * noise, axis=0)
+    assert noise_in_weights(bands, rates) == pytest.approx(np.sqrt((weights**2).mean()), rel=0.01)
+
+
+def test_without_bands_noise_adds_up():
+    assert noise_in_weights(1, [1.0] * 4) == pytest.approx(math.sqrt((1 + 2 + 3 + 4) / 4))
+    assert noise_in_weights(4, [1.0] * 4) < noise_in_weights(2, [1.0] * 4) < noise_in_weights(1, [1.0] * 4)
+
+
+@pytest.mark.parametrize("bands", [2, 3, 7])
+def test_noise_is_the_inverse_matrix_times_independent_noise(bands):
+    generator = np.random.default_rng(0)
+    z = generator.normal(size=(9, 5))
+    correlated = Correlated(bands, lambda step: {"w": torch.tensor(z[step])})
+    found = np.stack([correlated.at(step)["w"].numpy() for step in range(9)])
+    assert np.allclose(found, np.linalg.solve(matrix(bands, 9), z))
+
+
+def test_steps_before_a_resumed_one_are_made_up_for():
+    z = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    whole, late = (Correlated(4, lambda step: {"w": z[step].clone()}) for _ in range(2))
+    for step in range(9):
+        found = whole.at(step)["w"]
+    assert torch.equal(late.at(8)["w"], found)
+    with pytest.raises(AssertionError, match="step 3 comes after step 8"):
+        late.at(3)
+
+
+# the step ------------------------------------------------------------------------------------------
+def test_a_step_adds_it_to_the_sum_times_the_sensitivity():
+    """Against steps with independent noise, which give Z, and a step without noise, which gives the sum."""
+    bands, clip, s, scale = 3, 0.7, 0.9, 0.25
+    draws = [some_draw(seed=1), NOTHING, some_draw((2, 1), seed=2), NOTHING, NOTHING]
+
+    def updates(combine):
+        found = []
+        for number in range(5):  # each from the same weights, so that gradients are the same
+            model = small.gpt2()
+            before = snapshot(model)
+            step_of(model, draws, combine)(number)
+            found.append(moved(before, model))
+        return found
+
+    independent = updates(Combine(clip, s, scale))
+    bare = updates(Combine(clip, 0.0, scale))
+    found = updates(Combine(clip, s, scale, bands=bands))
+    for name in bare[0]:
+        noise = np.stack(
+            [(a[name] - b[name]).numpy().ravel() for a, b in zip(independent, bare, strict=True)]
+        )
+        ours = np.stack([(a[name] - b[name]).numpy().ravel() for a, b in zip(found, bare, strict=True)])
+        expected = sensitivity(bands) * np.linalg.solve(matrix(bands, 5), noise)
+        assert np.allclose(ours, expected, atol=2e-6), name
+
+
+# who is drawn --------------------------------------------------------------------------------------
+def test_each_group_has_its_turn_and_all_are_drawn_alike():
+    n, rate, bands, steps = 60, 0.15, 4, 2000
+    sampling = Sampling("poisson", rate, bands=bands)
+    drawn = np.zeros((steps, n), bool)
+    for step in range(steps):
+        drawn[step, sampling.draw(n, KEY, "main", step)] = True
+    turns = np.array([drawn[turn::bands].mean(axis=0) for turn in range(bands)])
+    assert ((turns > 0).sum(axis=0) == 1).all()  # nobody out of turn
+    assert np.array_equal(np.sort((turns > 0).sum(axis=1)), [15, 15, 15, 15])
+    error = math.sqrt(bands * rate * (1 - bands * rate) / (steps / bands))
+    assert np.abs(turns.max(axis=0) - bands * rate).max() < 4.5 * error
+
+
+def test_of_one_band_nothing_changes():
+    plain, one = Sampling("poisson", 0.2), Sampling("poisson", 0.2, None, 1)
+    assert np.array_equal(plain.draw(50, KEY, "main", 3), one.draw(50, KEY, "main", 3))
+
+
+# what it costs -------------------------------------------------------------------------------------
+SHAPE_OF = [4] * 40
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory):
+    return small.graph(tmp_path_factory.mktemp("graph") / "g", SHAPE_OF).shape()
+
+
+@pytest.mark.parametrize(("name", "units"), [("uls", 40), ("dp-sgd", 160)])
+def test_a_unit_takes_part_in_as_many_turns_as_are_accounted_for(shape, name, units):
+    mechanism = build(name, bands=6)
+    rate = 6 * 5 / units
+    assert mechanism.terms(shape).process == MixtureOfGaussians.bernoulli(rate, 9)  # of 50 steps
+    assert mechanism.terms(shape, 6).process == MixtureOfGaussians.bernoulli(rate, 1)
+    assert mechanism.terms(shape, 7).process == MixtureOfGaussians.bernoulli(rate, 2)
+    assert any("6 groups" in fact for fact in mechanism.terms(shape).facts)
+    setting = settle(mechanism, shape, 4.0)
+    assert setting.curve().epsilon(setting.delta) <= 4.0
+    assert setting.noise_per_gradient() == setting.noise_multiplier * sensitivity(6) / 5
+
+
+@pytest.mark.parametrize("bands", [1, 6])
+def test_epsilon_follows_from_what_the_guarantee_says(shape, bands):
+    """Somebody who has guarantee.json alone."""
+    setting = settle(build("uls", bands=bands), shape, 4.0)
+    settings = mechanism_config("uls", bands=bands)
+    stated = state_guarantee(setting, 50, False, settings, {"state": "planned"}).to_json()
+    turns = math.ceil(stated["steps"] / stated["bands"])
+    process = MixtureOfGaussians.bernoulli(stated["sampling_probability"][1], turns)
+    assert process.curve(stated["noise_multiplier"]).epsilon(stated["delta"]) == pytest.approx(
+        stated["epsilon"]
+    )
+    assert stated["sampling_probability"][0] == (0 if bands > 1 else stated["sampling_probability"][1])
+    assert any("in the mean over steps" in fact for fact in stated["public_facts"]) == (bands > 1)
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_no_guess_from_the_sums_beats_the_curve_and_without_the_sensitivity_it_does(bands):
+    """One unit of gradient 1 among none, and the best test there is: a matched filter on C times the noised sums."""
+    trials, steps, rate, s = 20_000, 8, 0.2, 0.6
+    process = MixtureOfGaussians.bernoulli(bands * rate, steps // bands)
+    allowed = process.curve(s)
+    generator = np.random.default_rng(0)
+    c = matrix(bands, steps)
+    column = np.linalg.norm(c, axis=0)
+
+    def scores(is_there: bool, scale: float) -> np.ndarray:
+        taken = np.zeros((trials, steps))
+        if is_there:  # its group has the first turn
+            taken[:, ::bands] = generator.random((trials, steps // bands)) < bands * rate
+        noise = np.linalg.solve(c, generator.normal(size=(steps, trials))).T * scale
+        seen = (taken + noise) @ c.T
+        turns = np.arange(0, steps, bands)
+        filtered = seen @ c[:, turns] / scale**2
+        likelihood = np.exp(filtered - column[turns] ** 2 / scale**2 / 2)
+        return np.log1p(bands * rate * (likelihood - 1)).sum(axis=1)
+
+    def found(scale: float) -> float:
+        """True positives at a tenth of false ones, less what the curve allows, in standard errors."""
+        out, inside = scores(False, scale), scores(True, scale)
+        fpr, where = 0.1, np.quantile(out, 0.9)
+        tpr = np.mean(inside > where)
+        return float((tpr - allowed.true_positive_rate(fpr)) / math.sqrt(0.25 / trials))
+
+    assert -3 < found(s * sensitivity(bands)) < 3  # the accounting is exact, too
+    if bands > 1:
+        assert found(s) > 5
+
+
+def test_the_same_guarantee_leaves_less_noise_in_the_weights(shape):
+    """The point of it: the sum of all steps' noise, which is what the last weights hold at a constant rate."""
+    steps = 8
+
+    def last(bands: int) -> float:
+        setting = settle(build("uls", steps=steps, epsilon=8.0, bands=bands), shape, 8.0)
+        inverse = np.linalg.solve(matrix(bands, steps), np.eye(steps))
+        return setting.noise_multiplier * sensitivity(bands) * np.linalg.norm(inverse.sum(axis=0))
+
+    assert last(8) < 0.7 * last(1)
+
+
+def test_a_plan_shows_rivals_with_independent_noise(shape):
+    settings = mechanism_config("uls", bands=6)
+    assert planning.rival("uls", mechanisms.build(settings), settings).bands == 6
+    assert planning.rival("els", mechanisms.build(settings), settings).bands == 1
+
+
+# what is refused -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("mechanism", "changes", "words"),
+    [
+        ("els", {}, "under uls and dp-sgd, not under els"),
+        ("adaptive", {}, "not under adaptive"),
+        ("uls", {"sampling": "shuffle"}, "sampling: poisson"),
+        ("uls", {"steps": 5}, "more than the 5 steps"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(mechanism, changes, words):
+    with pytest.raises(InputError, match=words):
+        mechanism_config(mechanism, bands=6, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("els", {}), ("uls", {"sampling": "shuffle"}), ("uls", {"adjacency": "add-or-remove"})],
+)
+def test_no_other_way_leads_to_noise_that_nothing_accounts_for(name, changes):
+    mechanism = replace(build(name, rows_per_unit=2), **changes)
+    with pytest.raises(AssertionError, match="nothing accounts for"):
+        replace(mechanism, bands=6)
+
+
+def test_only_those_that_say_so_correlate():
+    assert {name for name in mechanisms.NAMES if mechanisms.find(name).correlates} == {"uls", "dp-sgd"}
+
+
+def test_replacing_is_accounted_for_turn_by_turn(shape):
+    plain, replaced = (
+        build("uls", bands=6, adjacency=kind).terms(shape) for kind in ("zero-out", "replace-one")
+    )
+    assert replaced.zeroed == plain.process
+    assert replaced.process == accounting.replaced(plain.process)
+    assert replaced.process != replaced.zeroed
+
+
+def test_a_twin_draws_alike_and_adds_nothing(tmp_path):
+    graph = small.graph(tmp_path / "g", SHAPE_OF)
+    private = build("uls", bands=4)
+    twin = NonPrivate.twin(private)
+    ours, theirs = (each.sampler(graph, KEY, "main", lambda: None) for each in (private, twin))
+    assert all(np.array_equal(ours.draw(step).who, theirs.draw(step).who) for step in range(8))
+    assert twin.combine(twin.terms(graph.shape()), 0.0).noise_scale == 0
+
+
+def test_more_groups_than_a_step_can_draw_from_are_refused(shape):
+    with pytest.raises(InputError, match="at most 8"):
+        build("uls", bands=9).terms(shape)
+
+
+def test_an_audit_of_sums_takes_independent_noise(tmp_path):
+    raw = config(tmp_path).model_dump(mode="json")
+    raw["privacy"]["bands"] = 2
+    raw["canaries"] = {"count": 4, "white_box": True}
+    with pytest.raises(InputError, match="independent"):
+        check(raw)
+
+
+# a run ---------------------------------------------------------------------------------------------
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
+    whole, cut = (Run(config(tmp_path / name, privacy__bands=3)) for name in ("whole", "cut"))
+    fine_tune(whole, QUIET)
+    for until in (2, 11, 24):
+        outcome = fine_tune(cut, QUIET, until=until)
+    same(cut, whole)
+    assert any("3 groups" in fact for fact in outcome.guarantee.public_facts)
+    plain = Run(config(tmp_path / "plain"))
+    fine_tune(plain, QUIET)
+    with pytest.raises(AssertionError):
+        same(plain, whole)
+
+
+def noise_passes(job: Job) -> bool:
+    checks = {each["name"]: each["ok"] for each in verify.verify(job)["checks"]}
+    assert all(passed for name, passed in checks.items() if name != "noise of the stated size"), checks
+    return checks["noise of the stated size"]
+
+
+def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
+    job = Job.of(Run(config(tmp_path / "a", privacy__bands=3)), QUIET)
+    assert noise_passes(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(Correlated, "at", lambda self, step: self._independent(step))
+        assert not noise_passes(job)
+    with monkeypatch.context() as patch:
+        patch.setattr("confide.privacy.mechanisms.base.sensitivity", lambda bands: 1.0)
+        assert not noise_passes(job)

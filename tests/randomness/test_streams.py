@@ -1,0 +1,301 @@
+from threading import Barrier, Event, get_ident
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from confide.randomness import streams as noise
+from confide.randomness.streams import BLOCK, GROUPS, PAIRS, FastStream, RunKey, Stream, add_noise
+from confide.utils.errors import InputError
+
+KEY = RunKey.from_text("test")
+
+
+def test_words_are_those_of_aes_ctr_by_the_nist_vector():
+    # NIST SP 800-38A, F.5.5 (CTR-AES256.Encrypt): key stream = ciphertext xor plaintext.
+    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
+    counter = int("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", 16)
+    plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172a")
+    cipher = bytes.fromhex("601ec313775789a5b7a7f504bbf3d228")
+    expected = np.frombuffer(bytes(a ^ b for a, b in zip(plain, cipher, strict=True)), "<u8")
+    assert (Stream(key).uint64(2, 2 * counter) == expected).all()
+
+
+def test_any_index_gives_the_same_value_wherever_one_starts():
+    stream = KEY.stream("main", "noise", 3, "weight")
+    for values in (stream.uint64, stream.normal):
+        whole = np.asarray(values(1000))
+        for start, n in ((0, 7), (1, 8), (499, 1), (500, 500), (999, 1)):
+            assert (np.asarray(values(n, start)) == whole[start : start + n]).all()
+
+
+@pytest.mark.parametrize(
+    "other", [("b", "noise", 0, "w"), ("a", "draw", 0, "w"), ("a", "noise", 1, "w"), ("a", "noise", 0, "v")]
+)
+def test_streams_of_another_domain_differ(other):
+    here = KEY.stream("a", "noise", 0, "w").uint64(64)
+    there = KEY.stream(*other).uint64(64)
+    assert not (here == there).any()
+
+
+def test_domains_cannot_run_into_each_other():
+    assert (KEY.stream("a", "b1", 1).uint64(4) != KEY.stream("a", "b", 11).uint64(4)).any()
+
+
+def test_another_key_gives_another_stream():
+    assert (KEY.stream("a", "b").uint64(8) != RunKey.from_text("other").stream("a", "b").uint64(8)).all()
+
+
+def test_normal_values_are_normal():
+    from scipy import stats
+
+    values = KEY.stream("main", "noise").normal(400_000).double().numpy()
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert abs(values.mean()) < 5 / 400_000**0.5
+    assert abs(values.std() - 1) < 5 / 800_000**0.5
+    for lag in (1, PAIRS):  # neighbours, and the two of a pair
+        assert abs(np.corrcoef(values[:-lag], values[lag:])[0, 1]) < 5 / 400_000**0.5
+    # A tail cut at 3 or 4 standard deviations would show here: 2 * 400,000 * P(Z > 4) is 25.
+    assert 5 < (abs(values) > 4).sum() < 55
+
+
+def test_normal_values_are_box_muller_of_the_words_to_the_precision_of_float32():
+    """Whatever code NumPy has for this processor: a logarithm or a sine of few bits would make other noise."""
+    stream = KEY.stream("main", "noise")
+    words = np.empty((GROUPS, 3 * PAIRS), "<i4")
+    stream._fill_groups(words, 0)
+    drawn, angles = words[:, : 2 * PAIRS].view("<i8").astype(float), words[:, 2 * PAIRS :].astype(float)
+    radius, angle = np.sqrt(-2 * np.log(abs(drawn) * 2.0**-63)), angles * (np.pi * 2.0**-31)
+    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
+    off = abs(stream.normal(BLOCK).double().numpy().reshape(expected.shape) - expected).max(1)
+    # In units of 2^-24: an angle of pi is rounded three times (9.4); sine, radius and product to a few last bits.
+    # The word's rounding moves the squared radius.
+    assert (off < 16 * 2.0**-24 * radius + np.minimum(2.0**-22 / radius, 2.0**-11)).all()
+
+
+def test_the_tail_is_as_long_as_64_bits_make_it():
+    class Smallest(Stream):
+        def _encrypt(self, words, mode):
+            words[:] = 0
+
+    assert Smallest(b"").normal(1).item() == pytest.approx(np.log(2.0**126) ** 0.5)
+
+
+def test_integers_are_uniform_below_their_limits():
+    drawn = KEY.stream("main", "rows").below(np.full(60_000, 6))
+    counts = np.bincount(drawn, minlength=6)
+    assert len(counts) == 6
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 30
+
+
+def test_noise_has_the_stated_size_and_crosses_blocks():
+    tensor = torch.zeros(3, BLOCK)
+    add_noise([(tensor, KEY.stream("main", "noise"), 0)], 2.5)
+    assert tensor.std().item() == pytest.approx(2.5, rel=0.01)
+    assert torch.equal(
+        tensor.view(-1)[BLOCK - 1 : BLOCK + 1], 2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)
+    )
+
+
+def test_noise_far_smaller_than_one_is_not_rounded_away():
+    values = torch.zeros(BLOCK)
+    add_noise([(values, KEY.stream("main", "noise"), 0)], 1e-30)
+    assert torch.allclose(
+        values.double() * 1e30, KEY.stream("main", "noise").normal(BLOCK).double(), 1e-6, 1e-8
+    )
+
+
+def test_fast_noise_is_repeatable_and_normal():
+    first, second = (torch.zeros(BLOCK + 5) for _ in range(2))
+    for tensor in (first, second):
+        add_noise([(tensor, FastStream(KEY.stream("main", "noise")), 0)], 1.0)
+    assert torch.equal(first, second)
+    assert first.std().item() == pytest.approx(1.0, rel=0.01)
+
+
+def test_key_file_is_private_and_a_readable_one_is_refused(tmp_path):
+    path = tmp_path / "key"
+    key = RunKey.create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (RunKey.load(path).stream("a", "b").uint64(4) == key.stream("a", "b").uint64(4)).all()
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="chmod 600"):
+        RunKey.load(path)
+
+
+def test_key_does_not_show_itself(tmp_path):
+    key = RunKey.create(tmp_path / "key")
+    secret = (tmp_path / "key").read_bytes()
+    assert secret.hex() not in repr(key)
+    assert repr(secret) not in repr(key)
+
+
+def test_fingerprint_needs_the_key():
+    """Pitfall 31: a plain hash of data would be an oracle for guesses."""
+    import hashlib
+
+    data = b"the secret is 42"
+    assert KEY.fingerprint(data) != RunKey.from_text("other").fingerprint(data)
+    assert KEY.fingerprint(data) != hashlib.sha256(data).hexdigest()
+
+
+def test_cipher_mode_is_counter():
+    """The stream is the encryption of zeros in CTR mode: what a reader would expect, nothing home-made."""
+    key = bytes(range(32))
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    assert Stream(key).uint64(8).tobytes() == cipher.update(bytes(64))
+
+
+def test_noise_is_of_the_cipher_in_counter_mode_wherever_one_starts():
+    """GCM is CTR behind a nonce: each block of groups has the next nonce, and no counter is met twice.
+
+    Nor is one of `uint64`'s, which begin at 0.
+    """
+    key, size = bytes(range(32)), 3 * PAIRS * 4  # bytes of a group
+
+    def expected(block: int) -> bytes:
+        counter = ((1 << 95) + block).to_bytes(12, "big") + (2).to_bytes(4, "big")
+        cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        return cipher.update(bytes(size * GROUPS))
+
+    whole = expected(0) + expected(1) + expected(2)
+    for first, groups in (
+        (0, 1),
+        (0, 3 * GROUPS),
+        (GROUPS - 1, 2),
+        (5, GROUPS),
+        (7, 2 * GROUPS),
+        (GROUPS, 3),
+    ):
+        words = np.empty((groups, 3 * PAIRS), "<i4")
+        Stream(key)._fill_groups(words, first)
+        assert words.tobytes() == whole[first * size : (first + groups) * size]
+
+
+def test_another_config_or_other_data_draw_afresh():
+    here = KEY.bound_to(b"config", b"data").stream("main", "noise").uint64(8)
+    assert (here == KEY.bound_to(b"config", b"data").stream("main", "noise").uint64(8)).all()
+    for other in ((b"config2", b"data"), (b"config", b"data2"), (b"configd", b"ata")):
+        assert (here != KEY.bound_to(*other).stream("main", "noise").uint64(8)).all()
+
+
+def test_a_tensor_on_a_gpu_gets_its_noise_there_under_a_key_of_its_own(monkeypatch):
+    calls = []
+
+    class Recorder:
+        def __init__(self, key: bytes):
+            self.key = key
+
+        def add_normal(self, tensor, scale, start):
+            calls.append((self.key, tensor, scale, start))
+
+    monkeypatch.setattr(noise, "ChaChaStream", Recorder)
+    scaled: list[float] = []
+    tensor = SimpleNamespace(is_cuda=True, mul_=scaled.append)
+    for step in (0, 1):
+        add_noise([(tensor, KEY.stream("main", "noise", step), 7)], 2.5, 0.5)
+    (first, *rest), (second, *_) = calls
+    assert rest == [tensor, 2.5, 7]
+    assert scaled == [0.5, 0.5]
+    assert first != second
+    assert len(first) == 32
+    assert first != KEY.stream("main", "noise", 0)._key  # one key, one cipher
+
+
+@pytest.mark.parametrize("kind", [lambda stream: stream, FastStream], ids=["secure", "fast"])
+@pytest.mark.parametrize("start", [5, BLOCK, 2 * BLOCK + 3])
+def test_a_part_of_a_tensor_gets_noise_of_its_own(kind, start):
+    """What two ranks add to two parts of one tensor must not be the same values."""
+    first, second = torch.zeros(start), torch.zeros(1000)
+    add_noise([(first, kind(KEY.stream("main", "noise")), 0)], 1.0)
+    add_noise([(second, kind(KEY.stream("main", "noise")), start)], 1.0)
+    n = min(start, len(second))
+    for other in (first[:n], first[-n:]):
+        assert float((other == second[:n]).float().mean()) < 0.01
+    assert abs(float(second.std()) - 1) < 0.1
+
+
+def test_parts_add_up_to_the_whole():
+    whole = torch.zeros(2 * BLOCK + 100)
+    add_noise([(whole, KEY.stream("main", "noise"), 0)], 1.5)
+    for start, stop in ((0, 11), (11, BLOCK + 6), (BLOCK + 6, 2 * BLOCK + 100)):
+        part = torch.zeros(stop - start)
+        add_noise([(part, KEY.stream("main", "noise"), start)], 1.5)
+        assert torch.equal(part, whole[start:stop])
+
+
+@pytest.fixture
+def threads():
+    """Sets how many threads torch, and so noise, may use."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_noise_is_the_same_however_many_threads_there_are(threads, number, monkeypatch):
+    sources = [KEY.stream("main", "noise", step) for step in range(3)]
+    sizes, starts = (8 * BLOCK + 5, 3, 3 * BLOCK), (7, 0, 1000)
+    add_block, workers, together = noise._add_block, set(), Barrier(number, timeout=60)
+
+    def noted(*args):
+        if get_ident() not in workers:
+            workers.add(get_ident())
+            together.wait()  # every thread has begun, and has a block of its own
+        add_block(*args)
+
+    monkeypatch.setattr(noise, "_add_block", noted)
+    threads(number)
+    found = [torch.ones(size) for size in sizes]
+    add_noise(list(zip(found, sources, starts, strict=True)), 2.0, 0.25)
+    assert len(workers) == number
+    for own, source, start in zip(found, sources, starts, strict=True):
+        assert torch.allclose(own, (1 + 2 * source.normal(len(own), start)) / 4, atol=1e-6)
+
+
+def test_a_thread_that_fails_ends_the_step(threads, monkeypatch):
+    """Else a sum of which a part has no noise would be used."""
+    add_block, main, others = noise._add_block, get_ident(), Event()
+
+    def failing(*args):
+        if get_ident() != main:
+            others.set()
+            raise MemoryError("no room")
+        assert others.wait(60)
+        add_block(*args)
+
+    monkeypatch.setattr(noise, "_add_block", failing)
+    threads(2)
+    with pytest.raises(MemoryError, match="no room"):
+        add_noise([(torch.zeros(6 * BLOCK), KEY.stream("main", "noise"), 0)], 1.0)
+
+
+def test_fast_noise_of_many_parts_repeats_nothing():
+    """Several ranks each draw their part of a tensor, of a size that fits no block."""
+    parts = []
+    for number in range(5):
+        part = torch.zeros(17)
+        add_noise([(part, FastStream(KEY.stream("main", "noise")), 17 * number)], 1.0)
+        parts.append(part)
+    together = torch.cat(parts)
+    assert len(together.unique()) == len(together)
+
+
+def test_fast_noise_needs_all_bits_of_its_key_to_meet_before_it_repeats():
+    """A generator with a seed of 32 bits gives two of a run's hundred thousands of tensors one noise."""
+
+    class Keyed:
+        def __init__(self, *words):
+            self.words = np.array(words, np.uint64)
+
+        def uint64(self, n, start):
+            return self.words[:n]
+
+    def values(*words):
+        return FastStream(Keyed(*words)).normal(100)
+
+    assert torch.equal(values(5, 6), values(5, 6))
+    for other in ((5 + (7 << 32), 6), (5, 6 + (7 << 32)), (5 + (1 << 63), 6), (6, 5)):
+        assert float((values(*other) == values(5, 6)).float().mean()) < 0.05

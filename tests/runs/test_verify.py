@@ -1,0 +1,494 @@
+"""`verify` passes on models of every kind, leaves them as they were, and fails on every fault put in."""
+
+import copy
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers.activations import ACT2CLS
+
+from confide import clipping
+from confide.clipping import engine, factors
+from confide.config.loading import check
+from confide.models import loading as models
+from confide.models.fast import onednn as products
+from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.uls import UserLevelSampling
+from confide.runs import verify
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.training import step as training
+from confide.training import tasks
+from confide.training.tasks import Task
+from confide.utils.console import Console
+from tests import small
+from tests.quick import everywhere, needs_onednn
+
+__all__ = ["everywhere"]
+
+NAMES = {
+    "clipping": "fast clipping equals a loop over units",
+    "alone": "a row's loss is a function of that row alone",
+    "coverage": "every trainable parameter is covered and moves",
+    "step": "a step divides the clipped sum by a constant",
+    "noise": "noise of the stated size",
+    "empty": "an empty draw is a noise-only step",
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    root = tmp_path_factory.mktemp("verify")
+    generator = random.Random(1)
+    words = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
+    with open(root / "text.jsonl", "w") as stream:
+        for user in range(12):
+            for _ in range(generator.randint(1, 5)):
+                text = " ".join(generator.choice(words) for _ in range(generator.randint(3, 30)))
+                stream.write(
+                    json.dumps({"user": f"u{user}", "text": text, "label": generator.choice("abc")}) + "\n"
+                )
+
+    def make(kind="gpt2", task="causal-lm", mechanism="uls", adapter=None, noise=0.8, private=None, **train):
+        folder = root / f"{kind}-{task}"
+        if not folder.exists():
+            small.saved(folder, kind, task, num_labels=3)
+        data = {"train": str(root / "text.jsonl"), "unit": "user", "eval": None, "max_length": 16}
+        if task == "classification":
+            data["label"] = "label"
+        privacy = {
+            "mechanism": mechanism,
+            "rows_per_unit": 2,
+            "published_key": "verify test",
+            "clip_norm": 0.5,
+        }
+        privacy |= {"noise_multiplier": noise} if mechanism != "none" else {}
+        raw = {
+            "model": str(folder),
+            "tokenizer": "bundled",
+            "task": task,
+            "adapter": adapter or {},
+            "data": data,
+            "privacy": privacy | (private or {}),
+            "train": {"batch": 4.0, "steps": 5} | train,
+            "run": str(root / f"run-{task}"),
+        }
+        return Job.of(Run(check(raw)), Console(quiet=True))
+
+    return make
+
+
+LORA, BIAS = {"kind": "lora", "rank": 2}, {"kind": "bias"}
+MODULES = {"kind": "modules", "targets": ["h.1", "ln_f"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "mechanism", "adapter"),
+    [
+        ("gpt2", "causal-lm", "uls", {}),
+        ("gpt2", "causal-lm", "els", LORA),
+        ("gpt2", "causal-lm", "dp-sgd", BIAS),
+        ("gpt2", "causal-lm", "group", MODULES),
+        ("gpt2", "causal-lm", "none", {}),
+        ("llama", "causal-lm", "els", {}),
+        ("llama", "causal-lm", "uls", LORA),
+        ("gemma2", "causal-lm", "uls", {}),
+        ("qwen2", "causal-lm", "dp-sgd", BIAS),
+        ("bert", "masked-lm", "uls", {}),
+        ("bert", "masked-lm", "els", LORA),
+        ("bert", "masked-lm", "dp-sgd", BIAS),
+        ("bert", "masked-lm", "none", LORA),
+        ("roberta", "classification", "uls", {}),
+        ("roberta", "classification", "els", LORA),
+        ("roberta", "classification", "dp-sgd", BIAS),
+        ("gpt2", "classification", "uls", LORA),
+    ],
+)
+def test_all_is_well(job, kind, task, mechanism, adapter):
+    made = job(kind, task, mechanism, adapter)
+    before = {name: p.detach().clone() for name, p in made.model.state_dict().items()}
+    trains = [p.requires_grad for p in made.model.parameters()]
+    made.model.eval()
+    found = verify.verify(made)
+    assert [(c["name"], c["detail"]) for c in found["checks"] if not c["ok"]] == []
+    assert found["ok"]
+    assert [c["name"] for c in found["checks"]] == list(NAMES.values())
+    assert 0 < found["max_relative_error"] < 1e-5
+    for name, value in made.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not made.model.training
+    assert [p.requires_grad for p in made.model.parameters()] == trains
+    assert all(p.grad is None for p in made.model.parameters())
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("private", "train"),
+    [
+        ({"normalised": False}, {}),
+        ({"noise": "fast"}, {"precision": "bf16"}),
+        ({"noise_multiplier": 0.0}, {"divisor": 9.0, "sampling_rate": 0.5}),
+        ({"sampling": "truncated"}, {"max_batch": 6}),
+        (
+            {"sampling": "shuffle", "selection": "longest"},
+            {"gradient_checkpointing": True, "micro_tokens": 20},
+        ),
+    ],
+)
+def test_all_is_well_with_other_settings(job, private, train):
+    found = verify.verify(job(private=private, **train))
+    assert [(c["name"], c["detail"]) for c in found["checks"] if not c["ok"]] == []
+
+
+# Faults, each put in with monkeypatch: (what is broken, the checks that must see it) ---------------------
+
+
+def skip_a_parameter(patch):
+    take = clipping.ClippedSum.take
+
+    def forgetful(self):
+        sums = take(self)
+        sums.pop("transformer.h.1.mlp.c_fc.weight")
+        return sums
+
+    patch.setattr(clipping.ClippedSum, "take", forgetful)
+
+
+def leave_a_parameter_out_of_the_norm(patch):
+    """Pitfall 13."""
+    norms = engine.Slot.norms
+
+    def partial(self):
+        return None if self._shape == (small.TOKENS, 16) else norms(self)
+
+    patch.setattr(engine.Slot, "norms", partial)
+
+
+def halve_the_norm(patch):
+    scale = clipping.ClippedSum._scale
+    patch.setattr(clipping.ClippedSum, "_scale", lambda self, norms: scale(self, norms / 2))
+
+
+def always_normalise(patch):
+    def scale(self, norms):
+        return (self._clip_norm / norms).float() if self._clip_norm else torch.ones_like(norms).float()
+
+    patch.setattr(clipping.ClippedSum, "_scale", scale)
+
+
+def clip_rows_instead_of_units(patch):
+    """Pitfall 7."""
+    add = clipping.ClippedSum.add
+
+    def by_row(self, batch, unit, weight):
+        return add(self, batch, torch.arange(len(unit)), weight)
+
+    patch.setattr(clipping.ClippedSum, "add", by_row)
+
+
+def clip_at_another_norm_than_the_noise(patch):
+    """Pitfall 1."""
+    honest = clipping.ClippedSum
+    patch.setattr(
+        training, "ClippedSum", lambda model, loss, clip, *more: honest(model, loss, clip and 2 * clip, *more)
+    )
+
+
+def half_the_noise(patch):
+    add = training.add_noise
+    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, scale / 2, times))
+
+
+def half_the_noise_by_the_value_that_says_how_much(patch):
+    patch.setattr(
+        Combine, "noise_scale", property(lambda self: self.noise_multiplier * (self.clip_norm or 0) / 2)
+    )
+
+
+def slightly_less_noise(patch):
+    add = training.add_noise
+    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, 0.98 * scale, times))
+
+
+def no_noise(patch):
+    add = training.add_noise
+    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, 0.0, times))
+
+
+def no_noise_on_one_parameter(patch):
+    add = training.add_noise
+
+    def choosy(vectors, scale, times):
+        for vector in vectors:
+            add([vector], 0.0 if vector[0].shape == (16, 64) else scale, times)
+
+    patch.setattr(training, "add_noise", choosy)
+
+
+def the_same_noise_in_every_step(patch):
+    source = training.Step._source
+    patch.setattr(training.Step, "_source", lambda self, step, name: source(self, 0, name))
+
+
+def noise_in_empty_steps_alone(patch):
+    call = training.Step.__call__
+
+    def sly(self, step, before_update=None):
+        kept = self.combine
+        if self.sampler.draw(step).groups:
+            self.combine = replace(kept, noise_multiplier=0.0)
+        try:
+            return call(self, step, before_update)
+        finally:
+            self.combine = kept
+
+    patch.setattr(training.Step, "__call__", sly)
+
+
+def divide_by_what_was_drawn(patch):
+    """Pitfall 6."""
+    call = training.Step.__call__
+
+    def sly(self, step, before_update=None):
+        kept, drawn = self.combine, self.sampler.draw(step).groups
+        self.combine = replace(kept, scale=kept.scale * 7 / max(drawn, 1))
+        try:
+            return call(self, step, before_update)
+        finally:
+            self.combine = kept
+
+    patch.setattr(training.Step, "__call__", sly)
+
+
+def divide_a_loss_by_the_tokens_of_the_batch(patch):
+    """Pitfall 27: num_items_in_batch."""
+    honest = Task.row_loss
+
+    def row_loss(self, model, batch):
+        return honest(self, model, batch) * len(batch["real"]) / batch["real"].sum()
+
+    patch.setattr(Task, "row_loss", row_loss)
+
+
+def count_padding(patch):
+    """Pitfall 11."""
+    honest = Task.row_loss
+
+    def row_loss(self, model, batch):
+        losses = honest(self, model, batch)
+        share = batch["real"].float().mean(1)
+        return losses * (share if losses.dim() == 1 else share[:, None])
+
+    patch.setattr(Task, "row_loss", row_loss)
+
+
+def let_rows_of_a_line_attend_to_each_other(patch):
+    honest = Task.collate_lines
+
+    def collate_lines(self, lines, weights):
+        batch = honest(self, lines, weights)
+        position = torch.arange(batch["row"].shape[1]).expand(batch["row"].shape)
+        return batch | {"position_ids": position}
+
+    patch.setattr(Task, "collate_lines", collate_lines)
+
+
+def predict_the_next_row_of_a_line(patch):
+    honest = Task._targets
+
+    def targets(self, batch):
+        return honest(self, {name: values for name, values in batch.items() if name != "row"})
+
+    patch.setattr(Task, "_targets", targets)
+
+
+def forget_the_weights_of_a_line(patch):
+    patch.setattr(tasks, "each_line", lambda losses, batch: losses if losses.dim() == 1 else losses.sum(1))
+
+
+def skip_an_empty_draw(patch):
+    """Pitfall 2."""
+    call = training.Step.__call__
+
+    def skipping(self, step, before_update=None):
+        return call(self, step, before_update) if self.sampler.draw(step).groups else None
+
+    patch.setattr(training.Step, "__call__", skipping)
+
+
+def leave_a_parameter_to_the_optimiser_alone(patch):
+    """Pitfall 9: a weight that trains on paper."""
+    build = training.Optimisation.build
+    patch.setattr(training.Optimisation, "build", lambda self, parameters: build(self, parameters[:-1]))
+
+
+def another_function_for_an_activation(patch):
+    patch.setattr(ACT2CLS["gelu_pytorch_tanh"], "forward", lambda self, given: functional.silu(given))
+
+
+FAULTS = [
+    (skip_a_parameter, {"clipping", "coverage", "step"}),
+    (leave_a_parameter_out_of_the_norm, {"clipping", "step"}),
+    (halve_the_norm, {"clipping"}),
+    (always_normalise, {"clipping"}),
+    (clip_rows_instead_of_units, {"clipping"}),
+    (clip_at_another_norm_than_the_noise, {"step"}),
+    (half_the_noise, {"noise"}),
+    (half_the_noise_by_the_value_that_says_how_much, {"noise"}),
+    (slightly_less_noise, {"noise"}),
+    (no_noise, {"noise", "empty"}),
+    (no_noise_on_one_parameter, {"noise", "empty"}),
+    (the_same_noise_in_every_step, {"noise"}),
+    (noise_in_empty_steps_alone, {"noise"}),
+    (divide_by_what_was_drawn, {"step", "noise"}),
+    (divide_a_loss_by_the_tokens_of_the_batch, {"alone"}),
+    (count_padding, {"alone"}),
+    (let_rows_of_a_line_attend_to_each_other, {"alone", "clipping"}),
+    (predict_the_next_row_of_a_line, {"alone", "clipping"}),
+    (forget_the_weights_of_a_line, {"clipping"}),
+    (skip_an_empty_draw, {"empty"}),
+    (leave_a_parameter_to_the_optimiser_alone, {"coverage"}),
+    (another_function_for_an_activation, {"clipping", "step"}),
+]
+
+
+@pytest.mark.parametrize(("fault", "seen_by"), FAULTS, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_fault_is_seen(job, monkeypatch, fault, seen_by):
+    made = job()
+    assert made.task.shares
+    fault(monkeypatch)
+    found = verify.verify(made)
+    failed = {c["name"] for c in found["checks"] if not c["ok"]}
+    assert not found["ok"]
+    assert {NAMES[name] for name in seen_by} <= failed, found["checks"]
+
+
+@pytest.mark.parametrize("off", [1.0, 0.9])
+def test_products_of_bf16_that_are_off_are_seen(job, monkeypatch, off):
+    """As a GPU's own may be, which a run in float32 never takes."""
+    blocks = factors._blocks
+
+    def odd(values, *dtype):
+        wrong = off if values.dtype == torch.bfloat16 else 1.0
+        return ((columns, block * wrong) for columns, block in blocks(values, *dtype))
+
+    monkeypatch.setattr(factors, "_blocks", odd)
+    checks = verify.verify(job(precision="bf16"))["checks"]
+    assert [c["name"] for c in checks][:2] == [NAMES["clipping"], NAMES["clipping"] + ", in bf16"]
+    failed = {c["name"] for c in checks if not c["ok"]}
+    assert failed == ({NAMES["clipping"] + ", in bf16"} if off != 1.0 else set()), checks
+
+
+@needs_onednn
+@pytest.mark.parametrize("off", [1.0, 1.01])
+def test_products_that_are_off_are_seen(job, everywhere, monkeypatch, off):
+    taken = products.product
+    monkeypatch.setattr(products, "product", lambda *factors: taken(*factors) * off)
+    checks = verify.verify(job())["checks"]
+    assert everywhere, "the test tries nothing"
+    failed = {c["name"] for c in checks if not c["ok"]}
+    assert failed == ({NAMES["clipping"], NAMES["step"]} if off != 1.0 else set()), checks
+
+
+@pytest.mark.parametrize("fault", [divide_a_loss_by_the_tokens_of_the_batch, count_padding])
+def test_a_loss_that_mixes_rows_is_seen_under_masked_lm_too(job, monkeypatch, fault):
+    made = job("bert", "masked-lm")
+    fault(monkeypatch)
+    failed = {c["name"] for c in verify.verify(made)["checks"] if not c["ok"]}
+    assert NAMES["alone"] in failed
+
+
+@pytest.mark.parametrize("adapter", [{}, LORA])
+def test_a_frozen_parameter_is_seen(job, adapter):
+    made = job(adapter=adapter)
+    name = sorted(models.trainable(made.model))[3]
+    models.trainable(made.model)[name].requires_grad_(False)
+    found = {c["name"]: c for c in verify.verify(made)["checks"]}
+    assert not found[NAMES["coverage"]]["ok"]
+    assert name in found[NAMES["coverage"]]["detail"]
+
+
+def test_a_parameter_that_should_rest_but_moves_is_seen(job):
+    made = job(adapter=BIAS)
+    made.model.transformer.ln_f.weight.requires_grad_(True)
+    found = {c["name"]: c for c in verify.verify(made)["checks"]}
+    assert "ln_f.weight" in found[NAMES["coverage"]]["detail"]
+    assert not found[NAMES["coverage"]]["ok"]
+
+
+def test_dropout_is_seen(job):
+    made = job()
+    made.model.transformer.drop.p = 0.5
+    failed = {c["name"] for c in verify.verify(made)["checks"] if not c["ok"]}
+    assert NAMES["alone"] in failed
+
+
+def test_noise_where_none_is_claimed_is_seen(job, monkeypatch):
+    made = job(mechanism="none")
+    monkeypatch.setattr(type(made.mechanism), "combine", lambda self, terms, s: Combine(0.5, 1.0, 1.0))
+    failed = {c["name"] for c in verify.verify(made)["checks"] if not c["ok"]}
+    assert {NAMES["noise"], NAMES["empty"], NAMES["step"]} <= failed
+
+
+def test_a_mechanism_that_clips_or_divides_otherwise_than_the_config_says_is_seen(job, monkeypatch):
+    made = job()
+    honest = UserLevelSampling.combine
+    for changes in ({"clip_norm": 1.0}, {"scale": 0.1}, {"noise_multiplier": 0.7}):
+        monkeypatch.setattr(
+            UserLevelSampling,
+            "combine",
+            lambda self, terms, s, changes=changes: replace(honest(self, terms, s), **changes),
+        )
+        assert not verify.verify(made)["ok"], changes
+
+
+def test_the_model_is_as_before_even_if_a_check_breaks(job, monkeypatch):
+    made = job()
+    before = copy.deepcopy(made.model.state_dict())
+
+    def broken(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(verify, "_noise", broken)
+    with pytest.raises(RuntimeError):
+        verify.verify(made)
+    assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+
+
+def test_a_fast_sum_over_a_large_unit_is_checked_too(job, monkeypatch):
+    """A unit with more rows than fit a micro-batch takes another path, whose faults must show as well."""
+    made = job(micro_tokens=16)
+    assert verify.verify(made)["ok"]
+    add_large = clipping.ClippedSum.add_large
+    monkeypatch.setattr(
+        clipping.ClippedSum, "add_large", lambda self, batches: add_large(self, list(batches)[:1])
+    )
+    assert not verify.verify(made)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "ok"), [(0.99, False), (0.998, False), (1.0, True), (1.02, True), (1.05, False)]
+)
+def test_norms_may_be_rounded_up_a_little_and_not_down(job, monkeypatch, factor, ok):
+    made = job()
+    scale = clipping.ClippedSum._scale
+    monkeypatch.setattr(clipping.ClippedSum, "_scale", lambda self, norms: scale(self, norms * factor))
+    found = {c["name"]: c["ok"] for c in verify.verify(made)["checks"]}
+    assert found[NAMES["clipping"]] is ok
+
+
+def test_a_sum_that_is_off_by_more_than_scales_is_seen_where_norms_are_rounded_up(job, monkeypatch):
+    made = job()
+    scale, take = clipping.ClippedSum._scale, clipping.ClippedSum.take
+
+    def crooked(self):
+        sums = take(self)
+        sums["transformer.h.1.mlp.c_fc.weight"] *= 0.999
+        return sums
+
+    monkeypatch.setattr(clipping.ClippedSum, "_scale", lambda self, norms: scale(self, norms * 1.01))
+    monkeypatch.setattr(clipping.ClippedSum, "take", crooked)
+    assert not verify.verify(made)["ok"]
