@@ -17,7 +17,7 @@ MECHANISMS = [
         "privacy/mechanisms/uls.py::UnitSampler.draw",
         "Draw(rows, group, weight.astype(np.float32), labels, who=units)",
         "Draw(rows, np.arange(len(rows)), weight.astype(np.float32), labels, who=units)",
-        "tests/mechanisms",
+        "tests/privacy/mechanisms",
     ),
     Fault(
         "14",
@@ -33,7 +33,7 @@ MECHANISMS = [
         "privacy/mechanisms/uls.py::UserLevelSampling.terms",
         "not shape.single_owner",
         "False",
-        "tests/mechanisms",
+        "tests/privacy/mechanisms",
     ),
     Fault(
         "32",
@@ -57,7 +57,7 @@ MECHANISMS = [
         "privacy/mechanisms/base.py::Mechanism._process",
         'replaced(process) if self.adjacency == "replace-one" else process',
         "process",
-        "tests/mechanisms tests/test_statement.py",
+        "tests/privacy/mechanisms tests/test_statement.py",
     ),
     Fault(
         "selective",

@@ -9,7 +9,7 @@ NOISE = [
         "randomness/streams.py::RunKey.stream",
         "self._secret",
         'b"0"',
-        "tests/randomness/test_streams.py tests/privacy/test_sampling.py tests/mechanisms",
+        "tests/randomness/test_streams.py tests/privacy/test_sampling.py tests/privacy/mechanisms",
     ),
     Fault(
         "30",

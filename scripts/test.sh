@@ -10,4 +10,5 @@ bash scripts/versions.sh
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
+"$venv/bin/lint-imports"
 "$venv/bin/python" -m pytest -n 2 --dist worksteal "$@"
