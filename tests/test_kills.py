@@ -20,7 +20,7 @@ import pytest
 from confide.randomness.streams import RunKey
 from tests.command import World, confide, environment, files_below, tiny_model
 
-KILLS = 20  # of plain training in the tests
+KILLS = 12  # of plain training in the tests
 SOME = 4  # of the other kinds
 SELECTIVE = {"detector__expressions": {"place": "store room"}, "detector__recall": 1.0, "redacted__steps": 6}
 KINDS: dict[str, dict[str, object]] = {
