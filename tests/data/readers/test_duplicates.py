@@ -107,12 +107,19 @@ def test_refused():
 
 
 def test_a_long_text_is_looked_at_in_parts_with_the_same_words(monkeypatch):
-    text = "Ärger, ΟΔΟΣ\u00a0ΟΔΟΣ\u2003one;two\n" * 400 + "unbroken" * 900 + " the end"
+    lines = [f"Ärger, ΟΔΟΣ\u00a0ΟΔΟΣ\u2003one{at};two\n" for at in range(400)]
+    text = "".join(lines) + "unbroken" * 900 + " the end"
     whole = duplicates._word_ids(text)
-    shingles = duplicates._grams(whole, 3)
-    signature = duplicates._signer(64)(shingles)
+    found = lambda: [  # noqa: E731
+        duplicates._digest(whole).tolist(),
+        duplicates._signer(64)(duplicates._grams(whole, 3)).tolist(),
+        duplicates._winnowed(whole).tolist(),
+    ]
+    before = found()
     monkeypatch.setattr(duplicates, "_PART", 37)
     monkeypatch.setattr(duplicates, "_BATCH", 2)
+    monkeypatch.setattr(duplicates, "_PIECE", 101)
     assert duplicates._word_ids(text).tolist() == whole.tolist()
-    assert duplicates._signer(64)(shingles).tolist() == signature.tolist()
+    assert found() == before
+    assert len(before[2]) > 100
     assert len(list(duplicates._parts(text))) > 100

@@ -143,9 +143,9 @@ def _sketch(documents: Iterable[Document], shortest: int, permutations: int) -> 
         if len(words) < max(shortest, 1):
             continue
         looked_at.extend([row])
-        digests.extend(_grams(words, len(words)))
+        digests.extend(_digest(words))
         signatures.extend(signature(_grams(words, min(_SHINGLE, len(words)))))
-        chosen = _winnow(_grams(words, _GRAM)) if len(words) >= _GRAM else np.empty(0, np.uint64)
+        chosen = _winnowed(words) if len(words) >= _GRAM else np.empty(0, np.uint64)
         prints.extend(chosen)
         print_rows.extend(np.full(len(chosen), row, np.int32))
     if not count:
@@ -175,10 +175,10 @@ class _Column:
         return self._values[: self._length]
 
 
-def _word_ids(text: str) -> NDArray[np.uint64]:
-    """One 64-bit number a word, the same for the same word in any text of any run."""
+def _word_ids(text: str) -> NDArray[np.uint32]:
+    """One number a word, the same for the same word in any text of any run."""
     found = [_numbers(part) for part in _parts(text)]
-    return _mix(np.concatenate(found) if found else np.empty(0, np.uint64))
+    return np.concatenate(found) if found else np.empty(0, np.uint32)
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -191,16 +191,18 @@ def _parts(text: str) -> Iterator[str]:
         start = end
 
 
-def _numbers(text: str) -> NDArray[np.uint64]:
+def _numbers(text: str) -> NDArray[np.uint32]:
     words = ("".join(c if c.isalnum() else " " for c in text.lower()) if not text.isascii() else
              text.lower().translate(_PUNCTUATION)).split()  # fmt: skip
     numbers = (zlib.crc32(word.encode("utf-8", "replace")) for word in words)
-    return np.fromiter(numbers, np.uint64, len(words))
+    return np.fromiter(numbers, np.uint32, len(words))
 
 
 _BLANK = re.compile(r"\s")
 _BATCH = 1 << 15  # shingles that are signed at a time: each by all permutations
 _PART = 1 << 20  # characters of a text whose words are held at a time, at least
+_PIECE = 1 << 18  # hashes that are held at a time
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
 
 
@@ -214,39 +216,54 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values
 
 
-def _grams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """Hashes of all runs of `length` words: a polynomial modulo 2^64, mixed."""
-    factor = np.uint64(0x9E3779B97F4A7C15)
-    count = len(words) - length + 1
-    if count == 1:
-        powers = np.cumprod(np.full(length, factor, np.uint64))
-        return _mix((words * powers[::-1]).sum(keepdims=True, dtype=np.uint64))
-    total = np.zeros(count, np.uint64)
-    for offset in range(length):
-        total *= factor
-        total += words[offset : offset + count]
-    total *= factor
+def _digest(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """One hash of all words in their order: a polynomial modulo 2^64, mixed."""
+    total = np.zeros(1, np.uint64)
+    for first in range(0, len(words), _PIECE):
+        piece = _mix(words[first : first + _PIECE].astype(np.uint64))
+        powers = np.cumprod(np.full(len(piece), _FACTOR, np.uint64))
+        total = total * powers[-1] + (piece * powers[::-1]).sum(dtype=np.uint64)
     return _mix(total)
 
 
-def _winnow(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The least of each `_WINDOW` consecutive hashes, each once."""
+def _grams(words: NDArray[np.uint32], length: int, shared: int = 0) -> Iterator[NDArray[np.uint64]]:
+    """Hashes of all runs of `length` words, as `_digest` makes them, in pieces; neighbours have `shared` in common."""
+    count, start, end = len(words) - length + 1, 0, 0
+    while end < count:
+        end = min(start + _PIECE, count)
+        piece = _mix(words[start : end + length - 1].astype(np.uint64))
+        total = np.zeros(end - start, np.uint64)
+        for offset in range(length):
+            total *= _FACTOR
+            total += piece[offset : offset + len(total)]
+        total *= _FACTOR
+        yield _mix(total)
+        start = end - shared
+
+
+def _winnowed(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Fingerprints of passages: the least of each `_WINDOW` consecutive hashes, each once."""
+    return np.unique(np.concatenate([_least(found) for found in _grams(words, _GRAM, _WINDOW - 1)]))
+
+
+def _least(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     if len(hashes) <= _WINDOW:
         return hashes.min(keepdims=True)
     return np.unique(np.lib.stride_tricks.sliding_window_view(hashes, _WINDOW).min(axis=1))
 
 
-def _signer(permutations: int) -> Callable[[NDArray[np.uint64]], NDArray[np.uint32]]:
+def _signer(permutations: int) -> Callable[[Iterable[NDArray[np.uint64]]], NDArray[np.uint32]]:
     """MinHash signatures by datasketch; with a fixed seed, since nothing secret depends on it."""
     from datasketch import MinHash
 
     empty = MinHash(num_perm=permutations, seed=1, hashfunc=int, scheme="affine32")
 
-    def signature(shingles: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    def signature(shingles: Iterable[NDArray[np.uint64]]) -> NDArray[np.uint32]:
         sketch = empty.copy()
-        values = np.unique(shingles)
-        for first in range(0, len(values), _BATCH):
-            sketch.update_batch((values[first : first + _BATCH] >> np.uint64(32)).tolist())
+        for piece in shingles:
+            values = np.unique(piece)
+            for first in range(0, len(values), _BATCH):
+                sketch.update_batch((values[first : first + _BATCH] >> np.uint64(32)).tolist())
         return np.asarray(sketch.hashvalues, np.uint32)
 
     return signature
