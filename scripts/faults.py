@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -59,7 +60,7 @@ def try_out(fault: Fault, copy: Path) -> Outcome:
     before = path.read_text("utf-8")
     path.write_text(text, "utf-8")
     try:
-        return judged(*_tested(fault.tests.split(), copy))
+        return judged(*_tested(shlex.split(fault.tests), copy))
     finally:
         path.write_text(before, "utf-8")
 
@@ -80,7 +81,7 @@ def _tested(tests: list[str], copy: Path) -> tuple[int | None, str]:
     log = copy / ".faults.log"
     child = os.fork()
     if child == 0:
-        _be_pytest(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests], copy, log)
+        _be_pytest(["-x", "-q", "--all", "--no-header", "-p", "no:cacheprovider", *tests], copy, log)
     code, began = None, time.monotonic()
     try:
         while time.monotonic() - began < LONGEST:

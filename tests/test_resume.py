@@ -112,6 +112,19 @@ def test_a_lost_checkpoint_repeats_steps_and_spends_nothing_new(tmp_path, secret
     assert run.ledger_path.read_bytes() == ledger
 
 
+def test_a_step_that_is_missing_behind_the_last_checkpoint_is_told(tmp_path, secret):
+    run = Run(config(tmp_path / "a", secret))
+    fine_tune(run, until=3)
+    shutil.copytree(run.checkpoints.folder, tmp_path / "earlier")
+    fine_tune(run, until=9)
+    shutil.rmtree(run.checkpoints.folder)
+    shutil.copytree(tmp_path / "earlier", run.checkpoints.folder)
+    lines = run.ledger_path.read_text().splitlines(keepends=True)
+    run.ledger_path.write_text("".join(lines[:7] + lines[8:]))
+    with pytest.raises(InputError, match="does not record every step"):
+        fine_tune(run)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("privacy__noise_multiplier", 0.7), ("train__batch", 5.0), ("train__learning_rate", 0.02)],

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from confide.clipping import ClippedSum
 from confide.config.loading import check
 from confide.config.schema import Policy
+from confide.models import files as model_files
 from confide.models import loading as models
 from confide.models.fast.activations import fuse
 from confide.randomness.streams import RunKey
@@ -295,10 +296,15 @@ def test_public_names(tmp_path, name, public):
     assert models.public_name(name.format(tmp_path)) == public
 
 
-def test_pickled_weights_are_refused(root, tmp_path):
+@pytest.mark.parametrize(
+    "is_looked_at", [True, False], ids=["in a folder", "where nobody looks first, as in a hub"]
+)
+def test_pickled_weights_are_refused(root, tmp_path, monkeypatch, is_looked_at):
     path = small.saved(tmp_path / "m", "gpt2")
     torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
     (path / "model.safetensors").unlink()
+    if not is_looked_at:
+        monkeypatch.setattr(model_files, "check_model", lambda *arguments: set())
     with pytest.raises(InputError, match="safetensors only"):
         models.load_model(config(path))
 
