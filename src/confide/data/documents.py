@@ -5,12 +5,12 @@ unit stands on both sides.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from confide.data.readers import Counts, Document, documents, records
+from confide.data.readers import Counts, Document, Record, documents, records
 from confide.data.readers.enron import clean_enron
 from confide.data.readers.quotes import strip_quotes
 
@@ -25,14 +25,21 @@ def training_documents(config: "Config") -> Iterator[Document]:
     return (document for document in found if side_of(document.units, share) == "train")
 
 
-def documents_of(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
-    """The documents of a source of the config, cleaned, as many as it allows."""
-    return islice(_documents(config, source, counts), config.data.max_documents)
+def documents_of(
+    config: "Config", source: str, counts: Counts, given: Iterable[Record] | None = None
+) -> Iterator[Document]:
+    """The documents of a source of the config, cleaned, as many as it allows.
+
+    Args:
+        given: records of a program, which are read in place of the source.
+    """
+    found = _records(config, source, counts) if given is None else given
+    return islice(_documents(config, found, counts), config.data.max_documents)
 
 
-def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Document]:
+def _records(config: "Config", source: str, counts: Counts) -> Iterator[Record]:
     data = config.data
-    found = records(
+    return records(
         source,
         data.format,
         data.split,
@@ -41,6 +48,10 @@ def _documents(config: "Config", source: str, counts: Counts) -> Iterator[Docume
         encoding=data.encoding,
         largest=data.max_document_bytes,
     )
+
+
+def _documents(config: "Config", found: Iterable[Record], counts: Counts) -> Iterator[Document]:
+    data = config.data
     if data.clean == "enron":
         found = clean_enron(found, counts)
     made = documents(

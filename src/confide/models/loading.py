@@ -94,7 +94,15 @@ def load_tokenizer(config: "Config") -> Any:
     Raises:
         InputError: none can be loaded, it has no token to pad with, or it encodes text to nothing.
     """
-    tokenizer = _plain_tokenizer(config)
+    return ready_tokenizer(_plain_tokenizer(config), config)
+
+
+def ready_tokenizer(tokenizer: Any, config: "Config") -> Any:
+    """A tokenizer as `load_tokenizer` leaves it, with the tokens that the config adds.
+
+    Raises:
+        InputError: see `load_tokenizer`.
+    """
     name = config.tokenizer or config.model
     key = "tokenizer" if config.tokenizer else "model"
     if tokenizer.pad_token_id is None:
@@ -191,13 +199,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
         )
     _fit_vocabulary(model, config, vocabulary)
-    longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
-    if longest is not None and settings.model_type in _OWN_POSITIONS:
-        longest -= (settings.pad_token_id or 0) + 1
-    if longest is not None and config.data.max_length > longest:
-        raise InputError(
-            f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
-        )
+    _check_length(settings, config)
     if found := sorted(whole & {name for name, _ in model.named_parameters()}):
         raise InputError(
             f"model: {config.model!r} stores {found[0]} as whole numbers, which is none of the ways that this kind of "
@@ -212,6 +214,42 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # transformers is about to rename it
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _check_length(settings: Any, config: "Config") -> None:
+    longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    if longest is not None and settings.model_type in _OWN_POSITIONS:
+        longest -= (settings.pad_token_id or 0) + 1
+    if longest is not None and config.data.max_length > longest:
+        raise InputError(
+            f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
+        )
+
+
+def ready_model(model: nn.Module, config: "Config", vocabulary: int) -> nn.Module:
+    """A model that a program made, checked and without dropout; it trains as it is, with the adapter that it has.
+
+    Raises:
+        InputError: none of its parameters requires grad, a weight is no number, it has fewer embeddings than the
+            tokenizer has entries, or rows are longer than it can read.
+    """
+    if not trainable(model):
+        raise InputError(
+            "model: none of the parameters of the given model requires grad: nothing would train"
+        )
+    inner = _inner(model)
+    embeddings = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
+    if embeddings is not None and embeddings.weight.shape[0] < vocabulary:
+        raise InputError(
+            f"model: the given model has {embeddings.weight.shape[0]:,} embeddings, and its tokenizer {vocabulary:,} "
+            "entries: call model.resize_token_embeddings(len(tokenizer)) first"
+        )
+    if getattr(model, "config", None) is not None:
+        _check_length(model.config, config)
+    refuse_unsound(dict(model.named_parameters()), "model: the weights of the given model are damaged,")
+    for module in model.modules():
+        _no_dropout(module)
     return model
 
 

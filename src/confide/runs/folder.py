@@ -26,6 +26,7 @@ from confide.privacy.mechanisms.tuned import UNTUNED, Tuning
 from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
 from confide.runs.checkpoints import Checkpoints, removed_on_error
+from confide.runs.given import Given
 from confide.utils.errors import InputError
 from confide.utils.files import close_to_others, private_files, write_text
 
@@ -57,14 +58,16 @@ class Run:
 
     Attributes:
         tuning: how its settings are found; bears on its noise and its claim.
+        given: what a program hands over in place of what the config would have loaded.
         releases: whether its model may leave the house when it is finished.
     """
 
     tuning: Tuning = UNTUNED
     releases: bool = True
 
-    def __init__(self, config: Config, twin: bool = False):
+    def __init__(self, config: Config, twin: bool = False, given: Given | None = None):
         self.config = config
+        self.given = given or Given()
         self.root = Path(config.run)
         self.folder = self.root / "twin" if twin else self.root
         self.twin = twin
@@ -185,7 +188,10 @@ class Run:
         free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
         if self.config.privacy.published_key is not None and models.is_local(self.config.model):
             free.add(("model",))
-        return json.dumps(_chosen(self.config, free), sort_keys=True)
+        chosen = _chosen(self.config, free)
+        if names := self.given.names():
+            chosen["given"] = names
+        return json.dumps(chosen, sort_keys=True)
 
     def key(self) -> RunKey:
         """The run key; made on first use. A published key comes from the config."""

@@ -30,6 +30,7 @@ from confide.runs import preparation
 from confide.runs.canaries import GRAPH, Manifest
 from confide.runs.evidence import evidence
 from confide.runs.folder import Run
+from confide.runs.given import model_of, tokenizer_of
 from confide.runs.preparation import Prepared
 from confide.runs.provenance import code_version
 from confide.training import evaluation
@@ -38,7 +39,7 @@ from confide.training.averaging import Averages
 from confide.training.concentration_step import FilteredStep, refuse_ranks
 from confide.training.memory_fit import fit, held
 from confide.training.phases import Course
-from confide.training.row_isolation import refuse_company, sharing
+from confide.training.row_isolation import refuse_company, refuse_joint_loss, sharing
 from confide.training.step import Observer, Optimisation, Step
 from confide.training.tasks import Task
 from confide.training.white_box import Readings
@@ -75,7 +76,7 @@ class Job:
         if not ranks.alike(config.to_yaml()):
             raise InputError("the ranks have different configs: every machine needs the same one")
         keep_freed_memory()
-        tokenizer = models.load_tokenizer(config)
+        tokenizer = tokenizer_of(config, run.given)
         with ranks.first_ahead():
             prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
         mechanism = mechanisms.build(config)
@@ -92,7 +93,7 @@ class Job:
             setting = settle(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
         if mechanism.filters:
             refuse_ranks(ranks.several)
-        model = models.load_model(config, prepared.classes, len(tokenizer))
+        model = model_of(config, run.given, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
         if prepared.public is not None:
@@ -102,14 +103,16 @@ class Job:
             bound.append(apart)
         if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
             bound.append(base)
-        task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device)
+        task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device, run.given.loss)
         is_split = ranks.several and config.train.distributed == "fsdp"
         if not is_split:
             model.to(ranks.device)
         if mechanism.notion != "none":
             some = np.arange(min(prepared.train.n_rows, _SEEN))
             refuse_company(task, model, prepared.train.fetch(some), ranks)
-        if mechanism.draws == "units":  # else a unit's rows are one
+            if task.loss is not None:
+                refuse_joint_loss(task, model, prepared.train.fetch(some), ranks)
+        if mechanism.draws == "units" and task.loss is None:  # else a unit's rows are one
             task = sharing(task, model, config.data.max_length, ranks)
             if task.kind == "causal-lm" and not task.shares:
                 console.say(
@@ -183,7 +186,11 @@ class Job:
 
     def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
         config = self.run.config
-        optimisation = Optimisation.of(config.train, steps=stage.steps, learning_rate=stage.learning_rate)
+        optimisation = replace(
+            Optimisation.of(config.train, steps=stage.steps, learning_rate=stage.learning_rate),
+            optimizer_of=self.run.given.optimizer,
+            scheduler_of=self.run.given.scheduler,
+        )
         alone = self.alone(stage)
         combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
         filtered = partial(FilteredStep, folder=self.run.folder)
@@ -373,9 +380,10 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
                 f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
             )
         return found
-    if found is not None and (run.begun or not preparation.outdated(run.config, run.data, key)):
+    is_given = run.given.documents is not None  # nobody can tell whether they have changed
+    if found is not None and (run.begun or not (is_given or preparation.outdated(run.config, run.data, key))):
         return found
-    if found is not None:
+    if found is not None and not is_given:
         console.say("the text has changed since it was prepared: reading it again")
     elif run.begun and (run.data / "prepared.json").exists():
         raise InputError(
@@ -388,7 +396,7 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
             "preparing again"
         )
     with console.track("reading documents") as track:
-        made = preparation.prepare(run.config, tokenizer, run.data, track, key)
+        made = preparation.prepare(run.config, tokenizer, run.data, track, key, run.given)
     for note in made.facts["notes"]:
         console.say(note)
     share = made.facts.get("redaction", {}).get("share", 0.0)

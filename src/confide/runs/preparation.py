@@ -25,6 +25,7 @@ from confide.privacy.secret_targets import class_of
 from confide.randomness.streams import RunKey
 from confide.runs import canaries
 from confide.runs.canaries import Manifest
+from confide.runs.given import Given
 from confide.runs.planting import Planting
 from confide.runs.records import RECORD, check_files, read_record, write_record
 from confide.sensitive.redaction.rows import RedactedRow
@@ -175,6 +176,7 @@ def prepare(
     folder: Path,
     progress: Progress | None = None,
     key: RunKey | None = None,
+    given: Given | None = None,
 ) -> Prepared:
     """Read the text of a config into `folder/train`, `folder/eval` and, where rows are redacted, `folder/public`.
 
@@ -188,7 +190,8 @@ def prepare(
     building.mkdir(parents=True)
     try:
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
-        facts = _Preparation(config, tokenizer, progress, key).write(building, folder.with_name("spans.db"))
+        made = _Preparation(config, tokenizer, progress, key, given)
+        facts = made.write(building, folder.with_name("spans.db"))
         write_record(building, {"source": source_of(config), "files": files, "facts": facts}, key)
         rows = UnitGraph.open(building / "train").shape().rows_per_unit
         write_text(building / PICTURE, histogram_svg(rows))
@@ -206,8 +209,14 @@ class _Preparation:
     """One pass over the text."""
 
     def __init__(
-        self, config: "Config", tokenizer: Any, progress: Progress | None, key: RunKey | None = None
+        self,
+        config: "Config",
+        tokenizer: Any,
+        progress: Progress | None,
+        key: RunKey | None = None,
+        given: Given | None = None,
     ):
+        self.given = given or Given()
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.counts = Counts()
         self.classes: dict[str, int] = {}
@@ -276,7 +285,8 @@ class _Preparation:
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
-        for batch in _batches(documents_of(self.config, source, self.counts), _BATCH):
+        found = self.given.records() if trains and self.given.documents is not None else None
+        for batch in _batches(documents_of(self.config, source, self.counts, found), _BATCH):
             self._write(batch, list(self._placed(batch, share)), writers)
             if self.progress is not None:
                 self.progress(len(batch), "" if self.redacted is None else self.redacted.note())

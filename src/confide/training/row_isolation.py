@@ -63,11 +63,52 @@ def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ran
         )
 
 
-def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
-    """What a row's logits depend on beside the row, in words; nothing, if on nothing."""
+def refuse_joint_loss(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
+    """Refuse a program's own loss where a row's loss is not a number of that row alone; one rank looks for all.
+
+    Args:
+        rows: some to take two from; with none there is nothing to see.
+
+    Raises:
+        InputError: it gives another shape than one number a row, or a row's loss depends on the row beside it.
+    """
+    found = _joint(task, model, rows) if ranks.first and len(rows) > 1 else ""
+    if ranks.any(bool(found)):
+        raise InputError(
+            f"loss: {found or 'it is no loss of each row alone'}, so that no bound on one unit's part of a step would "
+            "hold: return a float[B], each from its own row"
+        )
+
+
+def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
+    """What is wrong with a loss, in words; nothing, if nothing is."""
+    short, long = _two(rows)
+    with _as_trained(task, model) as task:
+
+        def losses(*some: np.ndarray) -> torch.Tensor:
+            return task.row_loss(model, _batch(task, list(some)))
+
+        together = losses(short, long)
+        if together.shape != (2,):
+            return f"of two rows it gives a tensor of shape {tuple(together.shape)}"
+        alone = torch.cat([losses(short), losses(long)])
+        near = _NEAR[together.dtype == torch.float32] * max(float(alone.abs().max()), 1e-3)
+        if not bool((together - alone).abs().max() <= near):
+            return "a row's loss depends on the row beside it"
+    return ""
+
+
+def _two(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """A short and a long row of some."""
     short, long = min(rows, key=len)[:_PROBED], max(rows, key=len)[:_PROBED]
     if len(short) == len(long):  # rows that are all as long have no padding, until one is shorter
         short = short[: max(1, len(short) // 2)]
+    return short, long
+
+
+def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
+    """What a row's logits depend on beside the row, in words; nothing, if on nothing."""
+    short, long = _two(rows)
     turned = np.concatenate(
         [long[:1], long[1:-1][::-1], long[1:][-1:]]
     )  # ends may have a meaning: a class, an end

@@ -42,9 +42,17 @@ class Observer(Protocol):
         """Told the noised sum of a step and the part of it that is known, both scaled."""
 
 
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
 @dataclass(frozen=True)
 class Optimisation:
-    """How noised gradients move the weights. Names as in the `train` section of the config."""
+    """How noised gradients move the weights. Names as in the `train` section of the config.
+
+    Attributes:
+        optimizer_of, scheduler_of: a program's own. With either, the learning rate is theirs and not `rate`.
+    """
 
     steps: int
     learning_rate: float = 1e-3
@@ -54,14 +62,18 @@ class Optimisation:
     weight_decay: float = 0.0
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    optimizer_of: OptimizerOf | None = None
+    scheduler_of: SchedulerOf | None = None
 
     @classmethod
     def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
         """What the `train` section says, but for changes that are not None."""
-        values = {name: getattr(train, name) for name in cls.__dataclass_fields__}
+        values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
         return cls(**values | {name: value for name, value in changes.items() if value is not None})
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer_of is not None:
+            return self.optimizer_of(parameters)
         rate, decay = self.learning_rate, self.weight_decay
         if self.optimizer == "adamw":
             # One pass over weights and moments. On a CPU it is blind to strides, and moves such weights wrongly.
@@ -177,6 +189,8 @@ class Step:
         self.parameters = models.trainable(model)
         self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
+        own = optimisation.scheduler_of
+        self.scheduler = own(self.optimizer) if own is not None else None
         self.losses = _Losses(task)
         self.clipped = ClippedSum(model, self.losses, combine.clip_norm, self.ranks)
         self.correlated = Correlated(combine.bands, self._independent) if combine.bands > 1 else None
@@ -205,12 +219,22 @@ class Step:
             self.parameters[name].grad = like(vector, self.parameters[name])
         if before_update is not None:
             before_update(draw)
-        rate = self.optimisation.rate(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        rate = self._set_rate(step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.scheduler is not None:
+            self.scheduler.step()
         return self._report(step, draw, norms, rate)
+
+    def _set_rate(self, step: int) -> float:
+        """The learning rate of `step`, which the optimiser has from here on; a program's own has one already."""
+        groups = self.optimizer.param_groups
+        if self.optimisation.optimizer_of is not None or self.scheduler is not None:
+            return float(groups[0]["lr"])
+        rate = self.optimisation.rate(step)
+        for group in groups:
+            group["lr"] = rate
+        return rate
 
     def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | Halt]:
         """What an observer knows of the sum, taken apart from the rest; and the norms of all units."""
@@ -360,7 +384,8 @@ class Step:
         }
         if not self.ranks.first:
             return None
-        return {"weights": weights, "optimizer": optimizer, "micro_tokens": self.micro_tokens}
+        state = {"weights": weights, "optimizer": optimizer, "micro_tokens": self.micro_tokens}
+        return state | ({"scheduler": self.scheduler.state_dict()} if self.scheduler is not None else {})
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor | None:
         found = whole(tensor.detach())
@@ -380,6 +405,8 @@ class Step:
             for index, values in optimizer["state"].items()
         }
         self.optimizer.load_state_dict({**optimizer, "state": split})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])  # type: ignore[arg-type]
         before = state.get("micro_tokens", self.micro_tokens)
         assert isinstance(before, int)
         if before < self.micro_tokens:

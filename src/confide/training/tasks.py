@@ -5,7 +5,7 @@ positions carry no loss, and no model learns to predict a mask (paper 004, appen
 over its own predicted tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ _PIECE = 1 << 22  # logits of which statistics are taken at a time
 MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
 
 Batch = Mapping[str, torch.Tensor]
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Task:
         device: where batches go.
         shares: rows of one unit may share a line of a batch; see `isolation.sharing`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
+        loss: a program's own, called with model and batch, in place of the one below: float32[B].
         fast: on a CPU, output layer and loss by code of our own (`head`, `cross_entropy`); else as torch has them.
     """
 
@@ -54,6 +56,7 @@ class Task:
     shares: bool = False
     caches: bool = False
     fast: bool = True
+    loss: Loss | None = None
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class Task:
         tokenizer: Any,
         precision: str = "float32",
         device: torch.device | None = None,
+        loss: Loss | None = None,
     ) -> "Task":
         pad = tokenizer.pad_token_id
         if kind == "classification":
@@ -78,6 +82,7 @@ class Task:
             autocast=precision == "bf16",
             device=device or next(model.parameters()).device,
             caches=models.caches(model),
+            loss=loss,
         )
 
     def collate(
@@ -224,6 +229,8 @@ class Task:
 
         Of lines that rows share float32[L, R], 0 where a line has fewer than R rows.
         """
+        if self.loss is not None:
+            return self.loss(model, batch)
         targets = self._targets(batch)
         losses, counted = self._losses(self.logits(model, batch), targets), targets != IGNORE
         if "row" not in batch:
