@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from confide.audit.game import Claim, play
+from confide.auditing.game import Claim, play
 from confide.clipping import ClippedSum
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.privacy.accounting import Curve, MixtureOfGaussians, Process

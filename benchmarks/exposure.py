@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from confide.audit.candidates import Candidates
-from confide.audit.exposure import exact
-from confide.audit.likelihood import totals
-from confide.audit.trie import Trie
+from confide.auditing.candidates import Candidates
+from confide.auditing.exposure import exact
+from confide.auditing.likelihood import totals
+from confide.auditing.trie import Trie
 from confide.models.loading import BUNDLED, location
 
 TEMPLATES = ("My ID is {}", "My ID is {}.")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from confide.audit import membership
+from confide.auditing import membership
 from confide.data.unit_graph import UnitGraph
 from confide.models.loading import BUNDLED, location
 from confide.training.tasks import Task

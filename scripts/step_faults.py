@@ -60,7 +60,7 @@ STEPS = [
     Fault(
         "10",
         "the schedule is ignored",
-        "training/step.py::Step.__call__",
+        "training/step.py::Step._set_rate",
         'group["lr"] = rate',
         'group["lr"] = self.optimisation.learning_rate',
         "tests/training/test_step.py",

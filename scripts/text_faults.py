@@ -22,7 +22,7 @@ TEXT = [
     Fault(
         "26",
         "an empty encoding goes through",
-        "models/loading.py::load_tokenizer",
+        "models/loading.py::ready_tokenizer",
         "len(set(probe)) < 2",
         "False",
         "tests/test_bad_input.py tests/models/test_loading.py",

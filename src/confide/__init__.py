@@ -1,3 +1,61 @@
-"""confide: fine-tune language models on text told in confidence, and state exactly what that protects."""
+"""confide: fine-tune language models on text told in confidence, and state exactly what that protects.
+
+    config = confide.load_config("mail.yaml", ["privacy.epsilon=3"])
+    plan = confide.plan(config)
+    run = confide.train(config)
+    audit = confide.audit(config.run)
+    guarantee = confide.Guarantee.load(f"{config.run}/release/guarantee.json")
+
+Names are imported when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from confide.api.verbs import Audit, Plan, audit, load_config, plan, train
+    from confide.clipping import ClippedSum
+    from confide.config.schema import Config
+    from confide.privacy import mechanisms
+    from confide.privacy.accounting import least_noise
+    from confide.privacy.guarantee import Guarantee
+    from confide.runs.loop import Outcome
+    from confide.training.step import Step as PrivateStep
+    from confide.utils.errors import CheckFailed, InputError
+
+_WHERE = {
+    "Audit": "confide.api.verbs:Audit",
+    "CheckFailed": "confide.utils.errors:CheckFailed",
+    "ClippedSum": "confide.clipping:ClippedSum",
+    "Config": "confide.config.schema:Config",
+    "Guarantee": "confide.privacy.guarantee:Guarantee",
+    "InputError": "confide.utils.errors:InputError",
+    "Outcome": "confide.runs.loop:Outcome",
+    "Plan": "confide.api.verbs:Plan",
+    "PrivateStep": "confide.training.step:Step",
+    "audit": "confide.api.verbs:audit",
+    "least_noise": "confide.privacy.accounting:least_noise",
+    "load_config": "confide.api.verbs:load_config",
+    "mechanisms": "confide.privacy:mechanisms",
+    "plan": "confide.api.verbs:plan",
+    "train": "confide.api.verbs:train",
+}
+
+__all__ = [  # noqa: RUF022  # as a reader meets them
+    "load_config", "plan", "train", "audit", "Config", "Plan", "Outcome", "Audit", "Guarantee",
+    "ClippedSum", "PrivateStep", "mechanisms", "least_noise", "InputError", "CheckFailed",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'confide' has no attribute {name!r}")
+    module, _, attribute = _WHERE[name].partition(":")
+    found = getattr(import_module(module), attribute, None)
+    return import_module(f"{module}.{attribute}") if found is None else found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

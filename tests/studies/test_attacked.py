@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from confide.audit.attack import Options
+from confide.auditing.attack import Options
 from confide.studies import exposure, extraction, user_inference
 from confide.studies.attacked import attacked
 from confide.utils.console import Console

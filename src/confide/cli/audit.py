@@ -1,6 +1,5 @@
 """`confide audit`: attack a run at the unit that it claims to protect."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ from confide.cli.base import Json, app, print_json, verb
 from confide.utils.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
-    from confide.audit.attack import Options
+    pass
 
 
 @app.command()
@@ -41,8 +40,11 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack a trained run, or the claim of many."""
-    from confide.audit import attack
+    from confide.auditing import attack
+    from confide.auditing.of_run import audit_run
     from confide.cli import show
+    from confide.runs.folder import Run
+    from confide.utils.console import Console
 
     chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
     if unknown := [name for name in chosen if name not in attack.ATTACKS]:
@@ -59,40 +61,16 @@ def audit(
         options = attack.Options(
             chosen, users, rows, prefix, suffix, samples, probability, secrets, ranks, draws
         )
-        found = _alone(runs[0], twin, options)
+        found = audit_run(Run.load(runs[0], twin), Console(), options)
     print_json(found) if as_json else show.audited(found)
     if found["verdict"] == "violation":
         raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")
 
 
-def _alone(folder: Path, twin: bool, options: "Options") -> dict[str, Any]:
-    """All attacks on one run, kept in its folder."""
-    from confide.audit.attack import audit
-    from confide.audit.picture import audit_svg
-    from confide.cli.base import job_of
-    from confide.runs.evidence import keep
-    from confide.runs.folder import Run
-    from confide.runs.loop import check_release, restate
-    from confide.utils.files import write_text
-
-    run = Run.load(folder, twin)
-    with run.locked():
-        job = job_of(run)
-        check_release(job)
-        found = audit(job, options)
-        write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
-        keep(run, found)
-        restate(job, found["steps"])
-        picture = audit_svg(found)
-        if picture is not None:
-            write_text(run.folder / "audit.svg", picture)
-    return found
-
-
 def _together(folders: list[Path], twin: bool) -> dict[str, Any]:
     """One guess about each of many runs. Nothing is kept: it is about the setting, and no run's own."""
-    from confide.audit.attack import told
-    from confide.audit.repeated import repeated
+    from confide.auditing.attack import told
+    from confide.auditing.repeated import repeated
     from confide.cli.base import job_of
     from confide.runs.folder import Run
 

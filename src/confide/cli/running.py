@@ -104,12 +104,8 @@ def plan(
 ) -> None:
     """What a config costs and guarantees, or which to choose."""
     from confide.cli import show_plans
-    from confide.models import loading as models
-    from confide.planning import plan as planning
-    from confide.planning.verdict import verdict
-    from confide.runs.job import prepared_data
+    from confide.planning.of_run import planned
     from confide.utils.console import Console
-    from confide.utils.files import write_text
 
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
@@ -124,20 +120,12 @@ def plan(
     if suggest:
         _suggest(run, config, rows, measure, count, out, as_json)
         return
-    with run.locked():
-        tokenizer = models.load_tokenizer(run.config)
-        prepared = prepared_data(run, tokenizer, console)
-        model = models.load_model(run.config, prepared.classes, len(tokenizer))
-        shape, size = prepared.train.shape(), planning.Size.of(model)
-        with console.track("settings compared") as track:
-            found = planning.plan(run.config, shape, size, track, times_users or ())
-        found["verdict"] = verdict(run.config, shape, size, found["chosen"])
-        if measure:
-            console.say("measuring gradients of some units")
-            name, measured = _MEASURED[run.config.privacy.mechanism]
+    found = planned(run, console, times_users or ())
+    if measure:
+        console.say("measuring gradients of some units")
+        name, measured = _MEASURED[run.config.privacy.mechanism]
+        with run.locked():
             found[name] = measured(job_of(run), found["chosen"]["epsilon"])
-        if "larger_priors" in found:
-            write_text(run.root / "program.svg", planning.program_svg(found))
     if as_json:
         print_json(found)
         return

@@ -3,6 +3,7 @@
 Every key's meaning is its `description`; `docs/config.md` is made from them by `python -m confide.config.loading`.
 """
 
+import copy
 import difflib
 import functools
 import json
@@ -55,9 +56,19 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise InputError(f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}")
     if folder is not None and (folder / "ledger.jsonl").exists():
         raw["run"] = str(folder)  # wherever it lay when it was made
+    return check(with_overrides(raw, overrides), str(path))
+
+
+def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A config as it was read, with other values for some keys.
+
+    Raises:
+        InputError: an override is no key=value, or names a section that is none.
+    """
+    changed = copy.deepcopy(dict(raw))
     for override in overrides:
-        _apply(raw, override)
-    return check(raw, str(path))
+        _apply(changed, override)
+    return changed
 
 
 def _text(path: Path) -> str:

@@ -9,10 +9,12 @@ deployments registry, Ponomareva et al. 2023 ("How to DP-fy ML").
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from confide.utils.errors import CheckFailed, InputError
@@ -173,6 +175,21 @@ class Guarantee:
                 f"{data['theorem']}, but its reasons to be an estimate are {list(guarantee.estimates)}"
             )
         return guarantee
+
+    @classmethod
+    def load(cls, path: str | Path) -> Guarantee:
+        """Read a guarantee that a run wrote, such as `release/guarantee.json`.
+
+        Raises:
+            InputError: the file is not there, or is no guarantee; CheckFailed: see `from_json`.
+        """
+        try:
+            found = json.loads(Path(path).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: no guarantee can be read from it ({type(error).__name__})") from None
+        if not isinstance(found, dict):
+            raise InputError(f"{path}: holds no guarantee")
+        return cls.from_json(found)
 
     def sentences(self) -> list[str]:
         """What a lawyer reads: what someone could and could not learn about one unit."""

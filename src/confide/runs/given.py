@@ -14,6 +14,7 @@ from confide.data.readers import Record
 from confide.models import loading as models
 from confide.training.step import OptimizerOf, SchedulerOf
 from confide.training.tasks import Loss
+from confide.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Given:
         model: trains as it is: its parameters that require grad move. Its dropout is set to 0.
         tokenizer: as `transformers` has them.
         documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set. They
-            take the place of what `data.train` names, and are read once.
+            take the place of what `data.train` names, and are read more than once: no iterator.
         optimizer: called with the list of parameters. Its learning rate is its own.
         scheduler: called with the optimiser; stepped after every step.
         loss: called with model and batch; returns float[B], a loss for each row that depends on that row alone.
@@ -53,6 +54,10 @@ class Given:
 
     def records(self) -> Iterator[Record]:
         assert self.documents is not None
+        if isinstance(self.documents, Iterator):
+            raise InputError(
+                "documents: an iterator can be read once, and they are read again: pass a list or a data set"
+            )
         for at, fields_of in enumerate(self.documents):
             yield Record(fields_of, f"document {at}")
 

@@ -282,11 +282,15 @@ class _Preparation:
     def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
         return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned))
 
+    def _training(self, counts: Counts) -> Iterator[Document]:
+        given = self.given.records() if self.given.documents is not None else None
+        return documents_of(self.config, self.config.data.train, counts, given)
+
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
-        found = self.given.records() if trains and self.given.documents is not None else None
-        for batch in _batches(documents_of(self.config, source, self.counts, found), _BATCH):
+        found = self._training(self.counts) if trains else documents_of(self.config, source, self.counts)
+        for batch in _batches(found, _BATCH):
             self._write(batch, list(self._placed(batch, share)), writers)
             if self.progress is not None:
                 self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
@@ -404,7 +408,7 @@ class _Preparation:
 
     def _duplicates(self) -> dict[str, Any]:
         """A second pass over the text, held out or not: what stands in several units. Figures, never text."""
-        found = find_duplicates(documents_of(self.config, self.config.data.train, Counts()))
+        found = find_duplicates(self._training(Counts()))
         names = (
             "rows",
             "units",

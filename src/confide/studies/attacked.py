@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from confide.audit.attack import Options, audit
+from confide.auditing.attack import Options, audit
 from confide.config.loading import check
 from confide.runs.folder import Run
 from confide.runs.job import Job

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from confide.audit.attack import Options
+from confide.auditing.attack import Options
 from confide.privacy import mechanisms
 from confide.runs.preparation import load
 from confide.studies import corpora

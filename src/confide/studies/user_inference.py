@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from confide.audit.attack import Options
+from confide.auditing.attack import Options
 from confide.studies import corpora
 from confide.studies.attacked import attacked, epsilon_of, in_table
 from confide.utils.console import Console

@@ -25,6 +25,7 @@ from confide.utils.errors import InputError
 _PROBED = 128  # tokens of the longest row whose logits are compared
 _FLOOD = 7  # rows of one token, beside which a row is looked at
 _NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
+_ALIKE = {True: 1e-4, False: 0.05}  # the same, of losses
 _STILL = 1e-6  # the same, of logits that come from the same numbers
 
 _CHANCE = "chance"
@@ -92,7 +93,7 @@ def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
         if together.shape != (2,):
             return f"of two rows it gives a tensor of shape {tuple(together.shape)}"
         alone = torch.cat([losses(short), losses(long)])
-        near = _NEAR[together.dtype == torch.float32] * max(float(alone.abs().max()), 1e-3)
+        near = _ALIKE[together.dtype == torch.float32] * max(float(alone.abs().max()), 1e-3)
         if not bool((together - alone).abs().max() <= near):
             return "a row's loss depends on the row beside it"
     return ""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from confide.audit import attack
+from confide.auditing import attack
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.dp_sgd import DPSGD

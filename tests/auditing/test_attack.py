@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from confide.audit import attack
-from confide.audit.numbers import Numbers
+from confide.auditing import attack
+from confide.auditing.numbers import Numbers
 from confide.config.loading import check
 from confide.runs.canaries import FILE, SAMPLED
 from confide.runs.folder import Run

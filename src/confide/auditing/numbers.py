@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from confide.audit.bounds import rate_from_below
-from confide.audit.candidates import END, Candidates
-from confide.audit.exposure import exceeds
-from confide.audit.trie import Trie
+from confide.auditing.bounds import rate_from_below
+from confide.auditing.candidates import END, Candidates
+from confide.auditing.exposure import exceeds
+from confide.auditing.trie import Trie
 from confide.runs.canaries import SAMPLED, Manifest
 
 GUESSED = 8

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from confide.audit.candidates import END, Candidates
-from confide.audit.likelihood import MEMORY, check_numbers, chosen, reading, refuse_long
+from confide.auditing.candidates import END, Candidates
+from confide.auditing.likelihood import MEMORY, check_numbers, chosen, reading, refuse_long
 from confide.utils.errors import InputError
 
 _HELD = 6  # caches of one batch that may be held at a time: one a level, and what a pass copies

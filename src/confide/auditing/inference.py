@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from confide.audit.membership import Columns
-from confide.audit.rates import CONFIDENCE, FPRS, Rates, rates
+from confide.auditing.membership import Columns
+from confide.auditing.rates import CONFIDENCE, FPRS, Rates, rates
 from confide.data.unit_graph import UnitGraph
 from confide.utils.errors import InputError
 

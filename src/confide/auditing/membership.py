@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from confide.audit.rates import CONFIDENCE, FPRS, Rates, rates
+from confide.auditing.rates import CONFIDENCE, FPRS, Rates, rates
 from confide.data.unit_graph import UnitGraph
 from confide.training.evaluation import batches, row_losses
 from confide.training.tasks import Batch, Task

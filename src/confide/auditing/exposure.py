@@ -22,10 +22,10 @@ import torch
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from confide.audit.candidates import Candidates
-from confide.audit.likelihood import totals
-from confide.audit.skewnormal import SkewNormal
-from confide.audit.trie import Trie, search
+from confide.auditing.candidates import Candidates
+from confide.auditing.likelihood import totals
+from confide.auditing.skewnormal import SkewNormal
+from confide.auditing.trie import Trie, search
 from confide.utils.errors import CheckFailed, InputError
 
 CONFIDENCE = 0.95

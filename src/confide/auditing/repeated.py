@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from confide.audit.attack import Told
-from confide.audit.bounds import clopper_pearson, rates_from_below, strongest_clopper_pearson
-from confide.audit.game import ALPHA, Claim, Verdict, shown_in_words
+from confide.auditing.attack import Told
+from confide.auditing.bounds import clopper_pearson, rates_from_below, strongest_clopper_pearson
+from confide.auditing.game import ALPHA, Claim, Verdict, shown_in_words
 from confide.privacy.accounting import Curve
 from confide.utils.errors import InputError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from confide.audit.membership import (
+from confide.auditing.membership import (
     Columns,
     Side,
     attack,

@@ -20,9 +20,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from confide.audit import exposure, skewnormal, trie
-from confide.audit.candidates import END, Candidates
-from confide.audit.exposure import (
+from confide.auditing import exposure, skewnormal, trie
+from confide.auditing.candidates import END, Candidates
+from confide.auditing.exposure import (
     combined,
     exact,
     exceeds,
@@ -33,9 +33,9 @@ from confide.audit.exposure import (
     sampled,
     share_interval,
 )
-from confide.audit.likelihood import totals
-from confide.audit.skewnormal import SkewNormal
-from confide.audit.trie import Trie, search
+from confide.auditing.likelihood import totals
+from confide.auditing.skewnormal import SkewNormal
+from confide.auditing.trie import Trie, search
 from confide.config.schema import Canaries, Config, Data
 from confide.models import loading as models
 from confide.utils.errors import CheckFailed, Diverged, InputError

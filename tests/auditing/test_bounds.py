@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from confide.audit import bounds, fdp
-from confide.audit.bounds import (
+from confide.auditing import bounds, fdp
+from confide.auditing.bounds import (
     Plan,
     best_of,
     ceiling_epsilon,
@@ -26,7 +26,7 @@ from confide.audit.bounds import (
     strongest_clopper_pearson,
     strongest_k_ary,
 )
-from confide.audit.fdp import f_dp, f_dp_least_correct, f_dp_p_value, f_dp_refutes
+from confide.auditing.fdp import f_dp, f_dp_least_correct, f_dp_p_value, f_dp_refutes
 from confide.privacy.accounting import Curve, Direction, MixtureOfGaussians
 from confide.utils.errors import InputError
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from confide.audit.inference import Users, ask, infer, statistic
-from confide.audit.membership import Columns, columns
+from confide.auditing.inference import Users, ask, infer, statistic
+from confide.auditing.membership import Columns, columns
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.utils.errors import InputError
 from tests import small

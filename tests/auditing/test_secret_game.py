@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from confide.audit import attack
-from confide.audit.fdp import f_dp_least_correct
-from confide.audit.game import ALPHA, Claim
+from confide.auditing import attack
+from confide.auditing.fdp import f_dp_least_correct
+from confide.auditing.game import ALPHA, Claim
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians, between

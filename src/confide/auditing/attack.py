@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from confide.audit import exposure, extraction, membership
-from confide.audit.candidates import Candidates
-from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
-from confide.audit.inference import Asked, Users, ask, infer
-from confide.audit.membership import Columns
-from confide.audit.numbers import UNSURE, Numbers
-from confide.audit.rates import ceiling
-from confide.audit.trie import Trie
+from confide.auditing import exposure, extraction, membership
+from confide.auditing.candidates import Candidates
+from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers, verdict
+from confide.auditing.inference import Asked, Users, ask, infer
+from confide.auditing.membership import Columns
+from confide.auditing.numbers import UNSURE, Numbers
+from confide.auditing.rates import ceiling
+from confide.auditing.trie import Trie
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.ledger import first_entry
 from confide.privacy.mechanisms.base import Game

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from confide.audit.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
-from confide.audit.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
+from confide.auditing.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
+from confide.auditing.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
 from confide.privacy.accounting import Curve, Process, between
 from confide.privacy.mechanisms.base import Game
 from confide.runs.canaries import Canary, Manifest
@@ -20,7 +20,7 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most, percent_at_least
 
 if TYPE_CHECKING:
-    from confide.audit.repeated import Repeated
+    from confide.auditing.repeated import Repeated
 
 ALPHA = 0.05
 SHARE = 1 / 3

@@ -9,7 +9,7 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 
-from confide.audit.extraction import (
+from confide.auditing.extraction import (
     Extraction,
     Sampling,
     compare,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confide.audit import repeated
-from confide.audit.attack import Told
-from confide.audit.bounds import clopper_pearson
-from confide.audit.game import Claim
+from confide.auditing import repeated
+from confide.auditing.attack import Told
+from confide.auditing.bounds import clopper_pearson
+from confide.auditing.game import Claim
 from confide.config.loading import check
 from confide.config.schema import Config
 from confide.models import loading as models

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy import special, stats
 
-from confide.audit.likelihood import check_numbers, chosen, following, reading, refuse_long, together
+from confide.auditing.likelihood import check_numbers, chosen, following, reading, refuse_long, together
 from confide.data.unit_graph import UnitGraph
 from confide.utils.errors import InputError
 

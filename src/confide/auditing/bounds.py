@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from confide.audit.fdp import Sides, check_alpha, check_counts, f_dp
+from confide.auditing.fdp import Sides, check_alpha, check_counts, f_dp
 from confide.privacy.accounting import Curve, MixtureOfGaussians
 from confide.utils.errors import InputError
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confide.audit import rates as module
-from confide.audit.rates import advantage, auroc, ceiling, rates, true_positive_rate
+from confide.auditing import rates as module
+from confide.auditing.rates import advantage, auroc, ceiling, rates, true_positive_rate
 from confide.privacy.accounting import Curve, MixtureOfGaussians
 
 TRIALS = 2000

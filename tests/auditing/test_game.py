@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from confide.audit.bounds import one_run
-from confide.audit.game import ALPHA, Claim, Family, play, play_numbers, verdict
+from confide.auditing.bounds import one_run
+from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers, verdict
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.runs.canaries import Canary, Manifest
 from confide.utils.errors import InputError

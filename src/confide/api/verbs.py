@@ -1,0 +1,159 @@
+"""`plan`, `train` and `audit` for programs: the same path as the command line's, with objects of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confide.config.loading import check, load, with_overrides
+from confide.utils.console import Console
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from confide.auditing.attack import Options
+    from confide.config.schema import Config
+    from confide.privacy.guarantee import Guarantee
+    from confide.runs.folder import Run
+    from confide.runs.loop import Outcome
+    from confide.training.step import OptimizerOf, SchedulerOf
+    from confide.training.tasks import Loss
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a config costs and guarantees, before a gradient is computed.
+
+    Attributes:
+        guarantee: what the run would promise after all its steps.
+        noise_multiplier: standard deviation of the noise over the clip norm.
+        memory_bytes: an estimate of what training takes.
+        verdict: in words, whether there are enough units; None where no rule is known.
+        warnings: sentences that a person should read before training.
+        facts: all of it, with the settings beside this one, as `confide plan --json` prints it.
+    """
+
+    guarantee: Guarantee
+    noise_multiplier: float
+    memory_bytes: int
+    verdict: str | None
+    warnings: tuple[str, ...]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What attacks on a trained run found.
+
+    Attributes:
+        verdict: "violation" where the claim is refuted, "consistent" where it is not, "not attacked" where no attack
+            could have refuted it.
+        facts: all of it, as `confide audit --json` prints it.
+    """
+
+    verdict: str
+    facts: Mapping[str, Any]
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config.
+
+    Args:
+        source: a YAML file, a run folder, or the config itself as a mapping.
+        overrides: `key=value`, as on the command line.
+
+    Raises:
+        InputError: with every fault that was found, one a line, each naming its key.
+    """
+    if isinstance(source, Mapping):
+        return check(with_overrides(source, overrides))
+    return load(Path(source), overrides)
+
+
+def plan(config: Config, *, times_users: Sequence[float] = ()) -> Plan:
+    """Say what a config costs and guarantees; the data are prepared if they are not.
+
+    Args:
+        times_users: how many times the units there might be, for a what-if in `facts`.
+
+    Raises:
+        InputError: the config, the data or the model is at fault.
+    """
+    from confide.planning.of_run import planned
+    from confide.privacy.guarantee import Guarantee
+    from confide.runs.folder import Run
+
+    facts = planned(Run(config), Console(quiet=True), times_users)
+    verdict = facts["verdict"]
+    return Plan(
+        Guarantee.from_json(facts["guarantee"]),
+        facts["chosen"]["noise_multiplier"],
+        facts["memory_bytes"],
+        None if verdict is None else verdict["words"],
+        tuple(facts["warnings"]),
+        facts,
+    )
+
+
+def train(
+    config: Config,
+    *,
+    model: nn.Module | None = None,
+    tokenizer: Any = None,
+    documents: Iterable[Mapping[str, Any]] | None = None,
+    optimizer: OptimizerOf | None = None,
+    scheduler: SchedulerOf | None = None,
+    loss: Loss | None = None,
+    until: int | None = None,
+    twin: bool = False,
+    quiet: bool = True,
+) -> Outcome:
+    """Train or resume a run to its end, and release the model into `config.run`.
+
+    What is passed is not loaded. A run that was begun with an optimiser, a scheduler or a loss goes on with those only.
+
+    Args:
+        model: trains as it is: its parameters that require grad move. It has the trained weights afterwards, and no
+            dropout.
+        tokenizer: as `transformers` has them.
+        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set.
+        optimizer: called with the list of parameters, as `functools.partial(torch.optim.AdamW, lr=1e-3)` is. Its
+            learning rate is its own, and not the config's.
+        scheduler: called with the optimiser; stepped after every step.
+        loss: called with model and batch (`input_ids` int64[B, T], `real` bool[B, T], and `labels` where the task has
+            them); returns float[B], a loss for each row, of that row alone.
+        until: stop after this many steps; a later call resumes.
+        twin: train the non-private twin instead.
+        quiet: say nothing on the way.
+
+    Raises:
+        InputError: the config, the data or what was passed is at fault.
+
+    Formal guarantee: that of the returned `Outcome.guarantee`. Optimiser and scheduler see noised sums alone, which is
+    post-processing. A loss is looked at before training: one whose value for a row depends on the row beside it is
+    refused. That look is a test on two rows and no proof: a loss that mixes rows in other cases breaks the guarantee.
+    """
+    from confide.runs.folder import Run
+    from confide.runs.given import Given
+    from confide.runs.loop import fine_tune
+
+    given = Given(model, tokenizer, documents, optimizer, scheduler, loss)
+    return fine_tune(Run(config, twin, given), Console(quiet=quiet), until)
+
+
+def audit(run: str | Path | Run, options: Options | None = None) -> Audit:
+    """Attack a trained run at the unit that it claims to protect; the result is kept in its folder.
+
+    Args:
+        run: its folder.
+
+    Raises:
+        InputError: nothing was trained there, or what lies there is not what was trained.
+    """
+    from confide.auditing.of_run import audit_run
+    from confide.runs.folder import Run
+
+    facts = audit_run(run if isinstance(run, Run) else Run.load(run), Console(quiet=True), options)
+    return Audit(facts["verdict"], facts)

@@ -1,0 +1,32 @@
+"""The audit of a run, kept in its folder."""
+
+import json
+from typing import Any
+
+from confide.auditing.attack import Options, audit
+from confide.auditing.picture import audit_svg
+from confide.runs.evidence import keep
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import check_release, restate
+from confide.utils.console import Console
+from confide.utils.files import write_text
+
+
+def audit_run(run: Run, console: Console, options: Options | None = None) -> dict[str, Any]:
+    """All attacks on one run, as `audit` returns them, kept in its folder and stated in its guarantee.
+
+    Raises:
+        InputError: see `audit`; or what was released is not what lies there.
+    """
+    with run.locked():
+        job = Job.of(run, console)
+        check_release(job)
+        found = audit(job, options)
+        write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
+        keep(run, found)
+        restate(job, found["steps"])
+        picture = audit_svg(found)
+        if picture is not None:
+            write_text(run.folder / "audit.svg", picture)
+    return found

@@ -1,0 +1,26 @@
+"""The plan of a run: its data are prepared, its model is looked at, and nothing is trained."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from confide.models import loading as models
+from confide.planning.plan import Size, plan, program_svg
+from confide.planning.verdict import verdict
+from confide.runs.folder import Run
+from confide.runs.job import prepared_data
+from confide.utils.console import Console
+from confide.utils.files import write_text
+
+
+def planned(run: Run, console: Console, times_users: Sequence[float] = ()) -> dict[str, Any]:
+    """`plan` of a run, whose data are prepared if they are not, with the `verdict` on its number of units."""
+    with run.locked():
+        tokenizer = models.load_tokenizer(run.config)
+        prepared = prepared_data(run, tokenizer, console)
+        model = models.load_model(run.config, prepared.classes, len(tokenizer))
+        shape, size = prepared.train.shape(), Size.of(model)
+        with console.track("settings compared") as track:
+            found = plan(run.config, shape, size, track, times_users)
+        if "larger_priors" in found:
+            write_text(run.root / "program.svg", program_svg(found))
+    return found | {"verdict": verdict(run.config, shape, size, found["chosen"])}

@@ -1,0 +1,204 @@
+"""A program gets what the command line gets, and its own objects take the same path."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+import confide
+from confide.models.loading import location
+from confide.utils.errors import InputError
+from tests.command import World, environment
+from tests.command import confide as command
+
+WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
+PUBLIC = [
+    "load_config", "plan", "train", "audit", "Config", "Plan", "Outcome", "Audit", "Guarantee",
+    "ClippedSum", "PrivateStep", "mechanisms", "least_noise", "InputError", "CheckFailed",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(location("bundled"))
+
+
+def made(tokenizer, seed=0):
+    torch.manual_seed(seed)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, **ends))
+
+
+def documents(seed=1):
+    generator = np.random.default_rng(seed)
+    return [{"text": " ".join(generator.choice(WORDS, 30)), "user": f"u{at % 40}"} for at in range(120)]
+
+
+def config(folder, *overrides, **sections):
+    raw = {
+        "data": {"train": "tickets of the help desk", "unit": "user", "max_length": 64, "eval": 0.2},
+        "privacy": {"epsilon": 8, "mechanism": "uls"},
+        "train": {"steps": 4, "batch": 8},
+        "adapter": {"kind": "full"},
+        "run": str(folder),
+    }
+    return confide.load_config(raw | sections, overrides)
+
+
+def row_loss(model, batch):
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["real"].long()).logits[:, :-1]
+    losses = functional.cross_entropy(logits.transpose(1, 2), batch["input_ids"][:, 1:], reduction="none")
+    counted = batch["real"][:, 1:]
+    return (losses * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def test_the_public_names_are_these_and_each_is_there():
+    assert confide.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(confide, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = confide.nothing
+
+
+def test_importing_confide_imports_nothing_heavy():
+    heavy = ("torch", "numpy", "pydantic", "typer")
+    code = f"import sys, confide; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_overrides_leave_the_mapping_as_it_was():
+    raw = {"data": {"train": "x", "unit": "user"}, "privacy": {"epsilon": 8}}
+    assert confide.load_config(raw, ["privacy.epsilon=3"]).privacy.epsilon == 3
+    assert raw["privacy"] == {"epsilon": 8}
+
+
+def test_a_program_gets_what_the_command_line_gets(tmp_path, model):
+    world = World(tmp_path, model)
+    settings = confide.load_config(world.path)
+    plan = confide.plan(settings)
+    assert plan.facts == json.loads(command("plan", world.path, "--json").out)
+    assert plan.guarantee.epsilon == plan.facts["guarantee"]["epsilon"]
+    outcome = confide.train(settings)
+    assert outcome.finished
+    assert confide.Guarantee.load(world.run / "release" / "guarantee.json") == outcome.guarantee
+    found = confide.audit(world.run)
+    kept = json.loads((world.run / "audit.json").read_text())
+    assert json.loads(json.dumps(found.facts)) == kept
+    assert found.verdict == found.facts["verdict"]
+
+
+def test_what_is_given_is_trained_on_the_same_path(tmp_path, tokenizer):
+    """A model, documents, an optimiser and a loss that say what the config says give its very weights."""
+    text, saved, loaded = tmp_path / "text.jsonl", tmp_path / "model", tmp_path / "loaded"
+    text.write_text("".join(json.dumps(row) + "\n" for row in documents()))
+    made(tokenizer).save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    train = {"steps": 4, "batch": 8, "optimizer": "sgd", "learning_rate": 0.1}
+    privacy = {"epsilon": 8, "mechanism": "uls", "published_key": "for a test"}
+    given = made(tokenizer)
+    confide.train(
+        config(tmp_path / "given", train=train, privacy=privacy, model=str(saved)),
+        model=given,
+        tokenizer=tokenizer,
+        documents=documents(),
+    )
+    own = made(tokenizer)
+    confide.train(
+        config(tmp_path / "own", train=train, privacy=privacy, model=str(saved)),
+        model=own,
+        tokenizer=tokenizer,
+        documents=documents(),
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+        loss=row_loss,
+    )
+    confide.train(config(loaded, f"data.train={text}", train=train, privacy=privacy, model=str(saved)))
+    before, released = (
+        made(tokenizer).state_dict(),
+        GPT2LMHeadModel.from_pretrained(loaded / "release").state_dict(),
+    )
+    for name, values in given.state_dict().items():
+        assert torch.allclose(values, released[name], atol=1e-5), name
+    assert any(not torch.equal(values, before[name]) for name, values in released.items())
+    assert any(not torch.equal(values, before[name]) for name, values in own.state_dict().items())
+
+
+def test_a_run_with_a_scheduler_resumes_where_it_stopped(tmp_path, tokenizer):
+    schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    ends = []
+    for name, stops in (("whole", (None,)), ("cut", (1, 3, None))):
+        settings = config(tmp_path / name, "privacy.published_key=for a test")
+        for stop in stops:
+            given = made(tokenizer)
+            confide.train(
+                settings, model=given, tokenizer=tokenizer, documents=documents(),
+                optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), scheduler=schedule, until=stop,
+            )  # fmt: skip
+        ends.append(given.state_dict())
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
+        assert rates == [0.1, 0.05, 0.025, 0.0125]
+    for name, values in ends[0].items():
+        assert torch.equal(values, ends[1][name]), name
+
+
+def test_a_run_does_not_go_on_with_another_optimiser(tmp_path, tokenizer):
+    settings = config(tmp_path / "run")
+    given = {"tokenizer": tokenizer, "documents": documents()}
+    confide.train(settings, model=made(tokenizer), optimizer=torch.optim.Adagrad, until=2, **given)
+    for other in (None, torch.optim.SGD, functools.partial(torch.optim.Adagrad, lr=1.0)):
+        with pytest.raises(InputError, match="line 1 records another step"):
+            confide.train(settings, model=made(tokenizer), optimizer=other, **given)
+
+
+LOSSES = {
+    "a mean": (lambda m, b: row_loss(m, b).mean(), r"of two rows it gives a tensor of shape \(\)"),
+    "a sum of all": (lambda m, b: row_loss(m, b) + row_loss(m, b).sum(), "depends on the row beside it"),
+    "padding counts": (
+        lambda m, b: row_loss(m, b) * b["real"].sum(1) / b["real"].shape[1],
+        "depends on the row beside it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_mixes_rows_is_refused(tmp_path, tokenizer, name):
+    loss, why = LOSSES[name]
+    rows = [{"text": " ".join(WORDS[: 3 + at % 9]), "user": f"u{at % 40}"} for at in range(120)]
+    with pytest.raises(InputError, match=f"loss: .*{why}"):
+        confide.train(
+            config(tmp_path / "run"), model=made(tokenizer), tokenizer=tokenizer, documents=rows, loss=loss
+        )
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path, tokenizer):
+    given = {"tokenizer": tokenizer, "documents": documents()}
+    with pytest.raises(InputError, match="requires grad"):
+        confide.train(config(tmp_path / "a"), model=made(tokenizer).requires_grad_(False), **given)
+    small = made(tokenizer)
+    small.resize_token_embeddings(100)
+    with pytest.raises(InputError, match="100 embeddings"):
+        confide.train(config(tmp_path / "b"), model=small, **given)
+    with pytest.raises(InputError, match="an iterator"):
+        confide.train(config(tmp_path / "c"), tokenizer=tokenizer, documents=iter(documents()))
+    rows = [*documents()[:3], {"text": "nobody wrote this", "user": ""}]
+    with pytest.raises(InputError, match=r"document 3\b"):
+        confide.train(config(tmp_path / "d"), tokenizer=tokenizer, documents=rows)
+
+
+def test_a_guarantee_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "guarantee.json"
+    with pytest.raises(InputError, match="no guarantee can be read"):
+        confide.Guarantee.load(path)
+    path.write_text("[1]")
+    with pytest.raises(InputError, match="holds no guarantee"):
+        confide.Guarantee.load(path)
