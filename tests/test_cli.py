@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from confide.distributed import ranks
-from confide.planning import plan as planning
+from confide.planning import of_run
 from confide.privacy.guarantee import Guarantee
 from tests.command import MARKER, Result, World, command, confide, environment, files_below, tiny_model
 from tests.places import ROOT
@@ -113,7 +113,7 @@ def test_a_fault_of_confide_is_3(world, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("a fault put in")
 
-    monkeypatch.setattr(planning, "plan", fail)
+    monkeypatch.setattr(of_run, "plan", fail)
     found = confide("plan", world.path, "--json")
     assert found.code == 3
     assert found.out == ""
@@ -126,7 +126,7 @@ def test_memory_that_runs_out_anywhere_is_no_fault_of_confide(world, monkeypatch
     def fail(*arguments):
         raise torch.OutOfMemoryError("out of memory, in a place where nothing is tried again")
 
-    monkeypatch.setattr(planning, "plan", fail)
+    monkeypatch.setattr(of_run, "plan", fail)
     found = confide("plan", world.path)
     assert found.code == 2
     assert found.err.splitlines()[-1].startswith("confide: memory ran out: set train.micro_tokens lower")

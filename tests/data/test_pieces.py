@@ -185,7 +185,8 @@ def test_where_no_place_is_found_the_document_is_named(tmp_path, monkeypatch):
 MEASURED = """
 import json, resource, sys
 from pathlib import Path
-from confide import models, preparation
+from confide.models import loading as models
+from confide.runs import preparation
 from confide.config.loading import check
 
 def peak():

@@ -220,7 +220,8 @@ _PEAK = """
 import json, sys
 import numpy as np, torch
 torch.set_num_threads(1)
-from confide import models, planning
+from confide.models import loading as models
+from confide.planning import plan as planning
 from confide.config.loading import check
 from confide.utils.errors import InputError
 from confide.privacy.mechanisms.base import Combine

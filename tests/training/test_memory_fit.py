@@ -75,7 +75,8 @@ def test_memory_that_does_not_suffice_for_the_probes_leaves_one_row(monkeypatch)
 
 _REAL = """
 import json, sys, torch
-from confide import memory, physical
+from confide.training import memory_fit as physical
+from confide.utils import memory
 from confide.utils.memory import ran_out
 from confide.clipping import ClippedSum
 from confide.distributed.ranks import Ranks
@@ -114,7 +115,7 @@ def test_what_was_chosen_fits_and_four_times_as_much_would_not():
 
 _KNOWN = """
 import torch
-from confide import memory
+from confide.utils import memory
 
 device, size = torch.device("cpu"), 64 << 20
 torch.ones(1 << 17)  # threads and what else torch needs once
@@ -241,7 +242,7 @@ def test_memory_runs_out_in_the_words_of_a_library_too(words):
 
 _LIMITED = """
 import resource, sys, torch
-from confide import memory
+from confide.utils import memory
 from confide.utils.memory import ran_out
 
 used = memory._line(memory.Path("/proc/self/status"), sys.argv[1])
