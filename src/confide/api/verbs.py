@@ -48,8 +48,8 @@ class Audit:
     """What attacks on a trained run found.
 
     Attributes:
-        verdict: "violation" where the claim is refuted, "consistent" where it is not, "not attacked" where no attack
-            could have refuted it.
+        verdict: "violation" where the claim is refuted; "consistent" where it could have been and was not;
+            "underpowered" where the attacks could not have refuted it; "not attacked"; or "nothing claimed".
         facts: all of it, as `confide audit --json` prints it.
     """
 
@@ -91,7 +91,7 @@ def plan(config: Config, *, times_users: Sequence[float] = ()) -> Plan:
         Guarantee.from_json(facts["guarantee"]),
         facts["chosen"]["noise_multiplier"],
         facts["memory_bytes"],
-        None if verdict is None else verdict["words"],
+        None if verdict is None else " ".join(verdict["words"]),
         tuple(facts["warnings"]),
         facts,
     )

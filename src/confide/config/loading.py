@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
@@ -124,24 +124,43 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     if faults:
         raise _report(where, faults)
     faulty: set[str] = set()
+    schema = _schema(raw)
     try:
-        config = Config.model_validate(raw)
+        config = schema.model_validate(raw)
     except ValidationError as error:
         for detail in error.errors():
-            key = ".".join(str(part) for part in _path(detail))
+            key = ".".join(str(part) for part in _path(detail, schema))
             if key in faulty:
                 continue
             faulty.add(key)
-            faults.append(_sentence(key, detail) if len(faults) < _MOST else key)
+            faults.append(_sentence(key, detail, schema) if len(faults) < _MOST else key)
         # What is left may still hold impossible combinations; the reader should hear of them now.
         try:
-            config = Config.model_validate({"data": {"train": "?"}} | _without(raw, faulty))
+            config = schema.model_validate({"data": {"train": "?"}} | _without(raw, faulty))
         except ValidationError:
             raise _report(where, faults) from None
     faults += [f"{key}: {text}" for key, text in _combinations(config) if not _touches(faulty, key)]
     if faults:
         raise _report(where, faults)
     return config
+
+
+def _schema(raw: Mapping[str, Any]) -> type[Config]:
+    """The config's schema, with the section that its mechanism has of its own."""
+    privacy = raw.get("privacy")
+    name = privacy.get("mechanism") if isinstance(privacy, Mapping) else None
+    return schema_of(name) if isinstance(name, str) and name in registry.MECHANISMS else Config
+
+
+@functools.cache
+def schema_of(mechanism: str) -> type[Config]:
+    """The schema of configs with this mechanism, one of the registry's: its `Settings` are a section of its name."""
+    settings = registry.mechanism(mechanism).Settings
+    if settings is None:
+        return Config
+    section = Field(default_factory=settings, description=f"mechanism {mechanism}")
+    own: dict[str, Any] = {registry.section(mechanism): (settings, section)}
+    return create_model("Config", __base__=Config, **own)
 
 
 def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -174,10 +193,10 @@ def _report(where: str, faults: list[str]) -> InputError:
     return Faults(f"{where}: {len(faults)} faults\n" + "\n".join(seen))
 
 
-def _path(detail: ErrorDetails) -> list[str]:
+def _path(detail: ErrorDetails, schema: type[Config]) -> list[str]:
     """The key of a fault, without the names of the union members that pydantic adds."""
     path: list[str] = []
-    model: Any = Config
+    model: Any = schema
     for part in detail["loc"]:
         fields = getattr(model, "model_fields", None)
         if fields is None:
@@ -187,18 +206,20 @@ def _path(detail: ErrorDetails) -> list[str]:
     return path
 
 
-def _sentence(key: str, detail: ErrorDetails) -> str:
+def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
     section, _, name = key.rpartition(".")
     key = _name(key)
     if detail["type"] == "extra_forbidden":
-        near = [k for k in keys() if k.rpartition(".")[2] == name]  # the right name in the wrong section
-        near = near or difflib.get_close_matches(key[:99], keys(), 1, 0.5)
-        return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section))
+        near = [
+            k for k in keys(schema) if k.rpartition(".")[2] == name
+        ]  # the right name in the wrong section
+        near = near or difflib.get_close_matches(key[:99], keys(schema), 1, 0.5)
+        return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section, schema))
     if detail["type"] == "missing":
         return f"{key}: is missing" + (" (what to read)" if key == "data.train" else "")
     text = detail["msg"].removeprefix("Input should be ").replace("Value error, ", "")
     value = detail["input"]
-    expected = _expected(key)
+    expected = _expected(key, schema)
     if expected:
         text = expected
     shown = "" if isinstance(value, dict | list | tuple) else f" {yaml_text.shown(value)}"
@@ -207,19 +228,19 @@ def _sentence(key: str, detail: ErrorDetails) -> str:
         hint = ": put text with braces in quotes"
     if isinstance(value, str) and "a list of text" in text:
         hint = f"; of one, [{yaml_text.shown(value)}]"
-    options = _options(key)
+    options = _options(key, schema)
     if options and isinstance(value, str):
         near = difflib.get_close_matches(value[:99], options, 1, 0.4)
         hint = f", did you mean {near[0]}?" if near else ""
     return f"{key}:{shown} is not valid, must be {text}{hint}"
 
 
-def _known(section: str) -> str:
-    names = [k.rpartition(".")[2] for k in keys() if k.rpartition(".")[0] == section]
+def _known(section: str, schema: type[Config]) -> str:
+    names = [k.rpartition(".")[2] for k in keys(schema) if k.rpartition(".")[0] == section]
     return f" ({section or 'the config'} has: {', '.join(names)})" if names else ""
 
 
-def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in model.model_fields.items():
         yield prefix + name, field
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -227,13 +248,13 @@ def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple
 
 
 @functools.cache
-def _all() -> dict[str, Any]:
-    return dict(_fields())
+def _all(schema: type[Config]) -> dict[str, Any]:
+    return dict(_fields(schema))
 
 
-def keys() -> list[str]:
+def keys(schema: type[Config] = Config) -> list[str]:
     """Every key of the config, dotted."""
-    return list(_all())
+    return list(_all(schema))
 
 
 def is_whole(key: str) -> bool:
@@ -241,10 +262,10 @@ def is_whole(key: str) -> bool:
     return _expected(key).startswith(_KINDS[int])
 
 
-def _options(key: str) -> list[str]:
+def _options(key: str, schema: type[Config]) -> list[str]:
     if key == "privacy.mechanism":
         return list(registry.MECHANISMS)
-    field = _all().get(key)
+    field = _all(schema).get(key)
     return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
 
 
@@ -256,11 +277,11 @@ def _literals(annotation: Any) -> list[Any]:
     return []
 
 
-def _expected(key: str) -> str:
+def _expected(key: str, schema: type[Config] = Config) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
     if key == "privacy.mechanism":
         return "one of " + ", ".join(registry.MECHANISMS)
-    field = _all().get(key)
+    field = _all(schema).get(key)
     return _words(field.annotation, field.metadata) if field else ""
 
 
@@ -392,7 +413,7 @@ def reference() -> str:
     ]
     lines += ["YAML, plus `key=value` overrides on the command line, for example `privacy.epsilon=3`.", ""]
     lines += ["| key | takes | default | meaning |", "|---|---|---|---|"]
-    for key, field in _fields():
+    for key, field in _fields(Config):
         takes = _expected(key).replace("|", "\\|")
         if takes == "a section with keys":
             lines.append(f"| **`{key}`** | | | *{field.description}* |")

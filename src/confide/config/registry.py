@@ -23,6 +23,11 @@ MECHANISMS = {
 }
 
 
+def section(mechanism: str) -> str:
+    """The key of the config section that holds a mechanism's own settings."""
+    return mechanism.replace("-", "_")
+
+
 def mechanism(name: str) -> Any:
     """The class behind a mechanism's name, one of MECHANISMS."""
     module, _, attribute = MECHANISMS[name].partition(":")

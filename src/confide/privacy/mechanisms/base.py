@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Process, delta_default, least_noise, replaced
@@ -29,7 +30,7 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:
-    from confide.config.schema import Config
+    from confide.config.schema import Config, Section
 
 
 @lru_cache(maxsize=256)  # a plan's neighbours often share a process
@@ -147,6 +148,7 @@ class Mechanism(ABC):
     bands: int = 1
 
     name: ClassVar[str]
+    Settings: ClassVar[type["Section"] | None] = None  # its own section of the config, under its name
     notion: ClassVar[str]
     draws: ClassVar[str]  # what a step draws: "rows" or "units"
     grouped: ClassVar[bool] = True  # whether the unit is one that the data must name
@@ -340,6 +342,8 @@ class Mechanism(ABC):
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
         )  # a rival, beside a mechanism that does
+        if cls.Settings is not None:
+            known |= dict(getattr(config, registry.section(cls.name)))
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in known.items() if name in names})
 

@@ -1,0 +1,48 @@
+"""A mechanism as an outside contributor writes it: one file. Its line is put into the registry by the test."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from confide.config.schema import Section
+from confide.data.shape import Shape
+from confide.data.unit_graph import UnitGraph
+from confide.privacy.mechanisms.base import Sampler, Score, Terms
+from confide.privacy.mechanisms.dp_sgd import DPSGD
+from confide.privacy.mechanisms.rows import RowSampler
+from confide.randomness.streams import RunKey
+
+
+class Every(Section):
+    every: int = Field(2, ge=1, description="one of so many rows is used")
+
+
+@dataclass(frozen=True)
+class EverySecondRow(DPSGD):
+    """dp-sgd on every second row of the data; the others are dropped."""
+
+    every: int = 2
+
+    name: ClassVar[str] = "every-second"
+    Settings: ClassVar[type[Section]] = Every
+
+    def _used(self, rows: int) -> np.ndarray:
+        return np.arange(0, rows, self.every)
+
+    def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
+        return RowSampler(graph, self._used(graph.n_rows), self.terms(graph.shape()).sampling, key, phase)
+
+    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+        return super().terms(replace(shape, rows=len(self._used(shape.rows))), steps)
+
+    def facts(self) -> tuple[str, ...]:
+        return (f"one of {self.every} rows is used",)
+
+    @classmethod
+    def faults(cls, config) -> Iterator[tuple[str, str]]:
+        yield from super().faults(config)
+        if config.every_second.every > 9:
+            yield "every_second.every", "use dp-sgd on less data"
