@@ -12,8 +12,7 @@ from confide.planning import plan as planning
 from confide.planning.verdict import verdict
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
-from confide.runs.loop import Outcome, fine_tune
-from confide.training.evaluation import gap_closed
+from confide.runs.loop import Outcome, fine_tune, gap_closed
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from confide.utils.rounding import at_most

@@ -54,7 +54,7 @@ class Cutter:
             names: what a sentence about each text begins with.
 
         Raises:
-            InputError: see `long_texts.encoded`; for a long text as its rows are taken.
+            InputError: see `pieces.encoded`; for a long text as its rows are taken.
         """
         if not self._in_rows:
             return list(self._beginnings(texts))

@@ -22,7 +22,7 @@ RULES = ("random", "longest", "shortest", "highest-ppl", "lowest-ppl")
 
 
 class Bits(Protocol):
-    """A stream of independent uniform 64-bit integers with random access; `noise.Stream` is one."""
+    """A stream of independent uniform 64-bit integers with random access; `streams.Stream` is one."""
 
     def uint64(self, n: int, start: int = 0) -> np.ndarray: ...
 

@@ -1,6 +1,6 @@
 """Gaussian noise made where the tensor lies: ChaCha20 in counter mode, as a Triton kernel.
 
-`noise.Stream` is AES on the CPU, so for a model on a GPU its noise crosses the bus at every step. Here only the key
+`streams.Stream` is AES on the CPU, so for a model on a GPU its noise crosses the bus at every step. Here only the key
 crosses it, as a kernel argument; key stream, normal values and their addition are one pass over the tensor.
 
 The cipher is ChaCha20 as its author defined it (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008): words 12 and

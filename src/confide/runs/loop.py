@@ -231,6 +231,11 @@ class _Loop:
         _write(guarantee, job.run.guarantee_path)
 
 
+def gap_closed(base: float, private: float, nonprivate: float) -> float:
+    """Share of the gap in loss between base and non-private that the private run closes."""
+    return (base - private) / (base - nonprivate)
+
+
 def check_release(job: Job) -> None:
     """See that `release/`, if there is one, holds what this run put there.
 

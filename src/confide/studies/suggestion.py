@@ -237,13 +237,13 @@ def beside(data: Path, folder: Path) -> list[Config]:
 
 # the planner's rule ---------------------------------------------------------------------------------------------
 def rule(found: Mapping[float, Sequence[Row]], budgets: Mapping[int, Sequence[Row]]) -> dict[str, Any]:
-    """The constants of `suggesting.log_progress` that fit runs of one chunk at the rate of `START`, and what follows.
+    """The constants of `suggest.log_progress` that fit runs of one chunk at the rate of `START`, and what follows.
 
     Args:
         found: by epsilon, runs at the one budget; budgets: by chunks computed, runs at others, which are not fitted.
 
     Returns:
-        `dimensions`: ratio over squared noise per gradient: `suggesting.DIMENSIONS` times the trainable weights;
+        `dimensions`: ratio over squared noise per gradient: `suggest.DIMENSIONS` times the trainable weights;
         `walk`; `error`: root mean square of the losses' residuals; `predicted`: of each epsilon from the others, and of
         other rates and budgets from all, the number of steps that is best by the rule, and among the runs, and how much
         the former's perplexity is above the latter's; `budgets`: those runs.

@@ -154,8 +154,3 @@ def evaluate(
         "rows": graph.n_rows,
         "units": graph.n_units,
     }
-
-
-def gap_closed(base: float, private: float, nonprivate: float) -> float:
-    """Share of the gap in loss between base and non-private that the private run closes."""
-    return (base - private) / (base - nonprivate)

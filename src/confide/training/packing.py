@@ -115,7 +115,7 @@ def pack(draw: Draw, micro_tokens: int, shares: bool = False) -> Iterator[Pack]:
     Units are taken in the order of their longest line, so that lines of a micro-batch are of like length.
 
     Args:
-        shares: rows of a unit may share a line; see `lines`.
+        shares: rows of a unit may share a line; see `line_packing`.
     """
     yield from share(draw, micro_tokens, 1, shares)[0]
 

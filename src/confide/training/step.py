@@ -143,7 +143,7 @@ class Step:
     Formal guarantee: with the `Combine` and `Sampler` of one mechanism, step t computes
     (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale, where clip gives 0 for a gradient that is no
     finite number, so that none ends the run; `accounting` composes exactly that (where
-    `combine.bands` is above 1, N is `correlation.Correlated`, times s C and the sensitivity of its matrix). An
+    `combine.bands` is above 1, N is `correlated_noise.Correlated`, times s C and the sensitivity of its matrix). An
     empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
     the same, each clips its share of the units, and the noise of an element of the one sum is the same value
     wherever it is added: the noise is that of one process, not of one for each rank (`fast` noise of a model that

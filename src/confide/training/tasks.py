@@ -39,10 +39,10 @@ class Task:
         extra: per-token inputs that the model takes beside input_ids.
         autocast: run the model in bf16.
         device: where batches go.
-        shares: rows of one unit may share a line of a batch; see `isolation.sharing`.
+        shares: rows of one unit may share a line of a batch; see `row_isolation.sharing`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
         loss: a program's own, called with model and batch, in place of the one below: float32[B].
-        fast: on a CPU, output layer and loss by code of our own (`head`, `cross_entropy`); else as torch has them.
+        fast: on a CPU, output layer and loss by code of our own (`logits`, `cross_entropy`); else as torch has them.
     """
 
     kind: str

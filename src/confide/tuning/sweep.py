@@ -15,13 +15,13 @@ from typing import Any
 from confide.config.schema import Config
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.models import loading as models
 from confide.privacy.accounting import Repeated, Trials
 from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms.tuned import Counted, Tuning
 from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
 from confide.runs.folder import Run
+from confide.runs.given import tokenizer_of
 from confide.runs.job import prepared_data
 from confide.runs.loop import Outcome, fine_tune
 from confide.runs.preparation import source_of
@@ -140,7 +140,7 @@ def sweep(
     console = console or Console(quiet=True)
     with run.locked():
         run.bind()
-        prepared = prepared_data(run, models.load_tokenizer(run.config), console)
+        prepared = prepared_data(run, tokenizer_of(run.config, run.given), console)
         if prepared.held_out is None:
             raise InputError("data.eval: a sweep chooses by held-out loss: name evaluation data, or a share")
         shape = prepared.train.shape()

@@ -2,7 +2,7 @@
 
 GPT-2, GPT-J, Phi, ALBERT and others compute the tanh form of GELU (Hendrycks and Gimpel 2016) in eight operations, each
 over the widest tensors of a layer, and keep most of what they pass through for the backward pass: torch has a kernel.
-Linear layers have theirs in `products`.
+Linear layers have theirs in `onednn`.
 """
 
 from collections.abc import Iterator

@@ -58,7 +58,7 @@ class _OfSoftmax(torch.autograd.Function):
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Of each row. Of logits whose rows lie apart (`head.py`) torch would make a whole copy first."""
+    """Of each row. Of logits whose rows lie apart (`logits.py`) torch would make a whole copy first."""
     if logits.is_contiguous():
         return logits.softmax(-1)
     found = torch.empty(logits.shape, dtype=logits.dtype)
