@@ -1,8 +1,8 @@
 """Several rows of one unit in one line of a batch, so that a unit whose rows differ in length is not mostly padding.
 
 Rows of a line keep positions of their own, by which the model tells them apart: none attends to another. Whether a
-model does is seen before it is relied on (`row_isolation.sharing`). Privacy does not hang on it: all rows of a line are one
-unit's, and are clipped together however they are computed.
+model does is seen before it is relied on (`row_isolation.sharing`). Privacy does not hang on it: all rows of a line
+are one unit's, and are clipped together however they are computed.
 """
 
 import heapq
