@@ -73,12 +73,15 @@ SLOW = {
     "test_step_measures_each_method_with_its_own_memory",
     "test_stopped_is_130_and_the_same_command_resumes",
     "test_the_benchmark_says_what_it_promises",
+    "test_the_bundled_model_equals_brute_force[My ID is {}.]",
     "test_the_memory_estimate_is_near_a_measured_peak[False-adapter0]",
     "test_the_memory_estimate_is_near_a_measured_peak[False-adapter1]",
     "test_the_memory_estimate_is_near_a_measured_peak[True-adapter0]",
+    "test_the_memory_estimate_is_near_a_measured_peak[True-adapter1]",
     "test_two_opposite_candidates_reach_the_bound",
     "test_what_is_refused_in_a_process_is_refused_here",
     "test_what_two_thirds_of_the_noise_would_give_away_is_seen_too",
+    "test_what_was_chosen_fits_and_four_times_as_much_would_not",
     "test_with_ray_itself",
 }
 
