@@ -78,7 +78,7 @@ def model_of(family: str, adapter: str) -> torch.nn.Module:
     auto = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
     model = auto.from_config(small.family(family, vocab_size=small.VOCABULARY))
     for module in model.modules():
-        models._no_dropout(module)
+        models.drop_nothing(module)
     if family == "llama":
         fuse(model)
     model = models._adapt(model, Adapter(kind=adapter, rank=4), task)

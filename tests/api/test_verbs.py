@@ -1,5 +1,6 @@
 """A program gets what the command line gets, and its own objects take the same path."""
 
+import copy
 import functools
 import json
 import subprocess
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 import confide
 from confide.models.loading import location
 from confide.utils.errors import InputError
-from tests.command import World, environment
+from tests.command import World, environment, refused
 from tests.command import confide as command
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
@@ -156,12 +157,12 @@ def test_a_run_does_not_go_on_with_another_optimiser(tmp_path, tokenizer):
     given = {"tokenizer": tokenizer, "documents": documents()}
     confide.train(settings, model=made(tokenizer), optimizer=torch.optim.Adagrad, until=2, **given)
     for other in (None, torch.optim.SGD, functools.partial(torch.optim.Adagrad, lr=1.0)):
-        with pytest.raises(InputError, match="line 1 records another step"):
+        with pytest.raises(InputError, match="began with another config or other objects"):
             confide.train(settings, model=made(tokenizer), optimizer=other, **given)
 
 
 LOSSES = {
-    "a mean": (lambda m, b: row_loss(m, b).mean(), r"of two rows it gives a tensor of shape \(\)"),
+    "a mean": (lambda m, b: row_loss(m, b).mean(), r"gives a tensor of shape \(\)"),
     "a sum of all": (lambda m, b: row_loss(m, b) + row_loss(m, b).sum(), "depends on the row beside it"),
     "padding counts": (
         lambda m, b: row_loss(m, b) * b["real"].sum(1) / b["real"].shape[1],
@@ -188,7 +189,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path, tokenizer):
     small.resize_token_embeddings(100)
     with pytest.raises(InputError, match="100 embeddings"):
         confide.train(config(tmp_path / "b"), model=small, **given)
-    with pytest.raises(InputError, match="an iterator"):
+    with pytest.raises(InputError, match="read twice, not a list_iterator"):
         confide.train(config(tmp_path / "c"), tokenizer=tokenizer, documents=iter(documents()))
     rows = [*documents()[:3], {"text": "nobody wrote this", "user": ""}]
     with pytest.raises(InputError, match=r"document 3\b"):
@@ -202,3 +203,118 @@ def test_a_guarantee_that_is_none_is_refused(tmp_path):
     path.write_text("[1]")
     with pytest.raises(InputError, match="holds no guarantee"):
         confide.Guarantee.load(path)
+
+
+def joined(sign):
+    return lambda m, b: sign * row_loss(m, b)
+
+
+class Weighted:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, m, b):
+        return self.weight * row_loss(m, b)
+
+
+OTHERS = {
+    "lambdas": (lambda m, b: row_loss(m, b), lambda m, b: -row_loss(m, b)),
+    "closures": (joined(1), joined(-1)),
+    "objects": (Weighted(1.0), Weighted(2.0)),
+    "partials with tensors": tuple(
+        functools.partial(lambda w, m, b: w[0] * row_loss(m, b), torch.full((5000,), weight))
+        for weight in (1.0, 2.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_loss_of_the_same_name_has_other_noise(tmp_path, tokenizer, name):
+    """Were the noise the same, the difference of two releases would be free of it."""
+    given = {"tokenizer": tokenizer, "documents": documents()}
+    first, second = OTHERS[name]
+    confide.train(config(tmp_path), model=made(tokenizer), loss=first, until=1, **given)
+    with pytest.raises(InputError, match="began with another config or other objects"):
+        confide.train(config(tmp_path), model=made(tokenizer), loss=second, until=1, **given)
+    confide.train(config(tmp_path), model=made(tokenizer), loss=first, until=2, **given)
+
+
+@pytest.mark.parametrize("change", ["config", "what trains", "tokenizer"])
+def test_another_model_of_the_same_weights_has_other_noise(tmp_path, tokenizer, change):
+    given = {"tokenizer": tokenizer, "documents": documents(), "until": 1}
+    confide.train(config(tmp_path), model=made(tokenizer), **given)
+    other = made(tokenizer)
+    if change == "config":
+        other.config.activation_function = "relu"
+    if change == "what trains":
+        other.transformer.wpe.requires_grad_(False)
+    if change == "tokenizer":
+        given["tokenizer"] = copy.deepcopy(tokenizer)
+        given["tokenizer"].bos_token = "the"
+    with pytest.raises(
+        InputError, match=r"began with another config or other objects|holds a run on other data"
+    ):
+        confide.train(config(tmp_path), model=other, **given)
+
+
+class Counting(GPT2LMHeadModel):
+    """Keeps what rows hold where no noise goes."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.seen = torch.nn.Parameter(torch.zeros(settings.vocab_size), requires_grad=False)
+
+    def forward(self, input_ids=None, **more):
+        with torch.no_grad():
+            self.seen += torch.bincount(input_ids.reshape(-1), minlength=len(self.seen))
+        return super().forward(input_ids=input_ids, **more)
+
+
+def test_what_a_model_counts_of_rows_is_not_released(tmp_path, tokenizer):
+    with pytest.raises(InputError, match="has changed while it trained"):
+        confide.train(
+            config(tmp_path),
+            model=Counting(made(tokenizer).config),
+            tokenizer=tokenizer,
+            documents=documents(),
+        )
+    assert not (tmp_path / "release").exists()
+
+
+def test_the_claim_says_that_the_loss_was_a_programs_own(tmp_path, tokenizer):
+    given = {"tokenizer": tokenizer, "documents": documents()}
+    own = confide.train(config(tmp_path), model=made(tokenizer), loss=row_loss, until=1, **given).guarantee
+    assert any("program's own loss" in line for line in own.not_covered)
+
+
+def test_a_run_of_a_program_is_audited_by_one(tmp_path, tokenizer):
+    run = str(tmp_path / "run")
+    confide.train(config(run), model=made(tokenizer), tokenizer=tokenizer, documents=documents())
+    for verb in (("audit", run), ("train", run), ("verify", run)):
+        refused(command(*verb), "was made by a program with its own model, tokenizer")
+    before = tokenizer.get_vocab()
+    found = confide.audit(run, model=made(tokenizer), tokenizer=tokenizer)
+    assert found.verdict == "not attacked"
+    assert "membership" in found.facts
+    assert tokenizer.get_vocab() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model": "gpt2"}, "model: give a torch module, not a str"),
+        ({"tokenizer": "gpt2"}, "tokenizer: give one as transformers has them"),
+        ({"documents": "mail.jsonl"}, "documents: give a list of mappings"),
+        ({"documents": ["text"]}, "document 0 is a str"),
+        ({"optimizer": 3}, "optimizer: give a function"),
+        ({"optimizer": lambda p: None}, "optimizer: it made a NoneType"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS asks for several gradients"),
+        ({"optimizer": lambda p: torch.optim.SGD(p[1:], lr=0.1)}, "it moves other parameters"),
+        ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "scheduler: it made a ReduceLROnPlateau"),
+        ({"loss": lambda m, b: b["nothing"]}, "loss: it failed on .* rows .KeyError"),
+        ({"loss": lambda m, b: (1, 2)}, "gives a tensor of shape tuple"),
+    ],
+)
+def test_what_is_no_such_object_is_refused_in_a_sentence(tmp_path, tokenizer, given, why):
+    with pytest.raises(InputError, match=why):
+        confide.train(config(tmp_path), **{"tokenizer": tokenizer, "documents": documents()} | given)

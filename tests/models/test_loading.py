@@ -109,7 +109,7 @@ def test_dropout_of_any_shape_is_found():
 
     odd = Odd()
     for module in odd.modules():
-        models._no_dropout(module)
+        models.drop_nothing(module)
     assert (odd.drop_path_rate, odd.inner.p) == (0.0, 0.0)
 
 

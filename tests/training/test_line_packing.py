@@ -72,7 +72,7 @@ def of_family(kind: str, **changes) -> tuple[torch.nn.Module, Task]:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(small.family(kind, **changes))
     for module in model.modules():
-        models._no_dropout(module)
+        models.drop_nothing(module)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

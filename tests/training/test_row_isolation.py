@@ -57,7 +57,7 @@ def built(kind: str, task: str = "causal-lm", **changes: object) -> tuple[torch.
     settings = getattr(transformers, kind + "Config")(**(SIZES | MORE.get(kind, {}) | changes))
     model = HEADS[task].from_config(settings)
     for module in model.modules():
-        models._no_dropout(module)
+        models.drop_nothing(module)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -115,10 +115,11 @@ def train(
     What is passed is not loaded. A run that was begun with an optimiser, a scheduler or a loss goes on with those only.
 
     Args:
-        model: trains as it is: its parameters that require grad move. It has the trained weights afterwards, and no
-            dropout.
-        tokenizer: as `transformers` has them.
-        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set.
+        model: trains as it is: its parameters that require grad move. It has the trained weights afterwards and
+            no dropout, and is in train mode. To resume, pass it as it was before the first step.
+        tokenizer: as `transformers` has them; a copy is used.
+        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set. A run
+            that was begun goes on with the rows that it began with.
         optimizer: called with the list of parameters, as `functools.partial(torch.optim.AdamW, lr=1e-3)` is. Its
             learning rate is its own, and not the config's.
         scheduler: called with the optimiser; stepped after every step.
@@ -133,7 +134,8 @@ def train(
 
     Formal guarantee: that of the returned `Outcome.guarantee`. Optimiser and scheduler see noised sums alone, which is
     post-processing. A loss is looked at before training: one whose value for a row depends on the row beside it is
-    refused. That look is a test on two rows and no proof: a loss that mixes rows in other cases breaks the guarantee.
+    refused. That look is a test on some rows and no proof, as `not_covered` says: a loss that mixes others breaks the
+    guarantee.
     """
     from confide.runs.folder import Run
     from confide.runs.given import Given
@@ -143,17 +145,30 @@ def train(
     return fine_tune(Run(config, twin, given), Console(quiet=quiet), until)
 
 
-def audit(run: str | Path | Run, options: Options | None = None) -> Audit:
+def audit(
+    run: str | Path | Run,
+    options: Options | None = None,
+    *,
+    model: nn.Module | None = None,
+    tokenizer: Any = None,
+    optimizer: OptimizerOf | None = None,
+    scheduler: SchedulerOf | None = None,
+    loss: Loss | None = None,
+) -> Audit:
     """Attack a trained run at the unit that it claims to protect; the result is kept in its folder.
 
     Args:
         run: its folder.
+        model, tokenizer, optimizer, scheduler, loss: what `train` was given; the model as it was before the first step.
 
     Raises:
         InputError: nothing was trained there, or what lies there is not what was trained.
     """
     from confide.auditing.of_run import audit_run
     from confide.runs.folder import Run
+    from confide.runs.given import Given
 
-    facts = audit_run(run if isinstance(run, Run) else Run.load(run), Console(quiet=True), options)
+    given = Given(model, tokenizer, None, optimizer, scheduler, loss)
+    found = run if isinstance(run, Run) else Run.load(run, given=given)
+    facts = audit_run(found, Console(quiet=True), options)
     return Audit(facts["verdict"], facts)

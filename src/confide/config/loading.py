@@ -4,6 +4,7 @@ Every key's meaning is its `description`; `docs/config.md` is made from them by 
 """
 
 import copy
+import dataclasses
 import difflib
 import functools
 import json
@@ -19,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
-from confide.config.schema import Adaptive, Average, Config, Policy, Redacted, Secrets
+from confide.config.schema import Adaptive, Average, Config, Policy, Privacy, Redacted, Secrets, Train
 from confide.utils.errors import Faults, InputError
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
@@ -158,9 +159,22 @@ def schema_of(mechanism: str) -> type[Config]:
     settings = registry.mechanism(mechanism).Settings
     if settings is None:
         return Config
+    _check_settings(mechanism, settings)
     section = Field(default_factory=settings, description=f"mechanism {mechanism}")
     own: dict[str, Any] = {registry.section(mechanism): (settings, section)}
     return create_model("Config", __base__=Config, **own)
+
+
+def _check_settings(mechanism: str, settings: type[BaseModel]) -> None:
+    """See that a mechanism reads all of its own settings, and that each has one place."""
+    if registry.section(mechanism) in Config.model_fields:
+        raise TypeError(f"mechanism {mechanism}: the config has a section of this name already")
+    taken = {*Train.model_fields, *Privacy.model_fields}
+    known = {field.name for field in dataclasses.fields(registry.mechanism(mechanism))}
+    for key in settings.model_fields:
+        if key in taken or key not in known:
+            why = "is a key of train or privacy" if key in taken else "is no field of the mechanism"
+            raise TypeError(f"mechanism {mechanism}: {key} of its Settings {why}")
 
 
 def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,13 @@ from confide.config.schema import Policy
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
 from confide.models.fast.activations import fuse
-from confide.utils.errors import Diverged, InputError
+from confide.models.sound import refuse_diverged, refuse_unsound
+from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.config.schema import Adapter, Config
 
 BUNDLED = "bundled"
-LARGEST = (
-    1e15  # of a weight that a model could compute with: not far above, a gradient's square is no float32
-)
 MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
 AUTO = {
     "causal-lm": "AutoModelForCausalLM",
@@ -180,7 +177,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         torch.manual_seed(config.train.seed)
         if classes is not None:
             settings.num_labels = classes
-        _no_dropout(settings)
+        drop_nothing(settings)
         if from_scratch:
             model: Any = auto.from_config(settings, trust_remote_code=config.trust_remote_code)
         else:
@@ -199,7 +196,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
         )
     _fit_vocabulary(model, config, vocabulary)
-    _check_length(settings, config)
+    check_length(settings, config)
     if found := sorted(whole & {name for name, _ in model.named_parameters()}):
         raise InputError(
             f"model: {config.model!r} stores {found[0]} as whole numbers, which is none of the ways that this kind of "
@@ -207,7 +204,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         )
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
-        _no_dropout(module)
+        drop_nothing(module)
     fuse(model)
     model = _adapt(model, config.adapter, config.task)
     if config.train.gradient_checkpointing:
@@ -217,7 +214,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     return model
 
 
-def _check_length(settings: Any, config: "Config") -> None:
+def check_length(settings: Any, config: "Config") -> None:
     longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
     if longest is not None and settings.model_type in _OWN_POSITIONS:
         longest -= (settings.pad_token_id or 0) + 1
@@ -227,39 +224,13 @@ def _check_length(settings: Any, config: "Config") -> None:
         )
 
 
-def ready_model(model: nn.Module, config: "Config", vocabulary: int) -> nn.Module:
-    """A model that a program made, checked and without dropout; it trains as it is, with the adapter that it has.
-
-    Raises:
-        InputError: none of its parameters requires grad, a weight is no number, it has fewer embeddings than the
-            tokenizer has entries, or rows are longer than it can read.
-    """
-    if not trainable(model):
-        raise InputError(
-            "model: none of the parameters of the given model requires grad: nothing would train"
-        )
-    inner = _inner(model)
-    embeddings = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
-    if embeddings is not None and embeddings.weight.shape[0] < vocabulary:
-        raise InputError(
-            f"model: the given model has {embeddings.weight.shape[0]:,} embeddings, and its tokenizer {vocabulary:,} "
-            "entries: call model.resize_token_embeddings(len(tokenizer)) first"
-        )
-    if getattr(model, "config", None) is not None:
-        _check_length(model.config, config)
-    refuse_unsound(dict(model.named_parameters()), "model: the weights of the given model are damaged,")
-    for module in model.modules():
-        _no_dropout(module)
-    return model
-
-
-def _no_dropout(holder: Any) -> None:
+def drop_nothing(holder: Any) -> None:
     """Set every rate of a config or module that drops something to 0: dropout, layer drop, drop path."""
     for name, value in list(vars(holder).items()):
         if "drop" in name and isinstance(value, float):
             setattr(holder, name, 0.0)
         elif hasattr(value, "model_type"):  # a config within a config
-            _no_dropout(value)
+            drop_nothing(value)
     if isinstance(holder, nn.modules.dropout._DropoutNd):
         holder.p = 0.0
 
@@ -443,18 +414,18 @@ def routes(model: nn.Module) -> bool:
     return any(_MIXTURE.search(type(module).__name__) for module in model.modules())
 
 
-def _inner(model: Any) -> Any:
+def inner_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def caches(model: Any) -> bool:
     """Whether a model may keep keys and values for a continuation, and can be told not to by `use_cache`."""
-    return "use_cache" in inspect.signature(_inner(model).forward).parameters
+    return "use_cache" in inspect.signature(inner_of(model).forward).parameters
 
 
 def accepted(model: Any) -> set[str]:
     """Which per-token inputs a model takes beside input_ids: position_ids, token_type_ids."""
-    inner = _inner(model)
+    inner = inner_of(model)
     names = set(inspect.signature(inner.forward).parameters) & {"position_ids", "token_type_ids"}
     if inner.config.model_type in _OWN_POSITIONS:
         names.discard("position_ids")
@@ -513,21 +484,3 @@ def save(
         if "No space left" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
-
-
-def refuse_unsound(
-    weights: Mapping[str, torch.Tensor], why: str, error: type[InputError] = InputError
-) -> None:
-    """Raises `error`, beginning with `why`, if a weight is infinite or not a number."""
-    for name, values in weights.items():
-        if not bool(torch.isfinite(values).all()):
-            raise error(f"{why} {name} holds values that are infinite or not a number")
-
-
-def refuse_diverged(weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises Diverged if a trained weight is no finite number, or too large for any use."""
-    why = "train.learning_rate: the training diverged, lower it;"
-    refuse_unsound(weights, why, Diverged)
-    for name, values in weights.items():
-        if values.numel() and float(values.detach().abs().max()) > LARGEST:
-            raise Diverged(f"{why} {name} holds values above {LARGEST:g}")

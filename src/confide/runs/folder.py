@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class Run:
     def __getattr__(self, name: str) -> Path:
         files = {
             "config_path": "config.yaml",
+            "given_path": "given.json",
             "ledger_path": "ledger.jsonl",
             "guarantee_path": "guarantee.json",
             "metrics_path": "metrics.jsonl",
@@ -91,8 +93,11 @@ class Run:
         raise AttributeError(name)
 
     @classmethod
-    def load(cls, folder: str | Path, twin: bool = False) -> "Run":
+    def load(cls, folder: str | Path, twin: bool = False, given: Given | None = None) -> "Run":
         """The run that lies in `folder`.
+
+        Args:
+            given: what a program handed over when it was trained.
 
         Raises:
             InputError: there is no run.
@@ -113,7 +118,7 @@ class Run:
             trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
             raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")
         config = load(path)
-        run = cls(config.model_copy(update={"run": str(root)}), twin)
+        run = cls(config.model_copy(update={"run": str(root)}), twin, given)
         if twin and not run.folder.is_dir():
             raise InputError(f"{root}: no twin was trained here; `confide train {root} --twin` does")
         return run
@@ -173,6 +178,30 @@ class Run:
                     "choose another `run` folder, or remove this one"
                 )
         write_text(self.config_path, self.config.to_yaml())
+        if self.given:
+            write_text(self.given_path, json.dumps(self.given.which()) + "\n")
+
+    def check_given(self) -> None:
+        """See that a program's own objects are there where the run was made with some.
+
+        Raises:
+            InputError: they are not.
+        """
+        made_with = self._made_with()
+        if "documents" in made_with and self.given.documents is None and self.begun:
+            self.given = replace(self.given, documents=())  # it goes on with the rows that it began with
+        objects = [name for name in made_with if name != "documents"]
+        if objects and not self.given.names:
+            raise InputError(
+                f"{self.folder} was made by a program with its own {', '.join(objects)}: go on with confide.train or "
+                "confide.audit and the same objects"
+            )
+
+    def _made_with(self) -> list[str]:
+        if not self.given_path.exists():
+            return []
+        found: list[str] = json.loads(self.given_path.read_text("utf-8"))
+        return found
 
     def _values(self) -> dict[str, Any]:
         values: dict[str, Any] = self.config.model_dump(mode="json")
@@ -183,13 +212,17 @@ class Run:
         without where the text lay, since what it holds is bound by its own digest.
 
         A setting at its default is absent, so that one which a later version adds changes no draw.
-        A published key is to repeat everywhere, so nor does it matter to it where a model's folder lies.
+        A published key is to repeat everywhere, so nor does it matter to it where a model's folder lies,
+        or whether a program loads it.
         """
         free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
         if self.config.privacy.published_key is not None and models.is_local(self.config.model):
             free.add(("model",))
         chosen = _chosen(self.config, free)
-        if names := self.given.names():
+        names = self.given.names
+        if self.config.privacy.published_key is not None:
+            names = {name: value for name, value in names.items() if name not in ("model", "tokenizer")}
+        if names:
             chosen["given"] = names
         return json.dumps(chosen, sort_keys=True)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,8 @@ from torch import nn
 from confide.config.schema import Config
 from confide.data.readers import Record
 from confide.models import loading as models
+from confide.models.ready import ready_model
+from confide.runs import fingerprints
 from confide.training.step import OptimizerOf, SchedulerOf
 from confide.training.tasks import Loss
 from confide.utils.errors import InputError
@@ -23,12 +26,16 @@ class Given:
 
     Attributes:
         model: trains as it is: its parameters that require grad move. Its dropout is set to 0.
-        tokenizer: as `transformers` has them.
+        tokenizer: as `transformers` has them; a copy is used.
         documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set. They
-            take the place of what `data.train` names, and are read more than once: no iterator.
+            take the place of what `data.train` names, and are read more than once: no iterator. A run that was begun
+            goes on with the rows that it began with.
         optimizer: called with the list of parameters. Its learning rate is its own.
         scheduler: called with the optimiser; stepped after every step.
         loss: called with model and batch; returns float[B], a loss for each row that depends on that row alone.
+
+    Raises:
+        InputError: one of them is of another kind.
     """
 
     model: nn.Module | None = None
@@ -38,48 +45,74 @@ class Given:
     scheduler: SchedulerOf | None = None
     loss: Loss | None = None
 
-    def names(self) -> dict[str, str]:
-        """What decides the course of a run, by name: a run that was begun with other objects does not go on with these.
-
-        Of a model, a tokenizer and documents, the digests of weights and rows say more.
-        """
-        return {
-            name: _described(value)
-            for name in ("optimizer", "scheduler", "loss")
-            if (value := getattr(self, name)) is not None
-        }
+    def __post_init__(self) -> None:
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise InputError(f"model: give a torch module, not a {type(self.model).__name__}")
+        if self.tokenizer is not None and not hasattr(self.tokenizer, "all_special_ids"):
+            raise InputError(
+                f"tokenizer: give one as transformers has them, not a {type(self.tokenizer).__name__}"
+            )
+        if isinstance(self.documents, str | bytes | Mapping | Iterator):
+            raise InputError(
+                "documents: give a list of mappings or a data set, which can be read twice, not a "
+                f"{type(self.documents).__name__}"
+            )
+        for name, example in (
+            ("optimizer", "AdamW, lr=1e-3"),
+            ("scheduler", "StepLR, step_size=10"),
+            ("loss", ""),
+        ):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                how = f", as in functools.partial({example})" if example else ""
+                raise InputError(f"{name}: give a function{how}, not a {type(value).__name__}")
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) is not None for field in fields(self))
 
+    def which(self) -> list[str]:
+        """The names of what is given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What decides the course of a run, by digest: one that was begun with other objects does not go on with these,
+        and has other noise. Of weights and rows, digests of their own say what they are."""
+        found = {
+            name: fingerprints.of_function(name, value)
+            for name in ("optimizer", "scheduler", "loss")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.model is not None:
+            found["model"] = fingerprints.of_model(self.model)
+        if self.tokenizer is not None:
+            found["tokenizer"] = fingerprints.of_tokenizer(self.tokenizer)
+        return found
+
+    def source(self) -> dict[str, str]:
+        """What of it decides which rows there are."""
+        found = {"tokenizer": self.names["tokenizer"]} if self.tokenizer is not None else {}
+        return found | ({"documents": "given"} if self.documents is not None else {})
+
     def records(self) -> Iterator[Record]:
         assert self.documents is not None
-        if isinstance(self.documents, Iterator):
-            raise InputError(
-                "documents: an iterator can be read once, and they are read again: pass a list or a data set"
-            )
-        for at, fields_of in enumerate(self.documents):
-            yield Record(fields_of, f"document {at}")
+        for at, values in enumerate(self.documents):
+            if not isinstance(values, Mapping):
+                raise InputError(
+                    f"documents: document {at} is a {type(values).__name__}, and each is to be a mapping of fields"
+                )
+            yield Record(values, f"document {at}")
 
 
 def tokenizer_of(config: Config, given: Given) -> Any:
     """The tokenizer that was given, or that of the config."""
     if given.tokenizer is None:
         return models.load_tokenizer(config)
-    return models.ready_tokenizer(given.tokenizer, config)
+    return models.ready_tokenizer(copy.deepcopy(given.tokenizer), config)
 
 
 def model_of(config: Config, given: Given, classes: int | None, vocabulary: int) -> nn.Module:
     """The model that was given, or that of the config, with its adapter."""
     if given.model is None:
         return models.load_model(config, classes, vocabulary)
-    return models.ready_model(given.model, config, vocabulary)
-
-
-def _described(value: Callable[..., Any]) -> str:
-    """A name of a function that is the same in another process; with what `functools.partial` holds."""
-    if isinstance(value, functools.partial):
-        held = ", ".join([*map(repr, value.args), *(f"{k}={v!r}" for k, v in sorted(value.keywords.items()))])
-        return f"{_described(value.func)}({held})"
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return f"{getattr(value, '__module__', '')}.{name}"
+    return ready_model(given.model, config, classes, vocabulary)

@@ -26,7 +26,7 @@ from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
 from confide.randomness.seal import Seal
 from confide.randomness.streams import LAYOUT, RunKey
-from confide.runs import preparation
+from confide.runs import fingerprints, preparation
 from confide.runs.canaries import GRAPH, Manifest
 from confide.runs.evidence import evidence
 from confide.runs.folder import Run
@@ -68,6 +68,7 @@ class Job:
     base: bytes  # digest of the weights before the first step
     micro_tokens: int
     ranks: Ranks
+    still: bytes = b""  # digest of what no step of a program's own model or loss may move
 
     @classmethod
     def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
@@ -75,6 +76,7 @@ class Job:
         config, ranks = run.config, ranks or Ranks()
         if not ranks.alike(config.to_yaml()):
             raise InputError("the ranks have different configs: every machine needs the same one")
+        run.check_given()
         keep_freed_memory()
         tokenizer = tokenizer_of(config, run.given)
         with ranks.first_ahead():
@@ -133,6 +135,7 @@ class Job:
             base,
             micro_tokens,
             ranks,
+            fingerprints.of_still(model) if run.given.names and not is_split else b"",
         )
 
     @property
@@ -274,6 +277,9 @@ class Job:
     def guarantee(self, steps: int) -> Guarantee:
         """What the run protects after `steps` steps, and what an audit has found of that."""
         stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
+        if self.task.loss is not None:
+            own = "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof"
+            stated = replace(stated, not_covered=(*stated.not_covered, own))
         seen = evidence(self.run, steps)
         return replace(stated, evidence=seen) if seen else stated
 
@@ -306,6 +312,18 @@ class Job:
         """The canaries, and what an audit will go by, sealed before training."""
         facts = json.dumps(self.prepared.facts["canaries"], sort_keys=True)
         return {"canaries": self.manifest().commitment, "planted": self.key.fingerprint(facts.encode())}
+
+    def check_still(self) -> None:
+        """See that a program's own model or loss has moved nothing but what trains.
+
+        Raises:
+            InputError: a buffer, or a parameter that does not train, has changed: it would be released without noise.
+        """
+        if self.still and fingerprints.of_still(self.model) != self.still:
+            raise InputError(
+                "model: a buffer, or a parameter that does not train, has changed while it trained; what it holds of "
+                "rows no noise covers, so that nothing is released. Keep state out of the model and the loss"
+            )
 
     def check_begun(self) -> None:
         """See that the run which was begun here is this one: of this config, these data, this base model and noise.
@@ -369,7 +387,7 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
     """The run's unit graphs, made now if they are not there; of several ranks the first makes them."""
     key = run.data_key()
     try:
-        found = preparation.load(run.config, run.data, key)
+        found = preparation.load(run.config, run.data, key, run.given)
     except InputError:
         if run.begun:
             raise

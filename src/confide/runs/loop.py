@@ -96,6 +96,12 @@ class _Loop:
                 f"{job.run.folder}: the ranks have different data, keys, models or checkpoints; every machine "
                 "needs the same model and the same run folder, on a disk that they share"
             )
+        begun = ledger.entries[0] if ledger is not None and ledger.entries else header
+        if job.run.given.names and begun.get("model") != header["model"]:
+            raise InputError(
+                f"{job.run.folder}: this run began with another config or other objects. To resume, pass the same "
+                f"{', '.join(job.run.given.names)}; a model as it was before the first step"
+            )
         self._record(0, header)
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
         self.held_out = job.held_out()  # a hash of all held-out rows: once
@@ -220,6 +226,7 @@ class _Loop:
 
     def _release(self, guarantee: Guarantee) -> None:
         job = self.job
+        job.check_still()
         with self.course.averaged():
             weights = models.gathered(job.model, self.ranks.first)
             if not self.ranks.first:

@@ -70,8 +70,8 @@ class Prepared:
         return len(names) if names is not None else None
 
 
-def source_of(config: "Config") -> str:
-    """The part of a config that decides what the graphs hold."""
+def source_of(config: "Config", given: Given | None = None) -> str:
+    """The part of a config, and of what a program hands over, that decides what the graphs hold."""
     parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
     parts["tokenizer"] = config.tokenizer or config.model
     if config.special_tokens:
@@ -87,6 +87,8 @@ def source_of(config: "Config") -> str:
     if config.canaries.count:
         parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
         parts["canaries"] |= {"game": mechanisms.find(config.privacy.mechanism).game, "model": config.model}
+    if given is not None and (source := given.source()):
+        parts["given"] = source
     return json.dumps(parts, sort_keys=True)
 
 
@@ -110,7 +112,9 @@ def _marks(config: "Config") -> str | None:
     return config.redacted.marks if screened else None
 
 
-def load(config: "Config", folder: Path, key: RunKey | None = None) -> Prepared | None:
+def load(
+    config: "Config", folder: Path, key: RunKey | None = None, given: Given | None = None
+) -> Prepared | None:
     """The graphs in `folder`, if they were made from such a config.
 
     Args:
@@ -122,7 +126,7 @@ def load(config: "Config", folder: Path, key: RunKey | None = None) -> Prepared 
     if not (folder / RECORD).is_file():
         return None
     record = read_record(folder, key)
-    if record["source"] != source_of(config):
+    if record["source"] != source_of(config, given):
         return None
     facts = record["facts"]
     try:
@@ -192,7 +196,7 @@ def prepare(
         files = files_of(config)  # before the text is read: a change meanwhile is then a change since
         made = _Preparation(config, tokenizer, progress, key, given)
         facts = made.write(building, folder.with_name("spans.db"))
-        write_record(building, {"source": source_of(config), "files": files, "facts": facts}, key)
+        write_record(building, {"source": source_of(config, given), "files": files, "facts": facts}, key)
         rows = UnitGraph.open(building / "train").shape().rows_per_unit
         write_text(building / PICTURE, histogram_svg(rows))
         shutil.rmtree(folder, ignore_errors=True)
@@ -200,7 +204,7 @@ def prepare(
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    found = load(config, folder, key)
+    found = load(config, folder, key, given)
     assert found is not None
     return found
 

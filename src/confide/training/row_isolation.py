@@ -25,6 +25,7 @@ from confide.utils.errors import InputError
 _PROBED = 128  # tokens of the longest row whose logits are compared
 _FLOOD = 7  # rows of one token, beside which a row is looked at
 _NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
+_COMPANY = 14  # rows beside two, among which a loss may pick
 _ALIKE = {True: 1e-4, False: 0.05}  # the same, of losses
 _STILL = 1e-6  # the same, of logits that come from the same numbers
 
@@ -83,16 +84,22 @@ def refuse_joint_loss(task: Task, model: nn.Module, rows: Sequence[np.ndarray], 
 
 def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
     """What is wrong with a loss, in words; nothing, if nothing is."""
-    short, long = _two(rows)
+    some = [*_two(rows), *(row[:_PROBED] for row in rows[:_COMPANY])]
     with _as_trained(task, model) as task:
 
-        def losses(*some: np.ndarray) -> torch.Tensor:
-            return task.row_loss(model, _batch(task, list(some)))
+        def losses(*chosen: np.ndarray) -> torch.Tensor:
+            return task.row_loss(model, _batch(task, list(chosen)))
 
-        together = losses(short, long)
-        if together.shape != (2,):
-            return f"of two rows it gives a tensor of shape {tuple(together.shape)}"
-        alone = torch.cat([losses(short), losses(long)])
+        try:
+            together, each = losses(*some), [losses(row) for row in some]
+        except InputError:
+            raise
+        except Exception as error:
+            return f"it failed on {len(some)} rows ({type(error).__name__}: {str(error)[:200]})"
+        if not isinstance(together, torch.Tensor) or together.shape != (len(some),):
+            shape = tuple(together.shape) if isinstance(together, torch.Tensor) else type(together).__name__
+            return f"of {len(some)} rows it gives a tensor of shape {shape}"
+        alone = torch.cat(each)
         near = _ALIKE[together.dtype == torch.float32] * max(float(alone.abs().max()), 1e-3)
         if not bool((together - alone).abs().max() <= near):
             return "a row's loss depends on the row beside it"

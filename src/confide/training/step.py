@@ -24,6 +24,7 @@ from confide.randomness.streams import FastStream, Normal, RunKey, Stream, add_n
 from confide.training.microbatch import micro_batch
 from confide.training.packing import IDLE, ONE, Pack, share
 from confide.training.tasks import Batch, Task, each_line, each_row
+from confide.utils.errors import InputError
 from confide.utils.memory import OutOfMemory, give_back, not_again, ran_out, too_long
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Optimisation:
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         if self.optimizer_of is not None:
-            return self.optimizer_of(parameters)
+            return self._own(self.optimizer_of(parameters), parameters)
         rate, decay = self.learning_rate, self.weight_decay
         if self.optimizer == "adamw":
             # One pass over weights and moments. On a CPU it is blind to strides, and moves such weights wrongly.
@@ -82,6 +83,32 @@ class Optimisation:
         if self.optimizer == "adafactor":
             return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
         return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)
+
+    def _own(self, made: object, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """A program's optimiser, seen to move what trains and to need one gradient a step."""
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InputError(f"optimizer: it made a {type(made).__name__}, and no torch.optim.Optimizer")
+        if isinstance(made, torch.optim.LBFGS):
+            raise InputError(
+                "optimizer: LBFGS asks for several gradients a step, each of which would cost privacy"
+            )
+        moved = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+        if moved != {id(parameter) for parameter in parameters}:
+            raise InputError("optimizer: it moves other parameters than it was given")
+        return made
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """A program's scheduler, if there is one."""
+        if self.scheduler_of is None:
+            return None
+        made = self.scheduler_of(optimizer)
+        needs_loss = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if needs_loss or not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+            why = ", which follows a loss that no noise covers" if needs_loss else ""
+            raise InputError(
+                f"scheduler: it made a {type(made).__name__}{why}; give an LRScheduler of the step alone"
+            )
+        return made
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`, counted from 0."""
@@ -189,8 +216,7 @@ class Step:
         self.parameters = models.trainable(model)
         self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
-        own = optimisation.scheduler_of
-        self.scheduler = own(self.optimizer) if own is not None else None
+        self.scheduler = optimisation.scheduler(self.optimizer)
         self.losses = _Losses(task)
         self.clipped = ClippedSum(model, self.losses, combine.clip_norm, self.ranks)
         self.correlated = Correlated(combine.bands, self._independent) if combine.bands > 1 else None

@@ -1,0 +1,135 @@
+"""What a program's own objects are, in a form that is the same in another process and differs where they do.
+
+A run's noise is a function of its key. Two trainings that share a key and differ in what they sum up would give that
+sum away, so whatever decides the sums is bound to the key: of a function its code, of an object what it holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide.models.loading import trainable
+from confide.utils.errors import InputError
+
+_DEEPEST = 20
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+
+
+def of_function(name: str, value: Any) -> str:
+    """A digest of a callable: its code, its defaults, and what it holds in closures, attributes and `partial`.
+
+    Raises:
+        InputError: it holds something of which nobody can tell whether it is the same in another process.
+    """
+    digest = hashlib.sha256()
+    _tell(name, value, digest.update, 0)
+    return digest.hexdigest()[:32]
+
+
+def of_model(model: nn.Module) -> str:
+    """A digest of what a model is, beside its weights: its class, its config, and which parameters train."""
+    config: Any = getattr(model, "config", None)
+    facts = [type(model).__qualname__, config.to_json_string() if hasattr(config, "to_json_string") else ""]
+    return hashlib.sha256("\n".join([*facts, *sorted(trainable(model))]).encode()).hexdigest()[:32]
+
+
+def of_tokenizer(tokenizer: Any) -> str:
+    """A digest of what a tokenizer makes of a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    facts = [type(tokenizer).__qualname__, rules, repr(sorted(tokenizer.special_tokens_map.items()))]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def of_still(model: nn.Module) -> bytes:
+    """A digest of all in a model's state that no step moves: its buffers and the parameters that do not train."""
+    moving = {parameter.data_ptr() for parameter in trainable(model).values()}  # tied ones have several names
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        if not values.numel() or values.data_ptr() not in moving:
+            digest.update(name.encode() + _bytes_of(values))
+    return digest.digest()
+
+
+def _bytes_of(values: torch.Tensor) -> bytes:
+    plain = values.detach().cpu().contiguous()
+    shape = f"{tuple(plain.shape)} {plain.dtype}".encode()
+    return shape + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _tell(name: str, value: Any, tell: Callable[[bytes], object], depth: int) -> None:
+    if depth > _DEEPEST:
+        raise InputError(
+            f"{name}: it holds objects too deep within one another to be told apart from another's"
+        )
+    below = functools.partial(_tell, name, tell=tell, depth=depth + 1)
+    tell(f"<{type(value).__qualname__}>".encode())
+    if isinstance(value, _PLAIN):
+        tell(repr(value).encode())
+    elif isinstance(value, torch.Tensor):
+        tell(_bytes_of(value))
+    elif isinstance(value, np.ndarray | np.generic):
+        tell(_bytes_of(torch.as_tensor(np.asarray(value))))
+    elif isinstance(value, torch.dtype | torch.device | types.ModuleType):
+        tell(repr(getattr(value, "__name__", value)).encode())
+    elif isinstance(value, functools.partial):
+        below((value.func, value.args, value.keywords))
+    elif isinstance(value, types.MethodType):
+        below(value.__func__)
+        below(value.__self__)
+    elif isinstance(value, types.FunctionType):
+        _tell_function(value, tell, below)
+    elif isinstance(value, types.CodeType):
+        below((value.co_code, value.co_consts, value.co_names, value.co_varnames))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            below(part)
+    elif isinstance(value, dict):
+        for key in sorted(value, key=repr):
+            below(key)
+            below(value[key])
+    elif isinstance(value, set | frozenset):
+        for part in sorted(value, key=repr):
+            below(part)
+    elif isinstance(value, type | types.BuiltinFunctionType | types.BuiltinMethodType):
+        tell(f"{getattr(value, '__module__', '')}.{value.__qualname__}".encode())
+    elif isinstance(value, nn.Module):
+        below(type(value).forward)
+        below(dict(value.state_dict()))
+        below({key: held for key, held in vars(value).items() if not key.startswith("_")})
+    elif dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
+        if isinstance(call := vars(type(value)).get("__call__"), types.FunctionType):
+            below(call)
+        below(vars(value))
+    else:
+        raise InputError(
+            f"{name}: it holds a {type(value).__qualname__}, of which nobody can tell whether a resumed run has the "
+            "same: use a function, or functools.partial of one with plain values"
+        )
+
+
+def _tell_function(
+    value: types.FunctionType, tell: Callable[[bytes], object], below: Callable[[Any], None]
+) -> None:
+    tell(f"{value.__module__.partition('.')[0]}.{value.__qualname__}".encode())
+    if value.__module__.partition(".")[0] in ("torch", "transformers", "confide"):
+        return  # of a library, whose version the ledger names
+    below((value.__code__, value.__defaults__, value.__kwdefaults__))
+    for cell in value.__closure__ or ():
+        below(cell.cell_contents)
+    # What it calls or reads by name is part of what it does.
+    known = {
+        called: value.__globals__[called] for called in value.__code__.co_names if called in value.__globals__
+    }
+    for held in known.values():
+        if held is not value and isinstance(held, (types.FunctionType, *_PLAIN)):
+            below(held)
