@@ -320,4 +320,28 @@ RUNS = [
         "pass",
         "tests/api/test_verbs.py",
     ),
+    Fault(
+        "api",
+        "functions of one name are one",
+        "runs/fingerprints.py::_tell_function",
+        "below((value.__code__, value.__defaults__, value.__kwdefaults__))",
+        "pass",
+        "tests/api/test_verbs.py",
+    ),
+    Fault(
+        "api",
+        "what moved without noise is released",
+        "runs/job.py::Job.check_still",
+        "fingerprints.of_still(self.model) != self.still",
+        "False",
+        "tests/api/test_verbs.py",
+    ),
+    Fault(
+        "api",
+        "rows of another tokenizer are trained on",
+        "runs/preparation.py::source_of",
+        "given is not None and ...",
+        "False",
+        "tests/api/test_verbs.py",
+    ),
 ]
