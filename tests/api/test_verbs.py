@@ -5,6 +5,7 @@ import functools
 import json
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -217,7 +218,14 @@ class Weighted:
         return self.weight * row_loss(m, b)
 
 
+def with_global(weight):
+    """A function whose module has another value of a name that it reads."""
+    source = lambda m, b: WEIGHT * row_loss(m, b)  # noqa: E731, F821
+    return types.FunctionType(source.__code__, {"WEIGHT": weight, "row_loss": row_loss})
+
+
 OTHERS = {
+    "globals": (with_global(torch.tensor(1.0)), with_global(torch.tensor(2.0))),
     "lambdas": (lambda m, b: row_loss(m, b), lambda m, b: -row_loss(m, b)),
     "closures": (joined(1), joined(-1)),
     "objects": (Weighted(1.0), Weighted(2.0)),

@@ -1,7 +1,8 @@
 """What a program's own objects are, in a form that is the same in another process and differs where they do.
 
 A run's noise is a function of its key. Two trainings that share a key and differ in what they sum up would give that
-sum away, so whatever decides the sums is bound to the key: of a function its code, of an object what it holds.
+sum away, so what decides the sums is bound to the key: of a function its code and the globals that it names, of an
+object what it holds. Nobody can tell all: what is looked up in a module, a file or a class is not seen.
 """
 
 from __future__ import annotations
@@ -126,10 +127,14 @@ def _tell_function(
     below((value.__code__, value.__defaults__, value.__kwdefaults__))
     for cell in value.__closure__ or ():
         below(cell.cell_contents)
-    # What it calls or reads by name is part of what it does.
-    known = {
-        called: value.__globals__[called] for called in value.__code__.co_names if called in value.__globals__
-    }
-    for held in known.values():
-        if held is not value and isinstance(held, (types.FunctionType, *_PLAIN)):
+    # What it calls or reads by name is part of what it does; of modules, the code is a library's or not looked at.
+    for called in sorted(_names_in(value.__code__)):
+        held = value.__globals__.get(called)
+        if held is not None and held is not value and not isinstance(held, types.ModuleType):
             below(held)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """The names of a function's globals, and of those of functions within it."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
