@@ -121,8 +121,9 @@ def _tell(name: str, value: Any, tell: Callable[[bytes], object], depth: int) ->
 def _tell_function(
     value: types.FunctionType, tell: Callable[[bytes], object], below: Callable[[Any], None]
 ) -> None:
-    tell(f"{value.__module__.partition('.')[0]}.{value.__qualname__}".encode())
-    if value.__module__.partition(".")[0] in ("torch", "transformers", "confide"):
+    package = (value.__module__ or "").partition(".")[0]  # made by hand, a function has none
+    tell(f"{package}.{value.__qualname__}".encode())
+    if package in ("torch", "transformers", "confide"):
         return  # of a library, whose version the ledger names
     below((value.__code__, value.__defaults__, value.__kwdefaults__))
     for cell in value.__closure__ or ():
