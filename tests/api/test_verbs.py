@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import confide
+from confide.data.unit_graph import UnitGraph
 from confide.models.loading import location
 from confide.utils.errors import InputError
 from tests.command import World, environment, refused
@@ -326,3 +327,25 @@ def test_a_run_of_a_program_is_audited_by_one(tmp_path, tokenizer):
 def test_what_is_no_such_object_is_refused_in_a_sentence(tmp_path, tokenizer, given, why):
     with pytest.raises(InputError, match=why):
         confide.train(config(tmp_path), **{"tokenizer": tokenizer, "documents": documents()} | given)
+
+
+def test_rows_of_another_tokenizer_are_made_again(tmp_path, tokenizer):
+    """`plan` prepares rows with the config's tokenizer; a program's own, of other ids, must not train on those."""
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps(row) + "\n" for row in documents()))
+    settings = config(tmp_path / "run", f"data.train={text}")
+    confide.plan(settings)
+    turned = json.loads(tokenizer.backend_tokenizer.to_str())
+    size = len(turned["model"]["vocab"])
+    special = {entry["id"] for entry in turned["added_tokens"]}
+    turned["model"]["vocab"] = {
+        piece: at if at in special or size - 1 - at in special else size - 1 - at
+        for piece, at in turned["model"]["vocab"].items()
+    }
+    own = copy.deepcopy(tokenizer)
+    own._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(turned))
+    assert own("printer")["input_ids"] != tokenizer("printer")["input_ids"]
+    confide.train(settings, model=made(tokenizer), tokenizer=own, until=1)
+    rows = UnitGraph.open(tmp_path / "run" / "data" / "train")
+    words = own.decode(rows.fetch(np.arange(1))[0], skip_special_tokens=True).split()
+    assert set(words[1:-1]) <= set(WORDS)
