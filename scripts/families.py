@@ -193,7 +193,7 @@ def try_one(kind: str, adapter: str) -> Found:
         return Found(tried=False, why=str(error))
     task = task_of(model)
     for module in model.modules():
-        models._no_dropout(module)
+        models.drop_nothing(module)
     try:
         model = brute_force.shaken(models._adapt(model, Adapter(kind=adapter, rank=3), task.kind))
         refuse_company(task, model.train(), rows, Ranks())
