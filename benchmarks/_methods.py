@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from confide.clipping import ClippedSum
 from confide.models import loading as models
 from confide.models.fast.activations import fuse
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
+from confide.training.optimisation import Optimisation
 from confide.training.packing import pack
-from confide.training.step import Optimisation, Step
+from confide.training.step import Step
 from confide.training.tasks import Batch, Task
 from confide.utils.memory import OutOfMemory
 

@@ -27,7 +27,8 @@ from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.privacy.sampling import Draw
 from confide.randomness.seal import Seal
 from confide.randomness.streams import RunKey
-from confide.training.step import Optimisation, Step
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 from confide.training.tasks import Task
 from confide.training.white_box import Readings
 
@@ -147,7 +148,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         observer=readings,
     )
     if broken == "no clipping":
-        step.clipped = ClippedSum(model, step.losses, None)
+        step.gradients.clipped = ClippedSum(model, step.gradients.losses, None)
     for number in range(game.steps):
         step(number)
     curve = claimed(setting.terms.process, setting.noise_multiplier)

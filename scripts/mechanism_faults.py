@@ -6,7 +6,7 @@ MECHANISMS = [
     Fault(
         "1",
         "noise for another norm than the clip's",
-        "privacy/mechanisms/base.py::Combine.noise_scale",
+        "privacy/mechanisms/values.py::Combine.noise_scale",
         "self.noise_multiplier",
         "self.noise_multiplier * 0.5",
         "tests/training/test_step.py tests/privacy/mechanisms/test_mechanisms.py::test_clip_and_noise_use_one_norm",
@@ -70,7 +70,7 @@ MECHANISMS = [
     Fault(
         "selective",
         "a detector that may miss something makes a theorem",
-        "privacy/mechanisms/sensitive.py::SensitiveText.doubts",
+        "privacy/mechanisms/sensitive.py::SensitiveText._estimate_reasons",
         "recall == 1.0",
         "recall is not None",
         "tests/privacy/mechanisms/test_selective.py",
@@ -102,7 +102,7 @@ MECHANISMS = [
     Fault(
         "correlation",
         "correlated noise is not scaled by its matrix's largest column",
-        "privacy/mechanisms/base.py::Combine.noise_scale",
+        "privacy/mechanisms/values.py::Combine.noise_scale",
         "self.noise_multiplier * self.clip_norm * sensitivity(self.bands)",
         "self.noise_multiplier * self.clip_norm",
         "tests/privacy/test_correlated_noise.py",

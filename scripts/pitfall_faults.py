@@ -15,7 +15,7 @@ PITFALLS = [
     Fault(
         "3",
         "parts of a unit that is large are clipped each by itself",
-        "training/step.py::Step._add",
+        "training/gradient_sum.py::GradientSum._add",
         "norm = self.clipped.add_large(...)",
         "norm = [self.clipped.add(batch, torch.zeros(len(weight), dtype=torch.int64), weight) for batch, weight in "
         "(self._pass(draw, own, step) for own in part.parts if own.lines)][0]",
@@ -72,7 +72,7 @@ PITFALLS = [
     Fault(
         "10",
         "the warm-up is ignored",
-        "training/step.py::Optimisation.rate",
+        "training/optimisation.py::Optimisation.rate",
         "step < self.warmup",
         "step < 0",
         "tests/training/test_step.py -k schedule",
@@ -225,8 +225,8 @@ PITFALLS = [
         "24",
         "a run leaves out what no run's guarantee covers",
         "privacy/mechanisms/statement.py::state_guarantee",
-        "(*tuning.not_covered, *mechanism.exclusions(), ...)",
-        "(*tuning.not_covered[-4:], 'metrics', *mechanism.exclusions(), ...)",
+        "(*tuning.not_covered, *parts.not_covered, ...)",
+        "(*tuning.not_covered[-4:], 'metrics', *parts.not_covered, ...)",
         "tests/test_statement.py",
     ),
     Fault(
@@ -313,7 +313,7 @@ PITFALLS = [
         "38",
         "user-level protection without a field that names the user",
         "privacy/mechanisms/base.py::Mechanism.faults",
-        "cls.grouped and config.data.unit is None",
+        "cls.needs.named_unit and config.data.unit is None",
         "False",
         "tests/config/test_loading.py",
     ),

@@ -31,8 +31,8 @@ RUNS = [
         "16",
         "a checkpoint holds the key of its noise",
         "training/step.py::Step.state",
-        "{'weights': weights, 'optimizer': optimizer, 'micro_tokens': self.micro_tokens}",
-        "{'weights': weights, 'optimizer': optimizer, 'micro_tokens': self.micro_tokens, "
+        "{'weights': weights, 'optimizer': optimizer, 'micro_tokens': self.gradients.micro_tokens}",
+        "{'weights': weights, 'optimizer': optimizer, 'micro_tokens': self.gradients.micro_tokens, "
         "'noise': self.noise_key._secret.hex()}",
         "tests/test_secret_key.py",
     ),

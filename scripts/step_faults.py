@@ -36,7 +36,7 @@ STEPS = [
     Fault(
         "8",
         "every rank processes the whole draw",
-        "training/step.py::Step._share",
+        "training/gradient_sum.py::GradientSum._share",
         "shares[self.ranks.number]",
         "share(draw, self.micro_tokens, 1)[0]",
         "tests/test_distributed.py -k two_ranks",
@@ -84,7 +84,7 @@ STEPS = [
     Fault(
         "22",
         "what was added before memory ran out is added again",
-        "training/step.py::Step._halve",
+        "training/gradient_sum.py::GradientSum._halve",
         "self.clipped.forget()",
         "",
         "tests/training/test_memory_fit.py",

@@ -12,8 +12,8 @@ from pydantic import Field, create_model
 
 from confide.config.loading import check
 from confide.config.schema import Data
-from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.privacy.mechanisms.values import Combine
 from confide.runs import folder as runs
 from confide.runs.folder import Run
 

@@ -16,10 +16,11 @@ from confide.clipping import ClippedSum
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
 from confide.distributed.ranks import Ranks
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.randomness.streams import RunKey
 from confide.training import memory_fit as physical
-from confide.training.step import Optimisation, Step
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 from tests import small
 from tests.training.test_step import Fixed, snapshot, some_draw
 

@@ -368,7 +368,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_first_config_is_one_that_plan_takes_or_said_why_not(name, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(planning, "neighbours", lambda *_: iter(()))  # they take most of the time
+    monkeypatch.setattr(planning, "alternatives", lambda *_: iter(()))  # they take most of the time
     shape = SHAPES[name]
     said = confide("init", "--out", "c.yaml", "--", shape.write())
     assert said.code == 0, said

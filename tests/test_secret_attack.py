@@ -25,7 +25,8 @@ from confide.privacy import mechanisms
 from confide.privacy.mechanisms.secret import SecretProtection
 from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
 from confide.randomness.streams import RunKey
-from confide.training.step import Optimisation, Step
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 from confide.training.tasks import Task
 
 OWN, OTHERS = 3, 5  # rows with the secret, and without

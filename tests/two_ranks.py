@@ -23,7 +23,7 @@ from confide.distributed.sharding import is_split, part_of, shard, whole
 from confide.models import loading as models
 from confide.models.fast import onednn as products
 from confide.models.fast.activations import fuse
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
 from confide.runs import job
@@ -31,7 +31,8 @@ from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from confide.training import evaluation
 from confide.training.averaging import Averages
-from confide.training.step import Optimisation, Step
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 from confide.training.tasks import Task
 from tests import small
 from tests.test_resume import config
@@ -247,7 +248,7 @@ def memory(ranks: Ranks) -> dict:
         step(i)
     return {
         "weights": apart(moved(together) - start, moved(alone) - start),
-        "halved": step.micro_tokens,
+        "halved": step.gradients.micro_tokens,
         "said": len(said),
     }
 
@@ -259,7 +260,7 @@ def memory_of_sums(ranks: Ranks) -> dict:
     start = moved(alone)
     steps(alone, draws, 0.5, WIDE, Ranks())
     step, _ = steps(together, [], 0.5, 96, ranks)
-    step.sampler, honest, failed = Fixed(draws), step.clipped._sum, []
+    step.sampler, honest, failed = Fixed(draws), step.gradients.clipped._sum, []
 
     def scarce(name):
         if ranks.first and not failed:
@@ -267,12 +268,12 @@ def memory_of_sums(ranks: Ranks) -> dict:
             raise torch.OutOfMemoryError("out of memory")
         return honest(name)
 
-    step.clipped._sum = scarce  # type: ignore[method-assign]
+    step.gradients.clipped._sum = scarce  # type: ignore[method-assign]
     step(0)
     return {
         "weights": apart(moved(together) - start, moved(alone) - start),
         "failed": len(failed),
-        "halved": step.micro_tokens,
+        "halved": step.gradients.micro_tokens,
     }
 
 

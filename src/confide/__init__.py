@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from confide.api.verbs import Audit, Plan, audit, load_config, plan, train
+    from confide.api.verbs import Audit, audit, load_config, plan, train
     from confide.clipping import ClippedSum
     from confide.config.schema import Config
+    from confide.planning.plan import Plan
     from confide.privacy import mechanisms
     from confide.privacy.accounting import least_noise
     from confide.privacy.guarantee import Guarantee
@@ -33,7 +34,7 @@ _WHERE = {
     "Guarantee": "confide.privacy.guarantee:Guarantee",
     "InputError": "confide.utils.errors:InputError",
     "Outcome": "confide.runs.loop:Outcome",
-    "Plan": "confide.api.verbs:Plan",
+    "Plan": "confide.planning.plan:Plan",
     "PrivateStep": "confide.training.step:Step",
     "audit": "confide.api.verbs:audit",
     "least_noise": "confide.privacy.accounting:least_noise",

@@ -5,8 +5,8 @@ import pytest
 
 from confide.auditing import attack
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.dp_sgd import DPSGD
+from confide.privacy.mechanisms.values import Combine
 from confide.runs.canaries import GRAPH
 from confide.runs.folder import Run
 from confide.runs.job import Job

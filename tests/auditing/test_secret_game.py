@@ -9,7 +9,7 @@ from confide.auditing.game import ALPHA, Claim
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians, between
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.mechanisms.weighted import WeightedRows
 from confide.runs.canaries import Canary, Manifest
 from confide.runs.folder import Run

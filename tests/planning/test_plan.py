@@ -10,6 +10,7 @@ import pytest
 from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.models import loading as models
+from confide.planning import cost
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms import base
@@ -19,7 +20,7 @@ from tests import small
 
 COUNTS = np.array([1, 2, 3, 8, 5, 1, 9, 4, 4, 2] * 3)
 SHAPE = Shape(COUNTS, int(COUNTS.sum()), 10 * int(COUNTS.sum()), True)
-SIZE = planning.Size(1000, 500, 2, 16, 100)
+SIZE = cost.Size(1000, 500, 2, 16, 100)
 
 
 def config(mechanism="uls", task="causal-lm", **changes):
@@ -57,7 +58,7 @@ def test_the_chosen_row_is_the_setting_that_training_uses_and_all_meet_the_targe
     """With the real accountant; each process is calibrated once, and a second plan costs no calibration."""
     base.calibrated.cache_clear()
     settings = config()
-    found = planning.plan(settings, SHAPE, SIZE)
+    found = planning.plan(settings, SHAPE, SIZE).to_json()
     mechanism = mechanisms.build(settings)
     setting = settle(mechanism, SHAPE, 4.0, None, None)
     chosen = found["chosen"]
@@ -65,7 +66,7 @@ def test_the_chosen_row_is_the_setting_that_training_uses_and_all_meet_the_targe
     assert chosen["noise_per_gradient"] == setting.noise_multiplier / setting.terms.divisor
     assert chosen["epsilon"] == setting.curve().epsilon(setting.delta) <= 4.0
     assert chosen["delta"] == setting.delta
-    others = [other for _, other in planning.neighbours(mechanism, SHAPE, settings)]
+    others = [other.mechanism for other in planning.alternatives(mechanism, SHAPE, settings)]
     assert len(others) == len(found["neighbours"]) == 8
     for row, other in zip(found["neighbours"], others, strict=True):
         terms = other.terms(SHAPE)
@@ -76,13 +77,13 @@ def test_the_chosen_row_is_the_setting_that_training_uses_and_all_meet_the_targe
     # 9 settings, but other rows per unit leave the process of user sampling as it is.
     assert base.calibrated.cache_info().misses == 7
     json.dumps(found, allow_nan=False)
-    planning.plan(settings, SHAPE, SIZE)
+    planning.plan(settings, SHAPE, SIZE).to_json()
     assert base.calibrated.cache_info().misses == 7
 
 
 @pytest.mark.parametrize("mechanism", ["uls", "els", "group"])
 def test_the_other_user_level_mechanisms_stand_beside_it_at_equal_rows(cheap, mechanism):
-    found = planning.plan(config(mechanism, rows_per_unit=3), SHAPE, SIZE)
+    found = planning.plan(config(mechanism, rows_per_unit=3), SHAPE, SIZE).to_json()
     rows = changes_of(found)
     names = {"uls", "els", "group"} - {mechanism}
     assert {rows[f"{name}, as many rows a step"]["mechanism"] for name in names} == names
@@ -95,7 +96,7 @@ def test_the_other_user_level_mechanisms_stand_beside_it_at_equal_rows(cheap, me
 @pytest.mark.parametrize("mechanism", ["uls", "els", "group", "dp-sgd"])
 def test_rows_per_unit_batch_and_steps_are_halved_and_doubled(cheap, mechanism):
     changes = {} if mechanism == "dp-sgd" else {"rows_per_unit": 4}
-    found = planning.plan(config(mechanism, **changes), SHAPE, SIZE)
+    found = planning.plan(config(mechanism, **changes), SHAPE, SIZE).to_json()
     rows, chosen = changes_of(found), found["chosen"]
     for change, key, value in (
         ("batch 3", "batch", 3.0),
@@ -112,31 +113,32 @@ def test_rows_per_unit_batch_and_steps_are_halved_and_doubled(cheap, mechanism):
 
 
 def test_the_median_is_halved_and_doubled_too(cheap):
-    found = planning.plan(config("els", rows_per_unit="median"), SHAPE, SIZE)
+    found = planning.plan(config("els", rows_per_unit="median"), SHAPE, SIZE).to_json()
     median = int(np.median(COUNTS))
     assert found["chosen"]["rows_per_unit"] == median
     assert {f"rows_per_unit {median // 2}", f"rows_per_unit {2 * median}"} <= set(changes_of(found))
 
 
 def test_what_is_impossible_is_said_and_not_dropped(cheap):
-    rows = changes_of(planning.plan(config(batch=20.0, rows_per_unit=1, steps=1), SHAPE, SIZE))
+    rows = changes_of(planning.plan(config(batch=20.0, rows_per_unit=1, steps=1), SHAPE, SIZE).to_json())
     assert "more than the 30 there are" in rows["batch 40"]["impossible"]
     assert "1 already" in rows["rows_per_unit halved"]["impossible"]
     assert "1 already" in rows["steps halved"]["impossible"]
     assert "noise_multiplier" in rows["batch 10"]
-    rows = changes_of(planning.plan(config(batch=29.0, rows_per_unit=8), SHAPE, SIZE))
+    rows = changes_of(planning.plan(config(batch=29.0, rows_per_unit=8), SHAPE, SIZE).to_json())
     assert "rows a step are more than" in rows["els, as many rows a step"]["impossible"]
     # Fewer users than the rows that a step holds: asked in units, such a batch must not stop the plan.
-    rows = changes_of(planning.plan(config("els", batch=60.0), SHAPE, SIZE))
+    rows = changes_of(planning.plan(config("els", batch=60.0), SHAPE, SIZE).to_json())
     assert rows["uls, as many rows a step"]["batch"] == pytest.approx(15.0)
 
 
 def test_truncated_draws_keep_their_cap_in_proportion_and_els_has_no_theorem_for_them(cheap):
-    found = planning.plan(config(sampling="truncated", max_batch=9, rows_per_unit=2), SHAPE, SIZE)
+    found = planning.plan(config(sampling="truncated", max_batch=9, rows_per_unit=2), SHAPE, SIZE).to_json()
     rows = changes_of(found)
     assert "no theorem" in rows["els, as many rows a step"]["impossible"]
     settings = config(sampling="truncated", max_batch=9, rows_per_unit=2)
-    made = dict(planning.neighbours(mechanisms.build(settings), SHAPE, settings))
+    found = planning.alternatives(mechanisms.build(settings), SHAPE, settings)
+    made = {each.change: each.mechanism for each in found}
     assert made["batch 12"].max_batch == 18
     assert made["group, as many rows a step"].max_batch == 18
 
@@ -144,7 +146,8 @@ def test_truncated_draws_keep_their_cap_in_proportion_and_els_has_no_theorem_for
 def test_literal_constants_move_with_the_batch(cheap):
     """Else a doubled batch would be the same draw, and noise per gradient that of another divisor."""
     settings = config(sampling_rate=0.2, divisor=6.0, noise_multiplier=1.0, delta=1e-3)
-    made = dict(planning.neighbours(mechanisms.build(settings), SHAPE, settings))
+    found = planning.alternatives(mechanisms.build(settings), SHAPE, settings)
+    made = {each.change: each.mechanism for each in found}
     doubled = made["batch 12"].terms(SHAPE)
     assert (doubled.sampling.rate, doubled.divisor) == (0.4, 12.0)
     other = made["els, as many rows a step"].terms(SHAPE)
@@ -152,7 +155,7 @@ def test_literal_constants_move_with_the_batch(cheap):
 
 
 def test_given_noise_the_neighbours_meet_the_epsilon_that_it_gives(cheap):
-    found = planning.plan(config(noise_multiplier=1.3), SHAPE, SIZE)
+    found = planning.plan(config(noise_multiplier=1.3), SHAPE, SIZE).to_json()
     epsilon = settle(mechanisms.build(config()), SHAPE, None, 1.3).curve().epsilon(found["chosen"]["delta"])
     assert found["chosen"]["noise_multiplier"] == 1.3
     assert found["chosen"]["epsilon"] == pytest.approx(epsilon)
@@ -161,7 +164,7 @@ def test_given_noise_the_neighbours_meet_the_epsilon_that_it_gives(cheap):
 
 @pytest.mark.parametrize(("mechanism", "changes"), [("none", {}), ("uls", {"noise_multiplier": 0.0})])
 def test_without_protection_there_is_no_target_to_compare_at(cheap, mechanism, changes):
-    found = planning.plan(config(mechanism, **changes), SHAPE, SIZE)
+    found = planning.plan(config(mechanism, **changes), SHAPE, SIZE).to_json()
     assert found["neighbours"] == []
     assert cheap == []
     assert found["chosen"]["epsilon"] == (None if mechanism == "none" else "inf")
@@ -171,7 +174,7 @@ def test_without_protection_there_is_no_target_to_compare_at(cheap, mechanism, c
 
 
 def test_the_guarantee_is_whole_and_says_that_nothing_was_trained_yet(cheap):
-    found = planning.plan(config("els", sampling="shuffle"), SHAPE, SIZE)["guarantee"]
+    found = planning.plan(config("els", sampling="shuffle"), SHAPE, SIZE).to_json()["guarantee"]
     for key in (
         "notion",
         "theorem",
@@ -191,19 +194,19 @@ def test_the_guarantee_is_whole_and_says_that_nothing_was_trained_yet(cheap):
 
 
 def test_compute_counts_tokens_of_all_steps(cheap):
-    chosen = planning.plan(config("dp-sgd"), SHAPE, SIZE)["chosen"]
+    chosen = planning.plan(config("dp-sgd"), SHAPE, SIZE).to_json()["chosen"]
     assert chosen["tokens"] == 6 * 4 * 10
     assert chosen["operations"] == 6 * 1000 * 6 * 4 * 10
 
 
 def test_the_memory_of_what_is_not_trained_or_kept_is_less():
-    size = planning.Size(10**8, 10**8, 12, 768, 50_000)
-    adapter = planning.Size(10**8, 10**6, 12, 768, 50_000)
-    full = planning.memory(config(), size)
-    assert planning.memory(config(), adapter) < full
-    assert planning.memory(config(optimizer="sgd"), size) == full - 8 * 10**8
-    assert planning.memory(config(micro_tokens=1024), size) < full
-    assert planning.memory(config(task="classification", selection="random"), size) < full
+    size = cost.Size(10**8, 10**8, 12, 768, 50_000)
+    adapter = cost.Size(10**8, 10**6, 12, 768, 50_000)
+    full = cost.memory(config(), size)
+    assert cost.memory(config(), adapter) < full
+    assert cost.memory(config(optimizer="sgd"), size) == full - 8 * 10**8
+    assert cost.memory(config(micro_tokens=1024), size) < full
+    assert cost.memory(config(task="classification", selection="random"), size) < full
 
 
 def test_sizes_are_those_of_the_model(tmp_path):
@@ -211,7 +214,7 @@ def test_sizes_are_those_of_the_model(tmp_path):
         path = small.saved(tmp_path / kind, kind, "classification")
         data = {"train": "x", "unit": "u", "label": "l", "max_length": 16}
         raw = {"model": str(path), "task": "classification", "data": data, "privacy": {"epsilon": 1.0}}
-        size = planning.Size.of(models.load_model(check(raw | {"adapter": {"kind": "lora", "rank": 1}}), 2))
+        size = cost.Size.of(models.load_model(check(raw | {"adapter": {"kind": "lora", "rank": 1}}), 2))
         assert (size.layers, size.width, size.vocabulary) == (2, 16, small.TOKENS)
         assert 0 < size.trainable < size.parameters
 
@@ -221,18 +224,20 @@ import json, sys
 import numpy as np, torch
 torch.set_num_threads(1)
 from confide.models import loading as models
+from confide.planning import cost
 from confide.planning import plan as planning
 from confide.config.loading import check
 from confide.utils.errors import InputError
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.randomness.streams import RunKey
 from confide.privacy.sampling import Draw
 from confide.training.tasks import Task
-from confide.training.step import Optimisation, Step
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 
 settings = check(json.loads(sys.argv[1]))
 model = models.load_model(settings)
-size = planning.Size.of(model)
+size = cost.Size.of(model)
 task = Task.of("causal-lm", model, models.load_tokenizer(settings))
 rows = [np.random.default_rng(i).integers(2, 8192, 128) for i in range(2 * settings.train.micro_tokens // 128)]
 
@@ -249,7 +254,7 @@ key, tokens = RunKey.from_text("x"), settings.train.micro_tokens
 combine, optimisation = Combine(1.0, 1.0, 1.0), Optimisation(5, 1e-3)
 step = Step(model, task, Sampler(), combine, optimisation, key, "main", "fast", tokens)
 step(1)
-print(json.dumps([status("VmHWM") - before, planning.memory(settings, size)]))
+print(json.dumps([status("VmHWM") - before, cost.memory(settings, size)]))
 """
 
 
@@ -279,16 +284,16 @@ def test_a_plan_without_noise_has_no_neighbours_and_one_in_two_phases_names_its_
     shape = Shape(np.ones(50, dtype=np.int64), 50, 1000, True)
     detector = {"patterns": ["EMAIL_ADDRESS"], "recall": 1.0}
     raw = {"data": {"train": "x"}, "detector": detector, "train": {"steps": 20, "batch": 8}}
-    redacted = planning.plan(check(raw | {"privacy": {"mechanism": "redacted"}}), shape, SIZE)
+    redacted = planning.plan(check(raw | {"privacy": {"mechanism": "redacted"}}), shape, SIZE).to_json()
     assert (redacted["chosen"]["epsilon"], redacted["neighbours"]) == (0.0, [])
     twice = raw | {"privacy": {"mechanism": "selective", "epsilon": 3.0}, "redacted": {"steps": 30}}
-    found = planning.plan(check(twice), shape, SIZE)
+    found = planning.plan(check(twice), shape, SIZE).to_json()
     assert [(stage["name"], stage["steps"]) for stage in found["stages"]] == [("redacted", 30), ("main", 20)]
     assert len(found["neighbours"]) == 4
 
 
 def test_more_users_need_less_noise_and_nobody_may_claim_it():
-    found = planning.plan(config(), SHAPE, SIZE, times_users=(10.0, 100.0))
+    found = planning.plan(config(), SHAPE, SIZE, times_users=(10.0, 100.0)).to_json()
     ten, hundred = found["what_if"]
     assert found["chosen"]["noise_multiplier"] > ten["noise_multiplier"] > hundred["noise_multiplier"]
     assert (ten["times_users"], ten["units"], hundred["units"]) == (10, 300, 3000)
@@ -312,4 +317,4 @@ def test_more_users_need_less_noise_and_nobody_may_claim_it():
 )
 def test_a_what_if_needs_a_factor_and_a_rate(settings, times, words):
     with pytest.raises(InputError, match=words):
-        planning.plan(settings, SHAPE, SIZE, times_users=(times,))
+        planning.plan(settings, SHAPE, SIZE, times_users=(times,)).to_json()

@@ -13,9 +13,9 @@ from confide.planning import plan as planning
 from confide.privacy import accounting, mechanisms
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.correlated_noise import Correlated, coefficients, noise_in_weights, sensitivity
-from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
 from confide.runs import verify

@@ -15,8 +15,8 @@ from confide.clipping import engine, factors
 from confide.config.loading import check
 from confide.models import loading as models
 from confide.models.fast import onednn as products
-from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.uls import UserLevelSampling
+from confide.privacy.mechanisms.values import Combine
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from confide.clipping import ClippedSum
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw
 from confide.runs.folder import Run
 from confide.runs.job import Job

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from confide.distributed.ranks import Ranks
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.training import memory_fit as physical
 from confide.utils import memory
 from confide.utils.errors import InputError
@@ -223,7 +223,7 @@ def test_a_run_that_has_moved_takes_no_more_than_fits_where_it_is(before, now, t
     said: list[str] = []
     second = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0), micro_tokens=now, say=said.append)
     second.restore(first.state())
-    assert second.micro_tokens == taken
+    assert second.gradients.micro_tokens == taken
     assert said == (["micro-batches of 32 tokens, as before"] if before < now else [])
 
 

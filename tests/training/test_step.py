@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from confide.privacy.mechanisms.base import Combine
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
-from confide.training.step import Optimisation, Step
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 from confide.training.tasks import Task
 from tests import small
 

@@ -227,7 +227,9 @@ def guarded(found):
 def test_a_plan_prints_no_claimed_number_to_the_nearest(name, capsys):
     mechanism, given, _ = CASES[name]
     times = (10.0,) if name == "uls" else ()
-    found = planning.plan(config(mechanism, **given), data(), Size(1000, 1000, 1, 8, 64), times_users=times)
+    found = planning.plan(
+        config(mechanism, **given), data(), Size(1000, 1000, 1, 8, 64), times_users=times
+    ).to_json()
     show_plans.plan(guarded(found))
     told = capsys.readouterr().out
     if found["chosen"]["epsilon"] is not None:

@@ -15,32 +15,11 @@ if TYPE_CHECKING:
 
     from confide.auditing.attack import Options
     from confide.config.schema import Config
-    from confide.privacy.guarantee import Guarantee
+    from confide.planning.plan import Plan
     from confide.runs.folder import Run
     from confide.runs.loop import Outcome
-    from confide.training.step import OptimizerOf, SchedulerOf
+    from confide.training.optimisation import OptimizerOf, SchedulerOf
     from confide.training.tasks import Loss
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a config costs and guarantees, before a gradient is computed.
-
-    Attributes:
-        guarantee: what the run would promise after all its steps.
-        noise_multiplier: standard deviation of the noise over the clip norm.
-        memory_bytes: an estimate of what training takes.
-        verdict: in words, whether there are enough units; None where no rule is known.
-        warnings: sentences that a person should read before training.
-        facts: all of it, with the settings beside this one, as `confide plan --json` prints it.
-    """
-
-    guarantee: Guarantee
-    noise_multiplier: float
-    memory_bytes: int
-    verdict: str | None
-    warnings: tuple[str, ...]
-    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,25 +55,15 @@ def plan(config: Config, *, times_users: Sequence[float] = ()) -> Plan:
     """Say what a config costs and guarantees; the data are prepared if they are not.
 
     Args:
-        times_users: how many times the units there might be, for a what-if in `facts`.
+        times_users: how many times the units there might be, for `Plan.what_if`.
 
     Raises:
         InputError: the config, the data or the model is at fault.
     """
     from confide.planning.of_run import planned
-    from confide.privacy.guarantee import Guarantee
     from confide.runs.folder import Run
 
-    facts = planned(Run(config), Console(quiet=True), times_users)
-    verdict = facts["verdict"]
-    return Plan(
-        Guarantee.from_json(facts["guarantee"]),
-        facts["chosen"]["noise_multiplier"],
-        facts["memory_bytes"],
-        None if verdict is None else " ".join(verdict["words"]),
-        tuple(facts["warnings"]),
-        facts,
-    )
+    return planned(Run(config), Console(quiet=True), times_users)
 
 
 def train(

@@ -21,14 +21,13 @@ from confide.auditing.numbers import UNSURE, Numbers
 from confide.auditing.rates import ceiling
 from confide.auditing.trie import Trie
 from confide.data.unit_graph import UnitGraph
+from confide.privacy import mechanisms
 from confide.privacy.ledger import first_entry
-from confide.privacy.mechanisms.base import Game
-from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.mechanisms.values import Game
 from confide.privacy.selection import RULES
 from confide.runs.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
 from confide.runs.generated_canaries import buckets
 from confide.runs.job import Job
-from confide.runs.preparation import redaction_of
 from confide.training import evaluation
 from confide.utils.errors import InputError
 
@@ -168,9 +167,9 @@ def _in_use(job: Job) -> np.ndarray | None:
     for stage in job.stages():
         if not stage.on_public:
             sampler = job.sampler(stage)
-            if not isinstance(sampler, RowSampler):
+            if (possible := sampler.possible_rows()) is None:
                 return None
-            found[sampler.rows] = True
+            found[possible] = True
     return found
 
 
@@ -236,7 +235,7 @@ class _Audit:
             return "training text is redacted around the numbers, and they would be ranked in a text that it never held"
         if name in ("exposure", "extraction") and config.task != "causal-lm":
             return f"it is about text that a model writes, and this one's task is {config.task}"
-        masked = redaction_of(config) in ("instead", "apart")
+        masked = mechanisms.needs_of(config).redaction in ("instead", "apart")
         if name in ("membership", "users", "extraction") and masked:
             return "training rows are redacted and held-out rows are not, which alone would tell them apart"
         rule = config.privacy.selection
@@ -440,8 +439,7 @@ class _Audit:
 
     def _bounds_membership(self) -> bool:
         """Whether the claim's unit is what the split holds out, with all of its text: then its curve bounds them."""
-        mechanism = self.job.mechanism
-        whole = mechanism.grouped and mechanism.redaction == "none" and not mechanism.protects_secrets
+        whole = self.job.mechanism.needs.covers_whole_documents
         return whole and isinstance(self.job.run.config.data.eval, float)
 
     def _played(self, before: _Looked, after: _Looked, lead: bool | None) -> dict[str, Any]:

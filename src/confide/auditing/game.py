@@ -14,7 +14,7 @@ import numpy as np
 from confide.auditing.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
 from confide.auditing.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
 from confide.privacy.accounting import Curve, Process, between
-from confide.privacy.mechanisms.base import Game
+from confide.privacy.mechanisms.values import Game
 from confide.runs.canaries import Canary, Manifest
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most, percent_at_least

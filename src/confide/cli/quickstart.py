@@ -8,7 +8,8 @@ from confide.config.loading import check
 from confide.config.schema import Config
 from confide.data import helpdesk
 from confide.models.loading import load_model, load_tokenizer
-from confide.planning import plan as planning
+from confide.planning.cost import Size
+from confide.planning.plan import plan as planned_for
 from confide.planning.verdict import verdict
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
@@ -63,9 +64,9 @@ def run(folder: Path, as_json: bool = False) -> None:
     if not as_json:
         show.preparation(prepared.facts)
         print()
-        shape, size = prepared.train.shape(), planning.Size.of(load_model(settings))
-        planned = planning.plan(settings, shape, size)
-        show_plans.plan(planned | {"verdict": verdict(settings, shape, size, planned["chosen"])})
+        shape, size = prepared.train.shape(), Size.of(load_model(settings))
+        planned = planned_for(settings, shape, size)
+        show_plans.plan(planned.to_json() | {"verdict": verdict(settings, shape, size, planned.chosen)})
         print()
     console.say("training with user-level privacy")
     private = fine_tune(job, console)

@@ -105,27 +105,27 @@ def plan(
     """What a config costs and guarantees, or which to choose."""
     from confide.cli import show_plans
     from confide.planning.of_run import planned
+    from confide.privacy import mechanisms
     from confide.utils.console import Console
 
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{stray[0]} is an option of --suggest")
     run, console = run_of(config, overrides), Console()
-    if measure and not suggest and run.config.privacy.mechanism not in _MEASURED:
-        raise InputError(
-            f"--measure is an option of --suggest, and of the mechanisms {' and '.join(_MEASURED)}"
-        )
+    measures = mechanisms.find(run.config.privacy.mechanism).measures
+    if measure and not suggest and measures is None:
+        able = [name for name in mechanisms.NAMES if mechanisms.find(name).measures]
+        raise InputError(f"--measure is an option of --suggest, and of the mechanisms {' and '.join(able)}")
     if suggest and times_users:
         raise InputError("--times-users: is of a plan and not of --suggest: leave one of them out")
     if suggest:
         _suggest(run, config, rows, measure, count, out, as_json)
         return
-    found = planned(run, console, times_users or ())
-    if measure:
+    found = planned(run, console, times_users or ()).to_json()
+    if measure and measures is not None:
         console.say("measuring gradients of some units")
-        name, measured = _MEASURED[run.config.privacy.mechanism]
         with run.locked():
-            found[name] = measured(job_of(run), found["chosen"]["epsilon"])
+            found[measures] = _MEASURED[measures](job_of(run), found["chosen"]["epsilon"])
     if as_json:
         print_json(found)
         return
@@ -150,7 +150,7 @@ def _split(job: "Job", epsilon: float | str) -> dict[str, Any]:
     return measured_split(job, epsilon)
 
 
-_MEASURED = {"concentration": ("nearness", _nearness), "uls": ("split", _split)}
+_MEASURED = {"nearness": _nearness, "split": _split}
 
 
 def _suggest(
@@ -166,8 +166,9 @@ def _suggest(
     from confide.config.rewriting import rewritten
     from confide.models import loading as models
     from confide.planning import suggest as suggesting
-    from confide.planning.plan import Size
+    from confide.planning.cost import Size
     from confide.planning.user_sampling import measured_norms
+    from confide.privacy import mechanisms
     from confide.runs.job import prepared_data
     from confide.tuning.space import altered
     from confide.utils.console import Console
@@ -186,7 +187,7 @@ def _suggest(
         if measure:
             job = job_of(run)
             with console.track("gradients measured") as track:
-                lengths = [cap for cap in suggesting.CAPS["uls"] if isinstance(cap, int)]
+                lengths = [cap for cap in mechanisms.find("uls").suggested_caps if isinstance(cap, int)]
                 found_norms = dict(zip(lengths, measured_norms(job, lengths), strict=True))
             norms = found_norms.__getitem__
         with console.track("settings compared") as track:

@@ -72,10 +72,10 @@ def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False
 
 
 def _secret_run(path: Path, overrides: list[str] | None) -> "Run":
-    from confide.runs.preparation import protects_secrets
+    from confide.privacy import mechanisms
 
     run = run_of(path, overrides)
-    if not protects_secrets(run.config):
+    if not mechanisms.needs_of(run.config).secrets:
         raise InputError(
             f"{path}: privacy.mechanism is {run.config.privacy.mechanism}; `confide secrets` is for mechanism: secret"
         )

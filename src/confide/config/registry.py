@@ -12,13 +12,13 @@ MECHANISMS = {
     "adaptive": "confide.privacy.mechanisms.adaptive:AdaptiveNoise",
     "concentration": "confide.privacy.mechanisms.concentration:Concentration",
     "dp-sgd": "confide.privacy.mechanisms.dp_sgd:DPSGD",
-    "group": "confide.privacy.mechanisms.group:GroupPrivacy",
+    "uls": "confide.privacy.mechanisms.uls:UserLevelSampling",
     "els": "confide.privacy.mechanisms.els:ExampleLevelSampling",
+    "group": "confide.privacy.mechanisms.group:GroupPrivacy",
     "owners": "confide.privacy.mechanisms.owners:Owners",
     "redacted": "confide.privacy.mechanisms.redacted:RedactedOnly",
     "secret": "confide.privacy.mechanisms.secret:SecretProtection",
     "selective": "confide.privacy.mechanisms.selective:Selective",
-    "uls": "confide.privacy.mechanisms.uls:UserLevelSampling",
     "crt": "confide.privacy.mechanisms.crt:ConfidentiallyRedacted",
 }
 

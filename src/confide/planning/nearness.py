@@ -13,8 +13,8 @@ from confide.privacy.mechanisms.uls import UnitSampler
 from confide.privacy.sampling import OwnRates
 from confide.randomness.streams import RunKey
 from confide.runs.job import Job
-from confide.training.concentration_step import FilteredStep
-from confide.training.step import Optimisation
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 
 USERS = 64
 """Users whose gradients are compared, each with each."""
@@ -87,12 +87,11 @@ def nearness(job: Job, k: int, key: RunKey, users: int = USERS) -> Nearness:
     sampler = UnitSampler(graph, rates, key, f"nearness {k}", k, chunk)
     combine = ConcentrationFilter(None, 0.0, 1.0, tau=1.0, users=len(chosen), epsilon=math.inf)
     optimisation = Optimisation(1, optimizer="sgd")
-    step = FilteredStep(
-        job.model, job.task, sampler, combine, optimisation, key, micro_tokens=job.micro_tokens
-    )
+    step = Step(job.model, job.task, sampler, combine, optimisation, key, micro_tokens=job.micro_tokens)
     job.model.train()
-    step.collect(sampler.draw(0), 0)
-    return Nearness(k, step.gradients.norms(), step.gradients.distances())
+    assert step.units is not None
+    step.units.collect(sampler.draw(0), 0)
+    return Nearness(k, step.units.of_units.norms(), step.units.of_units.distances())
 
 
 def _four_fifths(distances: np.ndarray) -> float:

@@ -1,10 +1,11 @@
 """The plan of a run: its data are prepared, its model is looked at, and nothing is trained."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from confide.models import loading as models
-from confide.planning.plan import Size, plan, program_svg
+from confide.planning.cost import Size
+from confide.planning.plan import Plan, plan, program_svg
 from confide.planning.verdict import verdict
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
@@ -12,7 +13,7 @@ from confide.utils.console import Console
 from confide.utils.files import write_text
 
 
-def planned(run: Run, console: Console, times_users: Sequence[float] = ()) -> dict[str, Any]:
+def planned(run: Run, console: Console, times_users: Sequence[float] = ()) -> Plan:
     """`plan` of a run, whose data are prepared if they are not, with the `verdict` on its number of units."""
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
@@ -21,6 +22,6 @@ def planned(run: Run, console: Console, times_users: Sequence[float] = ()) -> di
         shape, size = prepared.train.shape(), Size.of(model)
         with console.track("settings compared") as track:
             found = plan(run.config, shape, size, track, times_users)
-        if "larger_priors" in found:
-            write_text(run.root / "program.svg", program_svg(found))
-    return found | {"verdict": verdict(run.config, shape, size, found["chosen"])}
+        if "larger_priors" in found.outlook:
+            write_text(run.root / "program.svg", program_svg(found.to_json()))
+    return replace(found, verdict=verdict(run.config, shape, size, found.chosen))

@@ -2,22 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
-
-import numpy as np
-from torch import nn
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from confide.data.shape import Shape
-from confide.models import loading as models
+from confide.planning.cost import Size, memory
 from confide.privacy import mechanisms
-from confide.privacy.accounting import Accountant, Targets, delta_default, least_noise_for_secrets
-from confide.privacy.guarantee import PRIORS
+from confide.privacy.accounting import Accountant, delta_default
+from confide.privacy.guarantee import Guarantee
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.secret import Choice, SecretProtection
 from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee, warnings
+from confide.privacy.mechanisms.values import Alternative
 from confide.privacy.sampling import Sampling
-from confide.training.memory_fit import MOST, held
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.errors import InputError
 
@@ -26,39 +22,130 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-USER_LEVEL = ("uls", "els", "group")
 MOST_UNITS = 1e11
 """More units than there can be: about as many as people who ever lived."""
 
-GROWTH = 10
-"""How much a larger prior than was asked for may grow, where a plan shows what its protection would cost."""
+
+@dataclass(frozen=True)
+class PlannedSetting:
+    """One setting of a plan, with its noise and cost.
+
+    Attributes:
+        change: what differs from the chosen setting, in words.
+        mechanism: its name.
+        batch: expected rows or units of a step.
+        sampling_probability: of each row or unit; of rows with probabilities of their own, the mean.
+        rows_per_unit: at most, in a step where units are drawn, else in all.
+        steps: noised steps.
+        epsilon: that it meets; a string where none holds, since JSON has no infinity; None where nothing is claimed.
+        noise_per_gradient: `Plan.measure` says what it is.
+        rows_per_step: expected rows that a step computes.
+        tokens: expected tokens that all steps compute.
+        operations: floating-point operations of all steps, an estimate.
+        relative_compute, relative_noise: over those of the chosen setting.
+        facts: more, by key; of a mechanism's own.
+    """
+
+    change: str
+    mechanism: str
+    batch: float
+    sampling_probability: float
+    rows_per_unit: int
+    steps: int
+    epsilon: float | str | None
+    delta: float
+    noise_multiplier: float
+    noise_per_gradient: float
+    rows_per_step: float
+    tokens: int
+    operations: float
+    relative_compute: float = 1.0
+    relative_noise: float = 1.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values | values.pop("facts")
 
 
 @dataclass(frozen=True)
-class Size:
-    """What of a model decides its cost: weights in all and those that train, layers, width, vocabulary."""
+class Impossible:
+    """A setting that cannot be had, and why."""
 
-    parameters: int
-    trainable: int
-    layers: int
-    width: int
-    vocabulary: int
+    change: str
+    impossible: str
+    facts: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, model: nn.Module) -> "Size":
-        whole = cast(Any, model)
-        settings = whole.config.get_text_config()
-        return cls(
-            parameters=sum(p.numel() for p in model.parameters()),
-            trainable=sum(p.numel() for p in models.trainable(model).values()),
-            layers=settings.num_hidden_layers,
-            width=settings.hidden_size,
-            vocabulary=whole.get_input_embeddings().num_embeddings,
-        )
+    def to_json(self) -> dict[str, Any]:
+        return {"change": self.change, **self.facts, "impossible": self.impossible}
 
-    def operations(self, tokens: float) -> float:
-        """Forward 2, backward 4 operations a weight and token (Kaplan et al. 2020); attention left out."""
-        return 6.0 * self.parameters * tokens
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The noise if there were more units, as many drawn in a step as now. *No guarantee*: the units are not there."""
+
+    times_users: float
+    units: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    noise_per_gradient: float
+    note: str = "a what-if: these units are not there, and no run may claim it"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a config costs and guarantees, before a gradient is computed.
+
+    Attributes:
+        guarantee: what the run would promise after all its steps.
+        chosen: the config's own setting.
+        measure: what `noise_per_gradient` is, in words.
+        phases: (name, steps, noise multiplier) of the steps of the run.
+        neighbours: other settings, at the same target.
+        what_if: the noise if there were more units.
+        memory_bytes: what training takes, an estimate.
+        gradients_bytes: of a mechanism that compares the gradients of all units; else None.
+        warnings: sentences that a person should read before training.
+        outlook: more facts, of a mechanism's own, by key.
+        verdict: whether there are enough units, `words` and figures; None where no rule is known.
+    """
+
+    guarantee: Guarantee
+    chosen: PlannedSetting
+    measure: str
+    phases: tuple[tuple[str, int, float], ...]
+    neighbours: tuple[PlannedSetting | Impossible, ...]
+    what_if: tuple[WhatIf, ...]
+    memory_bytes: int
+    gradients_bytes: int | None
+    warnings: tuple[str, ...]
+    outlook: dict[str, Any] = field(default_factory=dict)
+    verdict: dict[str, Any] | None = None
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the clip norm."""
+        return self.chosen.noise_multiplier
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as `confide plan --json` prints it."""
+        found: dict[str, Any] = {
+            "chosen": self.chosen.to_json(),
+            "measure": self.measure,
+            "stages": [
+                {"name": name, "steps": steps, "noise_multiplier": noise}
+                for name, steps, noise in self.phases
+            ],
+            "neighbours": [each.to_json() for each in self.neighbours],
+            "what_if": [asdict(each) for each in self.what_if],
+            **self.outlook,
+            "memory_bytes": self.memory_bytes,
+            "guarantee": self.guarantee.to_json(),
+            "warnings": list(self.warnings),
+            "verdict": self.verdict,
+        }
+        return found if self.gradients_bytes is None else found | {"gradients_bytes": self.gradients_bytes}
 
 
 def plan(
@@ -67,75 +154,80 @@ def plan(
     size: Size,
     progress: Callable[[int], object] = lambda done: None,
     times_users: Sequence[float] = (),
-) -> dict[str, Any]:
+) -> Plan:
     """The config's own setting and its neighbours at the same target.
 
     Args:
         shape: rows per unit; nothing else of the data is looked at.
         size: of the model.
         progress: called as each neighbour is done.
-        times_users: how many times the units there might be, for `what_if`.
+        times_users: how many times the units there might be, for `Plan.what_if`.
 
-    Returns:
-        `chosen` and `neighbours`, each with noise_multiplier, epsilon (for neighbours the target that they meet),
-        delta, noise_per_gradient (`measure` says what that is), rows_per_step, tokens and compute, or with
-        `impossible`, the reason; for secrets a neighbour is another c of the program, with what it keeps and its
-        noise by both accountants; `stages`, what the steps of the run are; `what_if`, the noise were there more
-        units, which is no guarantee; `memory_bytes`, an estimate; `gradients_bytes`, of a mechanism that compares all
-        units; `warnings`, sentences; and `guarantee`, what the run would promise after all its steps.
+    Raises:
+        InputError: the mechanism cannot run on such data, or no noise meets the target.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
     chosen = settle(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
-    published = privacy.published_key is not None
     guarantee = state_guarantee(
-        chosen, mechanism.all_steps, published, config, {"state": "planned, not trained"}
+        chosen,
+        mechanism.all_steps,
+        privacy.published_key is not None,
+        config,
+        {"state": "planned, not trained"},
     )
+    epsilon = guarantee.to_json()["epsilon"] if mechanism.protects else None
     tokens = shape.tokens / max(shape.rows, 1)
-    # As in the guarantee: a string where nothing holds, since JSON has no infinity.
-    epsilon = guarantee.to_json()["epsilon"] if mechanism.notion != "none" else None
-    first = _row("this config", chosen, epsilon, tokens, size)
-    rows: list[dict[str, Any]] = []
-    what_if = [_with_users(factor, chosen) for factor in times_users]
-    if isinstance(mechanism, SecretProtection):
-        return {
-            "chosen": first,
-            "measure": mechanism.measure,
-            "neighbours": [_of_choice(c, chosen, first) for c in _watched(mechanism.sweep(shape), progress)],
-            "larger_priors": _larger_priors(mechanism, shape),
-            "memory_bytes": memory(config, size),
-            "guarantee": guarantee.to_json(),
-            "warnings": warnings(chosen),
-        }
+    first = _planned("this config", chosen, epsilon, tokens, size)
+    found: list[PlannedSetting | Impossible] = []
     if guarantee.notion != "none" and chosen.noise_multiplier > 0:
-        target = privacy.epsilon or guarantee.epsilon
-        for change, other in _watched(neighbours(mechanism, shape, config), progress):
-            try:
-                if other is None:
-                    raise InputError("it is 1 already")
-                setting = settle(other, shape, target, None, chosen.delta)
-            except InputError as error:
-                rows.append({"change": change, "impossible": str(error)})
-                continue
-            rows.append(_row(change, setting, target, tokens, size, first))
-    return {
-        "chosen": first,
-        "measure": mechanism.measure,
-        "stages": [
-            {"name": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
+        target = privacy.epsilon or (None if mechanism.needs.secrets else guarantee.epsilon)
+        for other in _watched(alternatives(mechanism, shape, config), progress):
+            found.append(_neighbour(other, chosen, target, tokens, size, first))
+    return Plan(
+        guarantee=guarantee,
+        chosen=first,
+        measure=mechanism.measure,
+        phases=tuple(
+            (stage.name, stage.steps, stage.noise_multiplier)
             for stage in mechanism.stages(shape, chosen.noise_multiplier)
-        ],
-        "neighbours": rows,
-        "what_if": what_if,
-        "memory_bytes": memory(config, size),
-        "guarantee": guarantee.to_json(),
-        "warnings": warnings(chosen),
-    } | ({"gradients_bytes": 4 * shape.units * size.trainable} if mechanism.filters else {})
+        ),
+        neighbours=tuple(found),
+        what_if=tuple(_with_users(factor, chosen) for factor in times_users),
+        memory_bytes=memory(config, size),
+        gradients_bytes=4 * shape.units * size.trainable if chosen.combine().radii else None,
+        warnings=tuple(warnings(chosen)),
+        outlook=mechanism.outlook(shape),
+    )
 
 
-def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
-    """The noise if there were `factor` times the units, as many drawn in a step as now (003, section 4 and Figure 5).
+def _neighbour(
+    other: Alternative,
+    chosen: Setting,
+    target: float | None,
+    tokens: float,
+    size: Size,
+    first: PlannedSetting,
+) -> PlannedSetting | Impossible:
+    if other.mechanism is None:
+        assert other.impossible is not None
+        return Impossible(other.change, other.impossible, other.facts)
+    try:
+        known = other.noise_multiplier
+        asked = target if known is None else None
+        setting = settle(other.mechanism, chosen.shape, asked, known, chosen.delta)
+    except InputError as error:
+        return Impossible(other.change, str(error), other.facts)
+    row = _planned(other.change, setting, target, tokens, size)
+    return replace(
+        row,
+        relative_compute=row.tokens / first.tokens,
+        relative_noise=row.noise_per_gradient / first.noise_per_gradient,
+        facts=other.facts,
+    )
 
-    *No guarantee*: the units are not there.
+
+def _with_users(factor: float, chosen: Setting) -> WhatIf:
+    """The noise if there were `factor` times the units (003, section 4 and Figure 5).
 
     Raises:
         InputError: the mechanism's noise does not follow from an epsilon and one rate, or none is asked for.
@@ -145,12 +237,8 @@ def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
         raise InputError(f"--times-users {factor:g}: give a number above 0, as in 10")
     if not 1 <= factor * terms.units < MOST_UNITS:
         raise InputError(f"--times-users {factor:g}: of {terms.units:,} units that is no number of people")
-    if (
-        not isinstance(terms.sampling, Sampling)
-        or mechanism.notion == "none"
-        or mechanism.redaction != "none"
-        or mechanism.filters
-    ):
+    has_rate = isinstance(terms.sampling, Sampling) and not chosen.combine().radii
+    if not has_rate or not mechanism.protects or mechanism.needs.redaction != "none":
         raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
     if not chosen.noise_multiplier:
         raise InputError("--times-users: without noise there is no epsilon to keep")
@@ -163,15 +251,14 @@ def _with_users(factor: float, chosen: Setting) -> dict[str, Any]:
     delta = min(chosen.delta, delta_default(round(factor * terms.rows), round(factor * terms.units)))
     more = replace(mechanism, sampling_rate=min(1.0, terms.sampling.rate / factor), divisor=terms.divisor)
     setting = settle(more, chosen.shape, epsilon, None, delta)
-    return {
-        "times_users": factor,
-        "units": round(factor * terms.units),
-        "epsilon": epsilon,
-        "delta": delta,
-        "noise_multiplier": setting.noise_multiplier,
-        "noise_per_gradient": setting.noise_per_gradient(),
-        "note": "a what-if: these units are not there, and no run may claim it",
-    }
+    return WhatIf(
+        times_users=factor,
+        units=round(factor * terms.units),
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=setting.noise_multiplier,
+        noise_per_gradient=setting.noise_per_gradient(),
+    )
 
 
 def _watched(items: Iterable[Item], progress: Callable[[int], object]) -> Iterator[Item]:
@@ -180,59 +267,12 @@ def _watched(items: Iterable[Item], progress: Callable[[int], object]) -> Iterat
         progress(1)
 
 
-def _of_choice(choice: Choice, chosen: Setting, first: dict[str, Any]) -> dict[str, Any]:
-    """One c of the program: what is kept of the rows, and the noise by both accountants."""
-    change = f"c {choice.c:g}"
-    if choice.spread is None or choice.impossible is not None:
-        return {"change": change, "c": choice.c, "impossible": choice.impossible}
-    mechanism, spread = chosen.mechanism, choice.spread
-    assert isinstance(mechanism, SecretProtection)
-    noise = choice.noise[mechanism.accountant]
-    return first | {
-        "change": change,
-        "epsilon": None,
-        "sampling_probability": mechanism.batch / spread.kept,
-        "c": choice.c,
-        "rows_kept": spread.kept,
-        "share_kept": spread.kept / chosen.shape.rows,
-        "effective_rows": spread.effective,
-        "effective_rows_per_step": mechanism.batch * spread.effective / spread.kept,
-        "epochs": mechanism.steps * mechanism.batch / spread.total,
-        "largest_probability": choice.rate,
-        "noise": choice.noise,
-        "noise_multiplier": noise,
-        "noise_per_gradient": noise / chosen.terms.divisor,
-        "relative_noise": noise / chosen.noise_multiplier,
-    }
-
-
-def _larger_priors(mechanism: SecretProtection, shape: Shape) -> list[dict[str, float]]:
-    """How the noise grows as larger priors are protected too: each of PRIORS up to a value, in every secret, may
-    reach what the secret's own may, or ten times itself where that is more."""
-    targets, population = mechanism.targets(shape), mechanism.population(shape)
-    found = []
-    asked = targets
-    for prior in PRIORS:
-        allowed = np.maximum(targets.posterior, GROWTH * prior)
-        asked = Targets(
-            np.concatenate([asked.unit, targets.unit]),
-            np.concatenate([asked.prior, np.full(len(targets.prior), prior)]),
-            np.concatenate([asked.posterior, allowed]),
-        )
-        noise = least_noise_for_secrets(population, asked, mechanism.accountant)
-        found.append({"prior": prior, "noise_multiplier": noise})
-    return found
-
-
-def neighbours(
-    mechanism: Mechanism, shape: Shape, config: "Config"
-) -> Iterator[tuple[str, Mechanism | None]]:
-    """Other mechanisms at equal compute, then the mechanism's own; None where nothing is left to halve."""
-    if mechanism.name in USER_LEVEL:
-        for name in USER_LEVEL:
-            if name != mechanism.name:
-                yield f"{name}, as many rows a step", _instead(name, mechanism, shape, config)
-    yield from mechanism.neighbours(shape)
+def alternatives(mechanism: Mechanism, shape: Shape, config: "Config") -> Iterator[Alternative]:
+    """Other mechanisms of the same family at equal compute, then the mechanism's own alternatives."""
+    for name in mechanisms.family(mechanism):
+        if name != mechanism.name:
+            yield Alternative(f"{name}, as many rows a step", _instead(name, mechanism, shape, config))
+    yield from mechanism.alternatives(shape)
 
 
 def rival(name: str, mechanism: Mechanism, config: "Config") -> Mechanism:
@@ -257,51 +297,26 @@ def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") ->
     return replace(other, batch=batch)
 
 
-def _row(
-    change: str,
-    setting: Setting,
-    epsilon: float | str | None,
-    tokens_per_row: float,
-    size: Size,
-    first: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+def _planned(
+    change: str, setting: Setting, epsilon: float | str | None, tokens_per_row: float, size: Size
+) -> PlannedSetting:
     terms, mechanism = setting.terms, setting.mechanism
     tokens = mechanism.rows_computed(terms) * tokens_per_row
-    return {
-        "change": change,
-        "mechanism": mechanism.name,
-        "batch": terms.expected_batch,
-        "sampling_probability": terms.sampling.rate,
-        "rows_per_unit": mechanism.cap(setting.shape),
-        "steps": mechanism.steps,
-        "epsilon": epsilon,
-        "delta": setting.delta,
-        "noise_multiplier": setting.noise_multiplier,
-        "noise_per_gradient": setting.noise_per_gradient(),
-        "rows_per_step": terms.rows_per_step,
-        "tokens": round(tokens),
-        "operations": size.operations(tokens),
-        "relative_compute": tokens / first["tokens"] if first else 1.0,
-        "relative_noise": setting.noise_per_gradient() / first["noise_per_gradient"] if first else 1.0,
-    }
-
-
-def memory(config: "Config", size: Size) -> int:
-    """Bytes at the peak of a step, an estimate: weights, clipped sum, optimiser state, activations.
-
-    Fitted to peaks of processes that train GPT-2 on a CPU; other families may need up to twice as much.
-    """
-    train = config.train
-    weights = 4 * size.parameters + 4 * size.trainable * (2 + held(config))
-    # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
-    # 34 bytes at half precision) and what the clipping keeps beside it, which checkpoints do not drop. With
-    # LoRA a process is larger by what its allocations leave unused.
-    kept = 34 if config.adapter.kind == "lora" else 14 if train.gradient_checkpointing else 20
-    token = 4 * kept * size.width * size.layers
-    if config.task != "classification":
-        token += 2 * 4 * size.vocabulary  # logits, and the softmax that becomes their gradient
-    tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
-    return int(weights + token * tokens)
+    return PlannedSetting(
+        change=change,
+        mechanism=mechanism.name,
+        batch=terms.expected_batch,
+        sampling_probability=terms.sampling.rate,
+        rows_per_unit=mechanism.cap(setting.shape),
+        steps=mechanism.steps,
+        epsilon=epsilon,
+        delta=setting.delta,
+        noise_multiplier=setting.noise_multiplier,
+        noise_per_gradient=setting.noise_per_gradient(),
+        rows_per_step=terms.rows_per_step,
+        tokens=round(tokens),
+        operations=size.operations(tokens),
+    )
 
 
 def program_svg(found: dict[str, Any]) -> str:

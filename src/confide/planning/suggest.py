@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from confide.data.shape import Shape
-from confide.planning.plan import USER_LEVEL, Size, rival
+from confide.planning.cost import Size
+from confide.planning.plan import rival
 from confide.privacy import mechanisms
 from confide.privacy.accounting import nearly_least_noise
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity
-from confide.privacy.mechanisms.base import Mechanism, Terms
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import Setting, settle
-from confide.training.step import Optimisation
+from confide.privacy.mechanisms.values import Terms
+from confide.training.optimisation import Optimisation
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,15 +29,6 @@ if TYPE_CHECKING:
 
 STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
-
-CAPS: dict[str, tuple[int | str, ...]] = {
-    "uls": (1, 2, 4, 8, 16, 32),
-    "els": (1, 2, 4, 8, 16, "median"),
-    "group": (2, 4, 8),
-    "owners": (1, 2, 4, 8, 16),
-    "dp-sgd": (1,),
-}
-"""Rows per unit that are tried under each mechanism."""
 
 _BANDS = (2, 4, 8, 16, 32, 64)
 """Steps over which noise may be correlated, of those that are tried for the first setting."""
@@ -223,14 +216,14 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
 
 def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
     """The mechanisms to compare, with each number of rows per unit; batch and steps are still open."""
-    if own.name not in CAPS:
+    if not own.suggested_caps:
+        known = [name for name in mechanisms.NAMES if mechanisms.find(name).suggested_caps]
         raise InputError(
-            f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(CAPS)}"
+            f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(known)}"
         )
-    names = USER_LEVEL if own.name in USER_LEVEL else (own.name,)
-    for name in names:
+    for name in mechanisms.family(own) or (own.name,):
         other = replace(rival(name, own, config), sampling="poisson", bands=1)
-        for cap in CAPS[name]:
+        for cap in other.suggested_caps:
             yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
 
 
@@ -330,8 +323,8 @@ def _row(
 def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, Any]:
     """The keys of the config that make it this setting."""
     found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
-    if each.mechanism.name != "dp-sgd":
-        found["privacy.rows_per_unit"] = getattr(each.mechanism, "rows_per_unit")  # noqa: B009
+    if hasattr(each.mechanism, "rows_per_unit"):
+        found["privacy.rows_per_unit"] = each.mechanism.rows_per_unit
     found["privacy.selection"] = getattr(each.mechanism, "selection", None)
     found["privacy.resample"] = getattr(each.mechanism, "resample", False)
     found["privacy.sampling"], found["privacy.bands"] = each.mechanism.sampling, each.mechanism.bands

@@ -4,13 +4,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from confide.data.shape import Shape
-from confide.planning.suggest import CAPS, gradients_in_noise
+from confide.planning.suggest import gradients_in_noise
 from confide.privacy import mechanisms
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
-    from confide.planning.plan import Size
+    from confide.planning.cost import Size
+    from confide.planning.plan import PlannedSetting
 
 MOST, PART = 1.3, 34.0
 """How many times as long as the gradient the noise is up to which most, or a part, of the gain was reached: of five
@@ -22,13 +23,13 @@ _MEASURED = (
 )
 
 
-def verdict(config: "Config", shape: Shape, size: "Size", chosen: dict[str, Any]) -> dict[str, Any] | None:
+def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSetting") -> dict[str, Any] | None:
     """What a setting is likely to gain, by its noise on a gradient beside the gradient.
 
     *No guarantee*: it follows from the shape of the data and from constants, as a suggestion does.
 
     Args:
-        chosen: of `planning.plan`.
+        chosen: the config's own setting.
 
     Returns:
         `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy gains;
@@ -36,12 +37,10 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: dict[str, Any]
         `words`. None where no such rule is known: other optimisers and mechanisms, correlated noise, no noise.
     """
     mechanism = mechanisms.build(config)
-    known = mechanism.name in CAPS and mechanism.bands == 1 and config.train.optimizer == "adamw"
-    if not known or not chosen["noise_multiplier"]:
+    known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer == "adamw"
+    if not known or not chosen.noise_multiplier:
         return None
-    times = math.sqrt(
-        gradients_in_noise(mechanism, chosen["rows_per_unit"], chosen["noise_per_gradient"], size)
-    )
+    times = math.sqrt(gradients_in_noise(mechanism, chosen.rows_per_unit, chosen.noise_per_gradient, size))
     expect = "most" if times <= MOST else "part" if times <= PART else "little"
     units = {name: _about(shape.units * times / limit) for name, limit in (("part", PART), ("most", MOST))}
     return {
@@ -49,7 +48,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: dict[str, Any]
         "expect": expect,
         "units_for_part": units["part"],
         "units_for_most": units["most"],
-        "words": _in_words(expect, times, shape.units, units, chosen),
+        "words": _in_words(expect, times, shape.units, units, chosen.epsilon),
     }
 
 
@@ -60,23 +59,23 @@ def _about(number: float) -> int:
 
 
 def _in_words(
-    expect: str, times: float, units: int, needed: dict[str, int], chosen: dict[str, Any]
+    expect: str, times: float, units: int, needed: dict[str, int], epsilon: float | str | None
 ) -> list[str]:
-    epsilon = f" for epsilon {at_most(chosen['epsilon'], 3)}" if isinstance(chosen["epsilon"], float) else ""
+    target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
     many = f"{units:,} unit{'s' * (units != 1)}"
     shown = f"{times:.2g}" if times < 100 else f"{float(f'{times:.2g}'):,.0f}"
     noise = f"the noise of a step is about {shown} times as long as the gradient"
     if expect == "most":
         return [
-            f"{many} are enough{epsilon}: {noise}; expect most of what training without privacy gains",
+            f"{many} are enough{target}: {noise}; expect most of what training without privacy gains",
             _MEASURED,
         ]
     more = f"about {needed['most']:,} units for most of it"
     if expect == "part":
-        first = f"{many} are few{epsilon}: {noise}; expect a part of what training without privacy gains"
+        first = f"{many} are few{target}: {noise}; expect a part of what training without privacy gains"
     else:
         first = (
-            f"too few units{epsilon}: with {many} {noise}; expect less than a third of what training without privacy "
+            f"too few units{target}: with {many} {noise}; expect less than a third of what training without privacy "
             "gains, perhaps nothing"
         )
         more = f"about {needed['part']:,} units for a quarter or a third of what training without privacy gains, {more}"

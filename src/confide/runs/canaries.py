@@ -21,7 +21,7 @@ import numpy as np
 from confide.data.readers import Document
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
-from confide.privacy.mechanisms.base import Game
+from confide.privacy.mechanisms.values import Game
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
@@ -96,7 +96,7 @@ class Manifest:
         if key is not None:
             seed = key.stream("audit", "canaries").uint64(4).tobytes().hex()
         source = _source(seed)
-        game = mechanisms.find(config.privacy.mechanism).game
+        game = mechanisms.needs_of(config).game
         sides = 2 if game == "value" else 1
         contents = list(_contents(config, tokenizer, settings.count * sides, source))
         coins = source.stream("audit", "coins").below(np.full(settings.count, 2))
@@ -204,7 +204,7 @@ def numbers_are_guessed(config: "Config") -> bool:
         and canaries.digits <= MOST_DIGITS
         and config.task == "causal-lm"
         and config.privacy.published_key is None
-        and mechanisms.find(config.privacy.mechanism).game != "mask"
+        and mechanisms.needs_of(config).game != "mask"
     )
 
 

@@ -15,7 +15,7 @@ from confide.data.readers import Record
 from confide.models import loading as models
 from confide.models.ready import ready_model
 from confide.runs import fingerprints
-from confide.training.step import OptimizerOf, SchedulerOf
+from confide.training.optimisation import OptimizerOf, SchedulerOf
 from confide.training.tasks import Loss
 from confide.utils.errors import InputError
 

@@ -6,7 +6,6 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from confide.models import loading as models
 from confide.privacy import ledger, mechanisms
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import first_entry
-from confide.privacy.mechanisms.base import Mechanism, Sampler, Stage, Terms
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
+from confide.privacy.mechanisms.values import Sampler, Stage, Terms
 from confide.randomness.seal import Seal
 from confide.randomness.streams import LAYOUT, RunKey
 from confide.runs import fingerprints, preparation
@@ -36,12 +36,13 @@ from confide.runs.provenance import code_version
 from confide.training import evaluation
 from confide.training import perplexity as scoring
 from confide.training.averaging import Averages
-from confide.training.concentration_step import FilteredStep, refuse_ranks
 from confide.training.memory_fit import fit, held
+from confide.training.optimisation import Optimisation
 from confide.training.phases import Course
 from confide.training.row_isolation import refuse_company, refuse_joint_loss, sharing
-from confide.training.step import Observer, Optimisation, Step
+from confide.training.step import Observer, Step
 from confide.training.tasks import Task
+from confide.training.unit_comparison import refuse_ranks
 from confide.training.white_box import Readings
 from confide.utils.allocator import keep_freed_memory
 from confide.utils.console import Console
@@ -86,14 +87,14 @@ class Job:
             mechanism = NonPrivate.twin(mechanism)
         privacy = config.privacy
         target = (
-            {}
-            if mechanism.notion == "none"
-            else {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
+            {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
+            if mechanism.protects
+            else {}
         )
         with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
             shape = prepared.train.shape()
             setting = settle(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
-        if mechanism.filters:
+        if setting.combine().radii:
             refuse_ranks(ranks.several)
         model = model_of(config, run.given, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
@@ -109,7 +110,7 @@ class Job:
         is_split = ranks.several and config.train.distributed == "fsdp"
         if not is_split:
             model.to(ranks.device)
-        if mechanism.notion != "none":
+        if mechanism.protects:
             some = np.arange(min(prepared.train.n_rows, _SEEN))
             refuse_company(task, model, prepared.train.fetch(some), ranks)
             if task.loss is not None:
@@ -196,9 +197,7 @@ class Job:
         )
         alone = self.alone(stage)
         combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
-        filtered = partial(FilteredStep, folder=self.run.folder)
-        build: Callable[..., Step] = filtered if stage.mechanism.filters else Step
-        return build(
+        return Step(
             self.model,
             self.task,
             self.sampler(stage),
@@ -211,6 +210,7 @@ class Job:
             self.ranks,
             say,
             self._observer(stage),
+            self.run.folder,
         )
 
     def sampler(self, stage: Stage) -> Sampler:

@@ -112,7 +112,7 @@ class _Loop:
             self.course.restore(checkpoint.load(job.seal, job.run.ledger_path))
             if self.train.micro_tokens != "auto":
                 for step in self.course.each():
-                    step.micro_tokens = self.train.micro_tokens
+                    step.gradients.micro_tokens = self.train.micro_tokens
         if self.metrics is not None:
             self.metrics.resume(self.done)
 
@@ -316,7 +316,7 @@ def _in_short(job: Job) -> str:
     what = f"{terms.expected_batch:g} {job.mechanism.draws} a step"
     return (
         f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "
-        f"{'no privacy' if job.mechanism.notion == 'none' else noise}"
+        f"{noise if job.mechanism.protects else 'no privacy'}"
     )
 
 

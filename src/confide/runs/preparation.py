@@ -37,7 +37,6 @@ from confide.utils.histogram import histogram_svg
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
-    from confide.privacy.mechanisms.base import Redaction
     from confide.sensitive.redaction.documents import RedactedDocuments
 
 Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
@@ -80,13 +79,14 @@ def source_of(config: "Config", given: Given | None = None) -> str:
         parts["detector"] = config.detector.model_dump(
             mode="json", exclude={"recall"}
         )  # which is but a claim
-    if protects_secrets(config):
+    needs = mechanisms.needs_of(config)
+    if needs.secrets:
         parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
-    if redaction_of(config) != "none":
-        parts["redaction"] = [redaction_of(config), config.redacted.span_tokens, _marks(config)]
+    if needs.redaction != "none":
+        parts["redaction"] = [needs.redaction, config.redacted.span_tokens, _marks(config)]
     if config.canaries.count:
         parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
-        parts["canaries"] |= {"game": mechanisms.find(config.privacy.mechanism).game, "model": config.model}
+        parts["canaries"] |= {"game": needs.game, "model": config.model}
     if given is not None and (source := given.source()):
         parts["given"] = source
     return json.dumps(parts, sort_keys=True)
@@ -96,19 +96,9 @@ def source_of(config: "Config", given: Given | None = None) -> str:
 _SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
 
 
-def protects_secrets(config: "Config") -> bool:
-    """Whether the units of the training rows are the secrets that they hold."""
-    return mechanisms.find(config.privacy.mechanism).protects_secrets
-
-
-def redaction_of(config: "Config") -> "Redaction":
-    """What the mechanism has done with sensitive text."""
-    return mechanisms.find(config.privacy.mechanism).redaction
-
-
 def _marks(config: "Config") -> str | None:
     """The sample that a person has screened, where the rows depend on it."""
-    screened = redaction_of(config) == "beside" and config.redacted.mode == "screened"
+    screened = mechanisms.needs_of(config).redaction == "beside" and config.redacted.mode == "screened"
     return config.redacted.marks if screened else None
 
 
@@ -131,7 +121,7 @@ def load(
     facts = record["facts"]
     try:
         held_out = UnitGraph.open(folder / "eval") if facts["eval"] is not None else None
-        public = UnitGraph.open(folder / "public") if redaction_of(config) in ("beside", "apart") else None
+        public = UnitGraph.open(folder / "public") if mechanisms.needs_of(config).second_graph else None
         found = Prepared(UnitGraph.open(folder / "train"), held_out, facts, public)
     except InputError as error:
         raise InputError(f"{error} (remove {folder} first)") from None
@@ -148,12 +138,13 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
     """Size and time of the last change of each local file that is read; of a folder's files, the sums."""
     found = {}
     sources = [config.data.train, config.data.eval]
-    if protects_secrets(config):
+    needs = mechanisms.needs_of(config)
+    if needs.secrets:
         secrets = config.secrets
         sources += [secrets.words, secrets.rows, secrets.repository.root]
         if secrets.detector.level is not None:
             sources.append(secrets.detector.pipeline)
-    if redaction_of(config) != "none":
+    if needs.redaction != "none":
         sources += [config.detector.words, _marks(config)]
         if config.detector.level is not None:
             sources.append(config.detector.pipeline)
@@ -222,13 +213,12 @@ class _Preparation:
     ):
         self.given = given or Given()
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
-        self.counts = Counts()
+        self.needs, self.counts = mechanisms.needs_of(config), Counts()
         self.classes: dict[str, int] = {}
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
-        self.finders = searchers(config) if protects_secrets(config) else None
+        self.finders = searchers(config) if self.needs.secrets else None
         self.cutter = Cutter(tokenizer, config.task, config.data.max_length, self.finders is not None)
-        self.redaction: Redaction = redaction_of(config)
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
         self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
@@ -240,15 +230,15 @@ class _Preparation:
             writers = {"train": self._writer(stack, folder / "train", self.finders is not None)}
             if isinstance(data.eval, float):
                 writers["eval"] = self._writer(stack, folder / "eval")
-            if self.redaction != "none":
+            if self.needs.redaction != "none":
                 from confide.sensitive.redaction.documents import RedactedDocuments
 
                 # Where no row holds the text behind its masks, a mask is the one token that it is.
-                span_tokens = self.config.redacted.span_tokens if self.redaction == "beside" else 1
+                span_tokens = self.config.redacted.span_tokens if self.needs.redaction == "beside" else 1
                 self.redacted = stack.enter_context(
                     RedactedDocuments(self.config, self.tokenizer, cache, span_tokens, self.key)
                 )
-            if self.redaction in ("beside", "apart"):
+            if self.needs.second_graph:
                 writers["public"] = self._writer(stack, folder / "public")
             planting = self._planting()
             self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
@@ -353,7 +343,7 @@ class _Preparation:
             side = side_of(document.units, share)
             if side is None:
                 self.counts["documents dropped: owners on both sides of the split"] += 1
-            elif self.redaction == "apart" and side == "train" and not self._is_new(document):
+            elif self.needs.redaction == "apart" and side == "train" and not self._is_new(document):
                 self.counts["documents dropped: the same text as one before"] += 1
             else:
                 classes = self.config.task == "classification"
@@ -376,9 +366,9 @@ class _Preparation:
 
     def _forms(self, row: RedactedRow, screened: bool) -> Iterator[tuple[str, np.ndarray]]:
         """Which graphs a row goes to, and in which form."""
-        if self.redaction == "instead":
+        if self.needs.redaction == "instead":
             yield "train", row.masked
-        elif self.redaction == "apart":
+        elif self.needs.redaction == "apart":
             yield "train" if row.has_finding else "public", row.masked
         else:
             yield "train", row.tokens

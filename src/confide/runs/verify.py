@@ -18,14 +18,14 @@ from confide.clipping import ClippedSum
 from confide.models import loading as models
 from confide.models.fast.activations import as_written
 from confide.privacy.correlated_noise import coefficients, sensitivity
-from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw, Halt
 from confide.runs.job import Job
-from confide.training.concentration_step import FilteredStep
 from confide.training.microbatch import micro_batch
+from confide.training.optimisation import Optimisation
 from confide.training.packing import Pack, pack
-from confide.training.step import Optimisation, Step
+from confide.training.step import Step
 from confide.training.tasks import Batch, each_row
 from confide.utils.errors import InputError
 
@@ -91,7 +91,7 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
             _rows_alone(precise, draw),
             _coverage(precise, draw, before),
         ]
-        step = _filtered if job.mechanism.filters else _step
+        step = _compared if _combine(job).radii else _step
         checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
     finally:
         with torch.no_grad():
@@ -314,17 +314,18 @@ class _Fixed:
         nothing = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
         return self.draws[step] if step < len(self.draws) else nothing
 
+    def possible_rows(self) -> None:
+        return None
+
 
 def _combine(job: Job) -> Combine:
     return job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
 
 
-def _take(
-    job: Job, draws: list[Draw], combine: Combine, number: int = 0, kind: type[Step] = Step
-) -> dict[str, torch.Tensor]:
+def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
     """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
     config = job.run.config
-    step = kind(
+    step = Step(
         job.model,
         job.task,
         _Fixed(draws),
@@ -352,7 +353,7 @@ def _private(job: Job) -> bool:
 def _stated_noise(job: Job) -> float:
     """Standard deviation of the noise on what moves the weights, from the numbers of the config and the claim."""
     privacy, s = job.run.config.privacy, job.setting.noise_multiplier
-    if job.mechanism.filters:
+    if _combine(job).radii:
         assert privacy.tau is not None
         return s * privacy.tau / job.setting.terms.units
     return s * privacy.clip_norm * sensitivity(privacy.bands) * _scale(job) if _private(job) else 0.0
@@ -375,7 +376,7 @@ def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
     return Check("a step divides the clipped sum by a constant", error <= TOLERANCE, detail)
 
 
-def _filtered(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
+def _compared(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
     """The filter on a few users: who is near whom, their mean where all are near, and no step where none are."""
     vectors = [torch.cat([g.flatten().double() for _, g in sorted(unit.items())]) for unit in slow]
     widest = max(float((a - b).norm()) for a in vectors for b in vectors)
@@ -385,8 +386,8 @@ def _filtered(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Chec
     combine = replace(combine, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
     near, far = replace(combine, tau=1.01 * widest + 1e-30), replace(combine, tau=1e-3 * widest)
     expected = _slow_sum(slow, [1 / len(slow)] * len(slow))
-    error = _difference(job, _take_and_undo(job, [draw], near, kind=FilteredStep), expected)
-    ended = widest == 0 or not _take_and_undo(job, [draw], far, kind=FilteredStep)
+    error = _difference(job, _take_and_undo(job, [draw], near), expected)
+    ended = widest == 0 or not _take_and_undo(job, [draw], far)
     end = "it ends" if ended else "it does not end"
     detail = f"the mean of {len(slow)} users: relative error {error:.2e}; {end} where they are far apart"
     return Check("a step is the mean of the users that are kept", error <= TOLERANCE and ended, detail)
@@ -434,12 +435,10 @@ def _noise(job: Job, draw: Draw) -> Check:
     return Check(name, ok, detail)
 
 
-def _take_and_undo(
-    job: Job, draws: list[Draw], combine: Combine, number: int = 0, kind: type[Step] = Step
-) -> dict[str, torch.Tensor]:
+def _take_and_undo(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
     kept = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
     try:
-        return _take(job, draws, combine, number, kind)
+        return _take(job, draws, combine, number)
     finally:
         with torch.no_grad():
             for name, parameter in models.trainable(job.model).items():

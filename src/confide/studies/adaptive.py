@@ -17,11 +17,11 @@ import numpy as np
 
 from confide.config.loading import check
 from confide.config.schema import Config
-from confide.privacy import mechanisms
 from confide.privacy.accounting import MixtureOfGaussians, compose
 from confide.runs.folder import Run
 from confide.runs.loop import Outcome, fine_tune
 from confide.studies import corpora
+from confide.studies.attacked import is_estimate
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most
 
@@ -98,7 +98,7 @@ class _Study:
             outcome.steps,
             float(np.mean(noises) / sigma) if sigma and noises else 1.0,
             guarantee.epsilon if is_private else None,
-            not mechanisms.build(run.config).doubts(),
+            not is_estimate(run, guarantee),
             _public(noises, sigma, guarantee.sampling_probability[1], guarantee.delta)
             if is_nominal
             else None,

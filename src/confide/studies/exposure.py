@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from confide.auditing.attack import Options
-from confide.privacy import mechanisms
 from confide.runs.preparation import load
 from confide.studies import corpora
-from confide.studies.attacked import attacked, epsilon_of, in_table
+from confide.studies.attacked import attacked, epsilon_of, in_table, is_estimate
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.console import Console
 from confide.utils.files import write_text
@@ -109,7 +108,7 @@ def _row(method: str, own: dict[str, Any], common: dict[str, Any], folder: Path,
     return Row(
         method,
         epsilon_of(outcome),
-        bool(mechanisms.build(trained.config).doubts()),
+        is_estimate(trained, outcome.guarantee),
         float(outcome.final["perplexity"]),
         count,
         prepared.facts["canaries"]["missed"] if masks else None,

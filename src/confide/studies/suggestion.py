@@ -26,7 +26,7 @@ from scipy import optimize
 
 from confide.config.schema import Config
 from confide.models import loading as models
-from confide.planning.plan import Size
+from confide.planning.cost import Size
 from confide.planning.suggest import SQUARES, log_progress, suggest
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data

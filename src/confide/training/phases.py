@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from confide.privacy.mechanisms.base import Mechanism, Stage
+from confide.privacy.mechanisms.base import Mechanism
+from confide.privacy.mechanisms.values import Stage
 from confide.privacy.sampling import Draw, Halt
 from confide.training.averaging import Averages
 from confide.training.step import Report, Step

@@ -1,36 +1,30 @@
-"""The step, and the loop around it. The same step serves the command line and library users.
+"""One step of private training: draw, clip each unit's gradient, sum, add noise, divide, move.
 
-One step of private training (000 Algorithm 2, 003 Algorithms 1 and 2): draw, clip each unit's gradient,
-sum, add noise, divide, move.
+Charles et al. 2024 (000), Algorithm 2; Chua et al. 2024 (003), Algorithms 1 and 2. The same step serves the command
+line and programs.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from confide.clipping import ClippedSum
 from confide.distributed.ranks import Ranks
-from confide.distributed.sharding import first_index, is_sharded, like, part, part_of, whole
+from confide.distributed.sharding import first_index, like, part, part_of, whole
 from confide.models import loading as models
 from confide.privacy.correlated_noise import Correlated
-from confide.privacy.mechanisms.base import Combine, Sampler
+from confide.privacy.mechanisms.values import Combine, Sampler
 from confide.privacy.sampling import Draw, Halt
-from confide.randomness.streams import FastStream, Normal, RunKey, Stream, add_noise
-from confide.training.microbatch import micro_batch
-from confide.training.packing import IDLE, ONE, Pack, share
-from confide.training.tasks import Batch, Task, each_line, each_row
-from confide.utils.errors import InputError
-from confide.utils.memory import OutOfMemory, give_back, not_again, ran_out, too_long
-
-if TYPE_CHECKING:
-    from confide.config.schema import Train
-
-Vectors = dict[str, torch.Tensor]
+from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
+from confide.training.gradient_sum import GradientSum, Vectors
+from confide.training.optimisation import Optimisation
+from confide.training.tasks import Task
+from confide.training.unit_comparison import UnitComparison
 
 
 class Observer(Protocol):
@@ -41,82 +35,6 @@ class Observer(Protocol):
 
     def read(self, step: int, known: Vectors, total: Vectors) -> None:
         """Told the noised sum of a step and the part of it that is known, both scaled."""
-
-
-OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """How noised gradients move the weights. Names as in the `train` section of the config.
-
-    Attributes:
-        optimizer_of, scheduler_of: a program's own. With either, the learning rate is theirs and not `rate`.
-    """
-
-    steps: int
-    learning_rate: float = 1e-3
-    schedule: str = "constant"
-    warmup: int = 0
-    optimizer: str = "adamw"
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    optimizer_of: OptimizerOf | None = None
-    scheduler_of: SchedulerOf | None = None
-
-    @classmethod
-    def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
-        """What the `train` section says, but for changes that are not None."""
-        values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
-        return cls(**values | {name: value for name, value in changes.items() if value is not None})
-
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if self.optimizer_of is not None:
-            return self._own(self.optimizer_of(parameters), parameters)
-        rate, decay = self.learning_rate, self.weight_decay
-        if self.optimizer == "adamw":
-            # One pass over weights and moments. On a CPU it is blind to strides, and moves such weights wrongly.
-            fused = all(part(parameter).is_contiguous() for parameter in parameters)
-            return torch.optim.AdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay, fused=fused)
-        if self.optimizer == "adafactor":
-            return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
-        return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)
-
-    def _own(self, made: object, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """A program's optimiser, seen to move what trains and to need one gradient a step."""
-        if not isinstance(made, torch.optim.Optimizer):
-            raise InputError(f"optimizer: it made a {type(made).__name__}, and no torch.optim.Optimizer")
-        if isinstance(made, torch.optim.LBFGS):
-            raise InputError(
-                "optimizer: LBFGS asks for several gradients a step, each of which would cost privacy"
-            )
-        moved = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-        if moved != {id(parameter) for parameter in parameters}:
-            raise InputError("optimizer: it moves other parameters than it was given")
-        return made
-
-    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """A program's scheduler, if there is one."""
-        if self.scheduler_of is None:
-            return None
-        made = self.scheduler_of(optimizer)
-        needs_loss = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if needs_loss or not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
-            why = ", which follows a loss that no noise covers" if needs_loss else ""
-            raise InputError(
-                f"scheduler: it made a {type(made).__name__}{why}; give an LRScheduler of the step alone"
-            )
-        return made
-
-    def rate(self, step: int) -> float:
-        """The learning rate of `step`, counted from 0."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        share = (step - self.warmup) / max(1, self.steps - self.warmup)
-        decay = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}
-        return self.learning_rate * decay[self.schedule]
 
 
 @dataclass(frozen=True)
@@ -137,31 +55,6 @@ class Report:
     clipped: float | None
     learning_rate: float
     left_out: int = 0
-
-
-@dataclass
-class _Losses:
-    """The task's loss of each row, kept for the report. Not a method of the step, which would hold itself, and the
-    model, through its clipped sum: such a ring lives on until Python looks for rings.
-
-    Attributes:
-        count: whether the losses of the pass in hand are of rows that count.
-    """
-
-    task: Task
-    count: bool = True
-    kept: list[tuple[torch.Tensor, Batch]] = field(default_factory=list)
-
-    def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        losses = self.task.row_loss(model, batch)
-        if self.count:
-            self.kept.append((losses.detach(), batch))
-        return each_line(losses, batch)
-
-    def take(self) -> list[torch.Tensor]:
-        kept, self.kept = self.kept, []
-        # Not before the passes are over: how many rows are there the host asks the device, and waits for the answer.
-        return [each_row(losses, batch) for losses, batch in kept]
 
 
 class Step:
@@ -188,6 +81,7 @@ class Step:
         ranks: the processes that take the step together.
         say: told in a sentence when memory did not suffice.
         observer: reads the noised sums, in an audit; such a step adds up known and unknown units one after the other.
+        folder: where the gradients of all units go if units are compared and memory does not suffice.
     """
 
     def __init__(
@@ -204,6 +98,7 @@ class Step:
         ranks: Ranks | None = None,
         say: Callable[[str], None] = lambda text: None,
         observer: Observer | None = None,
+        folder: Path | None = None,
     ):
         self.model, self.task, self.sampler, self.combine = model, task, sampler, combine
         self.optimisation, self.key, self.phase = optimisation, key, phase
@@ -211,14 +106,16 @@ class Step:
         # finds another size for the same config, the noise must be another. A published key hides nothing, and repeats.
         self.noise_key = key if key.published else key.bound_to(combine.binding())
         self.fast = noise == "fast"
-        self.micro_tokens = micro_tokens
         self.ranks, self.say, self.observer = ranks or Ranks(), say, observer
         self.parameters = models.trainable(model)
-        self.is_split = is_sharded(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
         self.scheduler = optimisation.scheduler(self.optimizer)
-        self.losses = _Losses(task)
-        self.clipped = ClippedSum(model, self.losses, combine.clip_norm, self.ranks)
+        self.gradients = GradientSum(
+            model, task, combine.clip_norm, key, phase, micro_tokens, self.ranks, say
+        )
+        self.units = (
+            UnitComparison(self.gradients, self.parameters, combine, folder) if combine.radii else None
+        )
         self.correlated = Correlated(combine.bands, self._independent) if combine.bands > 1 else None
 
     def __call__(self, step: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
@@ -234,7 +131,7 @@ class Step:
         known, norms = self._known(draw, step)
         if isinstance(norms, Halt):
             return norms
-        total = self._total()
+        total = (self.units or self.gradients).take()
         for name, vector in known.items():
             total[name] += vector
         self._add_noise(total, step, draw.noise_factor)
@@ -265,76 +162,13 @@ class Step:
     def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | Halt]:
         """What an observer knows of the sum, taken apart from the rest; and the norms of all units."""
         if self.observer is None:
-            return {}, self._add_draw(draw, step)
-        unknown = self.observer.unknown(draw)
-        before = self._add_draw(draw.only(~unknown), step)
-        known = self._total()
-        after = self._add_draw(draw.only(unknown), step)
-        if isinstance(before, Halt) or isinstance(after, Halt):
+            return {}, (self.units or self.gradients).add(draw, step)
+        if self.units is not None:
             raise AssertionError("a step that may end the run has no observer")
-        return known, before + after
-
-    def _total(self) -> dict[str, torch.Tensor]:
-        """What the draw came to, before noise: the sum of the clipped gradients."""
-        return self.clipped.take()
-
-    def _add_draw(self, draw: Draw, step: int) -> list[torch.Tensor] | Halt:
-        """Clip and add up the whole draw, in micro-batches that fit in memory; the norms of this rank's units."""
-        while True:
-            try:
-                norms, failed = [self._add(draw, part, step) for part in self._share(draw)], False
-            except (RuntimeError, MemoryError, OutOfMemory) as error:
-                if not ran_out(error):
-                    raise
-                if self.is_split:  # the other ranks are in the middle of a pass, and cannot start over
-                    raise not_again(self.micro_tokens) from error
-                norms, failed = [], True
-            if not self.ranks.any(failed):
-                return norms
-            self._halve(draw)
-
-    def _share(self, draw: Draw) -> list[Pack]:
-        shares = share(draw, self.micro_tokens, self.ranks.size, self.task.shares)
-        own = shares[self.ranks.number]
-        if self.is_split:  # the ranks compute each pass together: those with fewer go along
-            own = own + [IDLE] * (max(len(other) for other in shares) - len(own))
-        return own
-
-    def _halve(self, draw: Draw) -> None:
-        """Start the same draw over, in smaller pieces: nothing of it was used yet."""
-        longest = max(len(row) for row in draw.rows)
-        if self.micro_tokens <= longest:
-            raise too_long(longest)
-        self.clipped.forget()
-        self.losses.take()
-        give_back(self.ranks.device)
-        self.micro_tokens //= 2
-        self.say(
-            f"memory ran out: micro-batches of {self.micro_tokens:,} tokens from now on, on the same draw"
-        )
-
-    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
-        if part.parts:
-            norm = self.clipped.add_large(
-                self._pass(draw, own, step) for own in part.parts if self.is_split or own.lines
-            )
-            return torch.tensor([norm] if self.ranks.first else [])
-        batch, weight = self._pass(draw, part, step)
-        if not part.lines:
-            self.clipped.add(batch, torch.zeros(1, dtype=torch.int64), weight)
-            return torch.zeros(0)
-        return self.clipped.add(batch, torch.from_numpy(part.units), weight)
-
-    def _pass(self, draw: Draw, part: Pack, step: int) -> tuple[Batch, torch.Tensor]:
-        """Some rows of the draw with their weights; where there are none, one that does not count."""
-
-        def hide(row: str) -> Stream:
-            return self.key.stream(self.phase, "hide", step, row)
-
-        self.losses.count = bool(part.lines)
-        if not self.losses.count:
-            return micro_batch(self.task, draw, ONE, hide)[0], torch.zeros(1)
-        return micro_batch(self.task, draw, part, hide)
+        unknown = self.observer.unknown(draw)
+        before = self.gradients.add(draw.only(~unknown), step)
+        known = self.gradients.take()
+        return known, before + self.gradients.add(draw.only(unknown), step)
 
     def _add_noise(self, total: dict[str, torch.Tensor], step: int, factor: float) -> None:
         """(sum + factor * noise) * scale, in place."""
@@ -370,7 +204,7 @@ class Step:
         return FastStream(stream, self.ranks.device) if self.fast else stream
 
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
-        losses = self.losses.take()
+        losses = self.gradients.losses.take()
         clip = self.combine.clip_norm
         loss = torch.cat(losses).double() if losses else torch.zeros(0)
         loss = loss[loss.isfinite()]
@@ -410,7 +244,7 @@ class Step:
         }
         if not self.ranks.first:
             return None
-        state = {"weights": weights, "optimizer": optimizer, "micro_tokens": self.micro_tokens}
+        state = {"weights": weights, "optimizer": optimizer, "micro_tokens": self.gradients.micro_tokens}
         return state | ({"scheduler": self.scheduler.state_dict()} if self.scheduler is not None else {})
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -433,11 +267,12 @@ class Step:
         self.optimizer.load_state_dict({**optimizer, "state": split})
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])  # type: ignore[arg-type]
-        before = state.get("micro_tokens", self.micro_tokens)
+        now = self.gradients.micro_tokens
+        before = state.get("micro_tokens", now)
         assert isinstance(before, int)
-        if before < self.micro_tokens:
+        if before < now:
             self.say(f"micro-batches of {before:,} tokens, as before")
-        self.micro_tokens = min(before, self.micro_tokens)  # of a larger machine, perhaps
+        self.gradients.micro_tokens = min(before, now)  # of a larger machine, perhaps
 
 
 def _split_like(parameter: torch.Tensor, value: object) -> object:

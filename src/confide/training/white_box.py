@@ -19,7 +19,7 @@ from confide.models import loading as models
 from confide.privacy.sampling import Draw
 from confide.randomness.seal import TAG_BYTES, Broken, Seal
 from confide.training import evaluation
-from confide.training.step import Vectors
+from confide.training.gradient_sum import Vectors
 from confide.training.tasks import Task
 from confide.utils.errors import InputError
 

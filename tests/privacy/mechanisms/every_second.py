@@ -10,9 +10,9 @@ from pydantic import Field
 from confide.config.schema import Section
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.mechanisms.base import Sampler, Score, Terms
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.mechanisms.values import ClaimParts, Sampler, Score, Terms
 from confide.randomness.streams import RunKey
 
 
@@ -38,8 +38,9 @@ class EverySecondRow(DPSGD):
     def terms(self, shape: Shape, steps: int | None = None) -> Terms:
         return super().terms(replace(shape, rows=len(self._used(shape.rows))), steps)
 
-    def facts(self) -> tuple[str, ...]:
-        return (f"one of {self.every} rows is used",)
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        parts = super().claim(shape, noise_multiplier, delta, steps)
+        return replace(parts, public_facts=(f"one of {self.every} rows is used",))
 
     @classmethod
     def faults(cls, config) -> Iterator[tuple[str, str]]:

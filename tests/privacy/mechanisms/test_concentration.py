@@ -13,7 +13,6 @@ from confide.data.unit_graph import UnitGraph
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
 from confide.privacy.accounting.concentration import Filtered, Moves
-from confide.privacy.mechanisms.base import Combine
 from confide.privacy.mechanisms.concentration import (
     ConcentrationFilter,
     filter_noise,
@@ -22,6 +21,7 @@ from confide.privacy.mechanisms.concentration import (
 )
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.values import Combine
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.errors import InputError
 from tests import small
@@ -206,7 +206,7 @@ def test_the_filter_gains_only_below_a_tenth_of_the_clip_norm(epsilon, part):
 
 def test_a_plan_shows_the_crossing():
     size = planning.Size(1000, 500, 2, 16, 100)
-    found = planning.plan(config(), SHAPE, size)
+    found = planning.plan(config(), SHAPE, size).to_json()
     rows = {row["change"]: row for row in found["neighbours"]}
     assert next(iter(rows)) == "uls, 5000 units a step"
     delta = found["chosen"]["delta"]
@@ -215,7 +215,7 @@ def test_a_plan_shows_the_crossing():
     assert rows["uls, 5000 units a step"]["relative_compute"] == 1
     assert rows["steps 20"]["noise_multiplier"] < found["chosen"]["noise_multiplier"]
     assert found["chosen"]["rows_per_unit"] == 4
-    assert len(list(mechanisms.build(config()).neighbours(SHAPE))) == 5
+    assert len(list(mechanisms.build(config()).alternatives(SHAPE))) == 5
 
 
 # the config ----------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """The mechanisms, one file each. To add one: write its file, add its line in `confide.config.registry`.
 
-A mechanism is a frozen value that answers five questions (`base.Mechanism`): who is protected, which rows
-may a unit contribute, what does a step draw, how is it combined, what does that guarantee. The loop, the
-planner and the claims ask those and never a name.
+A mechanism is a frozen value (`base.Mechanism`). Loop, planner, audits and claims ask it, and never look at its name.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from confide.utils.errors import InputError
 if TYPE_CHECKING:
     from confide.config.schema import Config
     from confide.privacy.mechanisms.base import Mechanism
+    from confide.privacy.mechanisms.values import DataNeeds
 
 NAMES = tuple(registry.MECHANISMS)
 
@@ -32,3 +31,15 @@ def find(name: str) -> "type[Mechanism]":
 def build(config: "Config") -> "Mechanism":
     """The mechanism that a config describes."""
     return find(config.privacy.mechanism).from_config(config)
+
+
+def needs_of(config: "Config") -> "DataNeeds":
+    """The data needs of the mechanism that a config names."""
+    return find(config.privacy.mechanism).needs
+
+
+def family(mechanism: "Mechanism") -> tuple[str, ...]:
+    """Names of the mechanisms that protect the same unit by other means, its own among them; () if it has none."""
+    if not mechanism.family:
+        return ()
+    return tuple(name for name in NAMES if find(name).family == mechanism.family)

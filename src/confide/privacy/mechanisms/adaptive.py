@@ -19,9 +19,9 @@ from confide.data.unit_graph import UnitGraph
 from confide.models import files as model_files
 from confide.models import loading as models
 from confide.privacy.accounting import RenyiBudget, RenyiFilter, Scaled
-from confide.privacy.mechanisms.base import Sampler, Score, Stage, Terms
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.mechanisms.values import ClaimParts, Sampler, Score, Stage, Terms
 from confide.privacy.sampling import Draw, Halt
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
@@ -64,6 +64,7 @@ class AdaptiveNoise(DPSGD):
     settled: float | None = None  # the noise multiplier, of the mechanism of a stage
 
     name: ClassVar[str] = "adaptive"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     correlates: ClassVar[bool] = False
 
     @property
@@ -147,32 +148,46 @@ class AdaptiveNoise(DPSGD):
             )
         return float(rows) if stated is None else stated
 
-    @property
-    def accounting(self) -> str:
-        return "RDP" if self.is_private else super().accounting
+    # claim -----------------------------------------------------------------------------------------
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        parts = super().claim(shape, noise_multiplier, delta, steps)
+        who = "the base model" if self.scorer is None else models.public_name(self.scorer)
+        parts = replace(
+            parts,
+            public_facts=(f"the model that gives the rows' perplexities: {who}",),
+            not_covered=(
+                "rows that the model which gives perplexities has seen before: it is taken to have seen no private row",
+            ),
+        )
+        if self.is_private:
+            return replace(
+                parts,
+                library="RDP",
+                calibration=f"The noise multiplier is that of a planned step divided by {self.planned:g}; that of a "
+                f"step is gamma times it, gamma from {self.adaptive.floor:g} to 1.",
+            )
+        return replace(
+            parts,
+            estimate_reasons=(
+                "the noise of a step is multiplied by gamma, the mean privacy probability of the rows that were "
+                "drawn, normalised over the data set: its size tells of them, and nothing hides that; what is counted "
+                f"are steps at the least gamma, {self.adaptive.floor:g}, as if gammas were public",
+            ),
+            not_covered=(
+                *parts.not_covered,
+                "what the size of the noise tells of the drawn rows, and through normalisation of all rows",
+            ),
+            epsilons=self._at_planned_noise(shape, noise_multiplier, delta, steps),
+        )
 
-    def epsilons(
+    def _at_planned_noise(
         self, shape: Shape, noise_multiplier: float, delta: float, steps: int
     ) -> tuple[tuple[str, float], ...]:
-        if self.is_private or self.planned == self.adaptive.floor:
+        if self.planned == self.adaptive.floor:
             return ()
         process = super().terms(shape, steps).process
         epsilon = process.curve(self.planned * noise_multiplier).epsilon(delta)
         return ((f"if gamma is {self.planned:g} in every step, and public", epsilon),)
-
-    # claim -----------------------------------------------------------------------------------------
-    def doubts(self) -> tuple[str, ...]:
-        if self.is_private:
-            return ()
-        return (
-            "the noise of a step is multiplied by gamma, the mean privacy probability of the rows that were drawn, "
-            "normalised over the data set: its size tells of them, and nothing hides that; what is counted are steps "
-            f"at the least gamma, {self.adaptive.floor:g}, as if gammas were public",
-        )
-
-    def facts(self) -> tuple[str, ...]:
-        who = "the base model" if self.scorer is None else models.public_name(self.scorer)
-        return (f"the model that gives the rows' perplexities: {who}",)
 
     def _released(self, budget: RenyiBudget, rows: float) -> Iterator[str]:
         noise = self.adaptive.gamma_noise
@@ -189,23 +204,6 @@ class AdaptiveNoise(DPSGD):
             low, high = self.adaptive.between
             meaning = f"its perplexity between {low:g} and {high:g}"
         yield f"the privacy probability of a row: {meaning}, cut off at 0 and 1"
-
-    def calibration(self) -> str:
-        if not self.is_private:
-            return ""
-        return (
-            f"The noise multiplier is that of a planned step divided by {self.planned:g}; that of a step is gamma "
-            f"times it, gamma from {self.adaptive.floor:g} to 1."
-        )
-
-    def exclusions(self) -> tuple[str, ...]:
-        seen = "rows that the model which gives perplexities has seen before: it is taken to have seen no private row"
-        if self.is_private:
-            return (seen,)
-        return (
-            seen,
-            "what the size of the noise tells of the drawn rows, and through normalisation of all rows",
-        )
 
     # from the config -------------------------------------------------------------------------------
     @classmethod
@@ -309,6 +307,9 @@ class _Private:
             return Halt(_SPENT)
         return replace(self._rows.draw(step), noise_factor=self._gammas[step])
 
+    def possible_rows(self) -> np.ndarray:
+        return self._rows.possible_rows()
+
     def _go_on(self) -> None:
         """The next gamma, paid for before it is looked at; or the end, if there is no budget for it or for its step."""
         release = self._budget.release(self._noise)
@@ -337,6 +338,9 @@ class _Nominal:
         drawn = own.sampling.draw(len(own.rows), own.key, own.phase, step)
         gamma = float(self.rho[drawn].mean()) if len(drawn) else 1.0
         return replace(own.draw(step), noise_factor=max(self.floor, gamma))
+
+    def possible_rows(self) -> np.ndarray:
+        return self.rows.possible_rows()
 
 
 def _settings(scorer: str) -> Any:

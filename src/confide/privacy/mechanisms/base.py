@@ -1,22 +1,22 @@
-"""What a mechanism is: an immutable value that answers five questions.
+"""A mechanism: an immutable value that says whom it protects, how steps draw and add noise, and what that proves.
 
-1. who:     `notion`, `unit`, `adjacency`
-2. bound:   `rows` (row sampling) or `limit` (user sampling): what a unit may contribute
-3. draw:    `sampler`
-4. combine: `Combine`: one clip norm, from which both the clip and the noise are made
-5. account: `terms`, whose `process` turns noise into a guarantee and back
+Sampler, clip, noise and accountant come from the same value, so they cannot disagree. `values` holds the answers:
 
-Sampler, clip, noise and accountant come from the same value, so they cannot disagree.
+- `needs`: the data that it works on (`DataNeeds`)
+- `terms`: rates, divisor and the process to account (`Terms`)
+- `stages` and `turn`: the steps of a run (`Stage`)
+- `sampler`: the rows of a step (`Sampler`)
+- `combine`: clip, noise and scale (`Combine`)
+- `claim`: its own part of the guarantee (`ClaimParts`)
+- `alternatives`: what a plan shows besides it (`Alternative`)
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from confide.config import registry
 from confide.data.shape import Shape
@@ -24,7 +24,17 @@ from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Process, delta_default, least_noise, replaced
 from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.mechanisms.canary_rules import canary_faults
-from confide.privacy.sampling import Draw, Halt, OwnRates, Sampling
+from confide.privacy.mechanisms.values import (
+    Alternative,
+    ClaimParts,
+    Combine,
+    DataNeeds,
+    Sampler,
+    Score,
+    Stage,
+    Terms,
+)
+from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
@@ -37,98 +47,6 @@ if TYPE_CHECKING:
 def calibrated(process: Process, epsilon: float, delta: float) -> float:
     """`accounting.least_noise`, once for each process."""
     return least_noise(process, epsilon, delta)
-
-
-Game = Literal["presence", "value", "mask"]
-Redaction = Literal["none", "instead", "beside", "apart"]
-Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
-
-
-class Sampler(Protocol):
-    """Draws the logical batch of a step (counted from 0), or ends the run."""
-
-    def draw(self, step: int) -> Draw | Halt: ...
-
-
-@dataclass(frozen=True)
-class Combine:
-    """Clipped vectors to one noised vector: (sum + noise) * scale.
-
-    The clip and the noise are made from the one `clip_norm`, so they cannot use different norms.
-    """
-
-    clip_norm: float | None
-    noise_multiplier: float
-    scale: float
-    bands: int = field(default=1, kw_only=True)  # steps over which the noise is correlated
-
-    def binding(self) -> bytes:
-        """What a run's noise is a function of beside its key: text that no renaming in the code changes."""
-        clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
-        numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
-        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}".encode()
-
-    @property
-    def noise_scale(self) -> float:
-        """Standard deviation of the noise on the sum; where it is correlated, before what earlier steps take away."""
-        if self.clip_norm is None:
-            return 0.0
-        return self.noise_multiplier * self.clip_norm * sensitivity(self.bands)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What follows from the shape of the data alone, and is public under the claim.
-
-    Attributes:
-        rows: rows in use (M).
-        units: units in use (N).
-        sampling: how a step draws, with the probability of each row or unit.
-        expected_batch: expected rows or units of a step.
-        divisor: what the noised sum is divided by: a constant, never what was drawn.
-        process: from noise to a guarantee.
-        zeroed: the process against the unit zeroed out, by which whoever guesses at its text is bound; where the
-            adjacency is zero-out, `process` itself.
-        delta: the default delta of this data.
-        rows_per_step: expected rows that a step computes.
-        rows_per_unit: how many rows a unit may contribute; None where all may.
-        contribution: the same in words.
-        facts: what is public, in words.
-    """
-
-    rows: int
-    units: int
-    sampling: Sampling | OwnRates
-    expected_batch: float
-    divisor: float
-    process: Process
-    zeroed: Process
-    delta: float
-    rows_per_step: float
-    rows_per_unit: int | None
-    contribution: str
-    facts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Steps of one kind: which rows they draw from, how, and what is made of what they draw.
-
-    Attributes:
-        name: phase of the run key and of the ledger.
-        mechanism: draws and combines.
-        noise_multiplier: of its steps.
-        steps: how many.
-        on_public: draws from the rows in which nothing is sensitive any more, not from the training rows.
-        learning_rate: None: that of the config.
-    """
-
-    name: str
-    mechanism: "Mechanism"
-    noise_multiplier: float
-    steps: int
-    on_public: bool = False
-    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,19 +69,15 @@ class Mechanism(ABC):
     Settings: ClassVar[type["Section"] | None] = None  # its own section of the config, under its name
     notion: ClassVar[str]
     draws: ClassVar[str]  # what a step draws: "rows" or "units"
-    grouped: ClassVar[bool] = True  # whether the unit is one that the data must name
-    protects_secrets: ClassVar[bool] = False  # whether units are the secrets that rows hold
-    # What is done with sensitive text: nothing ("none"), rows are redacted ("instead"), redacted rows lie "beside" the
-    # training rows, or rows in which nothing was sensitive lie "apart" from the redacted ones.
-    redaction: ClassVar[Redaction] = "none"
+    needs: ClassVar[DataNeeds] = DataNeeds()
     lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
     compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
-    # What an audit's made-up units are guessed by: whether they are there ("presence"), which of two texts they hold
-    # ("value"), or whether a number stands there or a mask ("mask").
-    game: ClassVar[Game] = "presence"
     correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
-    filters: ClassVar[bool] = False  # whether units are compared with each other, in place of a clip of each
     sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
+    family: ClassVar[str] = ""  # mechanisms of one family protect the same unit, and a plan compares them
+    # Rows per unit that a suggestion tries; () if no rule of thumb is known.
+    suggested_caps: ClassVar[tuple[int | str, ...]] = ()
+    measures: ClassVar[str | None] = None  # what `confide plan --measure` measures before training
     measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
     def __post_init__(self) -> None:
@@ -185,8 +99,13 @@ class Mechanism(ABC):
         return False
 
     @property
+    def protects(self) -> bool:
+        """Whether there is a guarantee at all."""
+        return self.notion != "none"
+
+    @property
     def unit_is_one_row(self) -> bool:
-        return not (self.grouped or self.protects_secrets)
+        return self.needs.unit_is_one_row
 
     # bound and draw --------------------------------------------------------------------------------
     def cap(self, shape: Shape) -> int:
@@ -242,29 +161,9 @@ class Mechanism(ABC):
         """
         return b""
 
-    def epsilons(
-        self, shape: Shape, noise_multiplier: float, delta: float, steps: int
-    ) -> tuple[tuple[str, float], ...]:
-        """(what is supposed, epsilon) where epsilon rests on something that was estimated; else nothing."""
-        return ()
-
-    def worlds(self) -> str:
-        """What the claim compares, in words, where the adjacency alone does not say it."""
-        return ""
-
     def rows_computed(self, terms: Terms) -> float:
         """Expected rows that all steps compute."""
         return terms.rows_per_step * self.steps
-
-    @property
-    def sampling_assumed(self) -> str:
-        """What the accounting takes draws to be; where it is not `sampling`, the guarantee is an estimate."""
-        return "poisson" if self.sampling == "shuffle" else self.sampling
-
-    @property
-    def accounting(self) -> str:
-        """What of dp_accounting the claimed numbers come from."""
-        return "PLD"
 
     # plan ------------------------------------------------------------------------------------------
     @property
@@ -273,18 +172,25 @@ class Mechanism(ABC):
         first = "; of a first step, and the weights hold less, since later steps take it back in part"
         return self.measured + (first if self.bands > 1 else "")
 
-    def neighbours(self, shape: Shape) -> Iterator[tuple[str, "Mechanism | None"]]:
-        """What a plan shows beside this setting: (what is changed, the mechanism), None where it is 1 already."""
+    def alternatives(self, shape: Shape) -> Iterator[Alternative]:
+        """Settings of this mechanism that a plan shows besides the chosen one."""
         expected = self.terms(shape).expected_batch
         for factor in (0.5, 2.0):
-            yield f"batch {expected * factor:g}", self._scaled(factor)
+            yield Alternative(f"batch {expected * factor:g}", self._scaled(factor))
         yield from self._halved_and_doubled("steps", self.steps)
 
-    def _halved_and_doubled(self, key: str, value: int) -> Iterator[tuple[str, "Mechanism | None"]]:
+    def _halved_and_doubled(self, key: str, value: int) -> Iterator[Alternative]:
         half: dict[str, Any] = {key: value // 2}
         twice: dict[str, Any] = {key: 2 * value}
-        yield (f"{key} {value // 2}", replace(self, **half)) if value > 1 else (f"{key} halved", None)
-        yield f"{key} {2 * value}", replace(self, **twice)
+        if value > 1:
+            yield Alternative(f"{key} {value // 2}", replace(self, **half))
+        else:
+            yield Alternative(f"{key} halved", impossible="it is 1 already")
+        yield Alternative(f"{key} {2 * value}", replace(self, **twice))
+
+    def outlook(self, shape: Shape) -> dict[str, Any]:
+        """Further facts of a plan, by their key; JSON values."""
+        return {}
 
     def _scaled(self, factor: float) -> "Mechanism":
         """The same with another batch; literal constants that stand for the batch move with it."""
@@ -296,35 +202,9 @@ class Mechanism(ABC):
         return replace(self, **changes)
 
     # claim -----------------------------------------------------------------------------------------
-    def doubts(self) -> tuple[str, ...]:
-        """Reasons of this mechanism why its figures are an estimate."""
-        return ()
-
-    def unproved(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Reasons why the figures are an estimate on data of this shape, at this noise."""
-        return ()
-
-    def facts(self) -> tuple[str, ...]:
-        """What is public under this mechanism's claim beside what `terms` lists."""
-        return ()
-
-    def calibration(self) -> str:
-        """How the noise follows from what was asked, in a sentence; empty where it follows from epsilon."""
-        return ""
-
-    def exclusions(self) -> tuple[str, ...]:
-        """What this mechanism leaves uncovered beside what every run does."""
-        return ()
-
-    def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
-        """(prior, allowed posterior) pairs that were asked for; of secrets alone."""
-        return ()
-
-    def closest(
-        self, shape: Shape, noise_multiplier: float, steps: int
-    ) -> tuple[tuple[str, float, float, float], ...]:
-        """(id, prior, posterior asked, posterior reached at most) of the worst protected; of secrets alone."""
-        return ()
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        """This mechanism's own part of the guarantee after `steps` steps."""
+        return ClaimParts(sampling="poisson" if self.sampling == "shuffle" else self.sampling)
 
     # from the config -------------------------------------------------------------------------------
     @classmethod
@@ -358,7 +238,7 @@ class Mechanism(ABC):
         """(key, sentence) for each impossible combination of settings."""
         privacy, train = config.privacy, config.train
         yield from cls.target_faults(config)
-        if cls.grouped and config.data.unit is None:
+        if cls.needs.named_unit and config.data.unit is None:
             yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
         if privacy.sampling == "truncated" and train.max_batch is None:
             yield "train.max_batch", "sampling: truncated needs the most that a step may hold"

@@ -41,17 +41,17 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
     """(key, sentence) where the claim has no game of such canaries."""
     canaries, privacy = config.canaries, config.privacy
     name = privacy.mechanism
-    if mechanism.game != "presence" and canaries.family != "digits":
+    if mechanism.needs.game != "presence" and canaries.family != "digits":
         yield (
             "canaries.family",
             f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
         )
-    if mechanism.protects_secrets and config.secrets.prior is None:
+    if mechanism.needs.secrets and config.secrets.prior is None:
         yield (
             "secrets.prior",
             "each canary is a secret that no list of values names: state a prior and a posterior for all",
         )
-    if mechanism.protects_secrets and config.secrets.repository.names_secrets:
+    if mechanism.needs.secrets and config.secrets.repository.names_secrets:
         yield (
             "canaries.count",
             "the rows of a repository's secrets are files: there is no game of text for them yet",
@@ -70,7 +70,7 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
         return
     if config.train.distributed == "fsdp":
         yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
-    if mechanism.game != "presence":
+    if mechanism.needs.game != "presence":
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
     if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"

@@ -11,10 +11,11 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Process, replaced
 from confide.privacy.accounting.concentration import NEAR, TEST_SCALE, THRESHOLD_SCALE, Filtered
-from confide.privacy.mechanisms.base import Combine, Mechanism, Sampler, Score, Terms, calibrated
+from confide.privacy.mechanisms.base import Mechanism, calibrated
 from confide.privacy.mechanisms.group import example_level
 from confide.privacy.mechanisms.uls import UserLevelSampling, averaging_faults
-from confide.privacy.sampling import Sampling
+from confide.privacy.mechanisms.values import Alternative, ClaimParts, Combine, Sampler, Score, Terms
+from confide.privacy.sampling import Halt, Sampling
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.rounding import at_most
 
@@ -49,9 +50,26 @@ class ConcentrationFilter(Combine):
         return super().binding() + b"; " + own.encode()
 
     @property
+    def radii(self) -> tuple[float, ...]:
+        """Whether two units are near, for the test, and for who is kept."""
+        return self.tau, 2 * self.tau
+
+    @property
     def noise_scale(self) -> float:
         """Standard deviation of the noise on the mean."""
         return self.noise_multiplier * self.tau / self.users
+
+    @property
+    def compared_units(self) -> int:
+        return self.users
+
+    def keep(self, counts: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray | Halt:
+        near, within = counts
+        if not self.passes(near, key, phase, step):
+            return Halt(
+                f"at step {step + 1} too few users' gradients were within tau {self.tau:g} of each other"
+            )
+        return np.flatnonzero(self.keeps(within, key, phase, step))
 
     def passes(self, near: np.ndarray, key: RunKey, phase: str, step: int) -> bool:
         """Whether the step is taken; `near`: int64[N], for each user how many are within tau, itself included."""
@@ -102,7 +120,7 @@ class Concentration(Mechanism):
     notion: ClassVar[str] = "user-level DP"
     draws: ClassVar[str] = "units"
     compares: ClassVar[str] = "replace-one"
-    filters: ClassVar[bool] = True
+    measures: ClassVar[str | None] = "nearness"
     sums_are_covered: ClassVar[bool] = False
     measure: ClassVar[str] = (
         "standard deviation on the mean of the users kept, in units of tau; of uls on the mean clipped gradient, in "
@@ -167,7 +185,7 @@ class Concentration(Mechanism):
         """That of the paper, which follows from the settings; nothing is searched for."""
         return self._process_of(shape, delta).noise_multiplier
 
-    def neighbours(self, shape: Shape) -> Iterator[tuple[str, Mechanism | None]]:
+    def alternatives(self, shape: Shape) -> Iterator[Alternative]:
         """Plain user sampling at the same target and adjacency, and other steps.
 
         The noise of the one is in units of the clip norm, of the other in units of tau: their ratio is the crossing.
@@ -175,10 +193,20 @@ class Concentration(Mechanism):
         for part in FRACTIONS:
             drawn = shape.units / part
             if drawn >= 1:
-                yield f"uls, {drawn:.0f} units a step", replace(self.like, sampling_rate=None, batch=drawn)
+                plain = replace(self.like, sampling_rate=None, batch=drawn)
+                yield Alternative(f"uls, {drawn:.0f} units a step", plain)
         yield from self._halved_and_doubled("steps", self.steps)
 
-    def unproved(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        return replace(
+            super().claim(shape, noise_multiplier, delta, steps),
+            estimate_reasons=self._estimate_reasons(shape, noise_multiplier, delta),
+            calibration="The noise multiplier is sqrt(8 ln(e^epsilon T / delta)) s, in units of tau / number of "
+            "units, where s answers (epsilon / 2, delta / 2) for T full batches (000, Algorithm 3).",
+            not_covered=("the choice of tau, where gradients of private rows were looked at",),
+        )
+
+    def _estimate_reasons(self, shape: Shape, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         proved = self._process_of(shape, delta).proved(noise_multiplier)
         if proved <= self.epsilon:
             return ()
@@ -188,15 +216,6 @@ class Concentration(Mechanism):
         return (
             f"the noise constant of paper 000 could not be re-derived for {shape.units:,} units: {reached}",
         )
-
-    def calibration(self) -> str:
-        return (
-            "The noise multiplier is sqrt(8 ln(e^epsilon T / delta)) s, in units of tau / number of units, where s "
-            "answers (epsilon / 2, delta / 2) for T full batches (000, Algorithm 3)."
-        )
-
-    def exclusions(self) -> tuple[str, ...]:
-        return ("the choice of tau, where gradients of private rows were looked at",)
 
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from confide.config.schema import Redacted
 from confide.data.shape import Shape
-from confide.privacy.mechanisms.base import Game, Redaction, Stage, Terms
 from confide.privacy.mechanisms.sensitive import SensitiveText
+from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Stage, Terms
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -27,11 +27,10 @@ class ConfidentiallyRedacted(SensitiveText):
 
     name: ClassVar[str] = "crt"
     notion: ClassVar[str] = "confidentiality"
-    redaction: ClassVar[Redaction] = "apart"
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="apart", game="mask")
     lengths: ClassVar[str] = (
         "where rows begin and end in the redacted text, and the lengths of redacted rows, but for a missed secret's own"
     )
-    game: ClassVar[Game] = "mask"
 
     @property
     def unit(self) -> str:
@@ -73,26 +72,31 @@ class ConfidentiallyRedacted(SensitiveText):
     def rows_computed(self, terms: Terms) -> float:
         return super().rows_computed(terms) + self._public_batch * self.redacted.steps
 
-    def worlds(self) -> str:
+    @property
+    def _worlds(self) -> str:
         if self.adjacency == "zero-out":
-            return super().worlds()
+            return super()._worlds
         return (
             "a world in which a row with a finding held one more secret, which the detector misses, with one in which "
             "a mask stood in its place"
         )
 
-    def doubts(self) -> tuple[str, ...]:
+    @property
+    def _estimate_reasons(self) -> tuple[str, ...]:
         moved = (
             "a secret of another length in tokens than a mask moves the rows of its document that follow, also "
             "ordinary ones"
         )
-        return (*super().doubts(), *((moved,) if self.task == "causal-lm" else ()))
+        return (*super()._estimate_reasons, *((moved,) if self.task == "causal-lm" else ()))
 
-    def facts(self) -> tuple[str, ...]:
-        return (
-            "which rows hold a finding, how rows are cut, and which documents are duplicates of others but for such a "
-            "secret",
-            "the text of rows in which the detector found nothing",
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        return replace(
+            super().claim(shape, noise_multiplier, delta, steps),
+            public_facts=(
+                "which rows hold a finding, how rows are cut, and which documents are duplicates of others but for "
+                "such a secret",
+                "the text of rows in which the detector found nothing",
+            ),
         )
 
     @property

@@ -8,9 +8,10 @@ import numpy as np
 
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.mechanisms.base import Mechanism, Sampler, Score, Terms
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.group import example_level
 from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.mechanisms.values import DataNeeds, Sampler, Score, Terms
 from confide.randomness.streams import RunKey
 from confide.utils.rounding import at_most
 
@@ -29,9 +30,10 @@ class DPSGD(Mechanism):
 
     name: ClassVar[str] = "dp-sgd"
     notion: ClassVar[str] = "(epsilon, delta)-DP"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = (1,)
     draws: ClassVar[str] = "rows"
     correlates: ClassVar[bool] = True
-    grouped: ClassVar[bool] = False
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False)
 
     @property
     def unit(self) -> str:

@@ -26,6 +26,8 @@ class ExampleLevelSampling(CappedRows):
 
     name: ClassVar[str] = "els"
     notion: ClassVar[str] = "user-level DP"
+    family: ClassVar[str] = "user-level"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = (1, 2, 4, 8, 16, "median")
 
     @property
     def unit(self) -> str:

@@ -20,6 +20,8 @@ class GroupPrivacy(CappedRows):
 
     name: ClassVar[str] = "group"
     notion: ClassVar[str] = "user-level DP"
+    family: ClassVar[str] = "user-level"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = (2, 4, 8)
 
     @property
     def unit(self) -> str:

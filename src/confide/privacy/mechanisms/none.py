@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians
-from confide.privacy.mechanisms.base import Combine, Mechanism, Sampler, Score, Stage, Terms
+from confide.privacy.mechanisms.base import Mechanism
+from confide.privacy.mechanisms.values import Combine, DataNeeds, Sampler, Score, Stage, Terms
 from confide.randomness.streams import RunKey
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class NonPrivate(Mechanism):
     like: Mechanism | None = None
     name: ClassVar[str] = "none"
     notion: ClassVar[str] = "none"
-    grouped: ClassVar[bool] = False
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False)
     sums_are_covered: ClassVar[bool] = False
 
     @property

@@ -27,6 +27,7 @@ class Owners(WeightedRows):
     bounding: str = "greedy"
     name: ClassVar[str] = "owners"
     notion: ClassVar[str] = "multi-owner user-level DP"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = (1, 2, 4, 8, 16)
     bound_key: ClassVar[str] = "privacy.rows_per_unit"
 
     @property

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from confide.data.shape import Shape
 from confide.privacy.accounting import Untouched
-from confide.privacy.mechanisms.base import Combine, Redaction, Terms
 from confide.privacy.mechanisms.sensitive import SensitiveText
+from confide.privacy.mechanisms.values import ClaimParts, Combine, DataNeeds, Terms
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -22,7 +22,7 @@ class RedactedOnly(SensitiveText):
     """
 
     name: ClassVar[str] = "redacted"
-    redaction: ClassVar[Redaction] = "instead"
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="instead", game="value")
 
     def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
         return Combine(None, 0.0, 1 / terms.divisor)
@@ -39,9 +39,9 @@ class RedactedOnly(SensitiveText):
             contribution="1 row, redacted; it may enter any step",
         )
 
-    @property
-    def sampling_assumed(self) -> str:
-        return self.sampling  # nothing is assumed of it
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        parts = super().claim(shape, noise_multiplier, delta, steps)
+        return replace(parts, sampling=self.sampling)  # nothing is assumed of it
 
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return 0.0

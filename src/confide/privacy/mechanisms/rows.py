@@ -9,7 +9,8 @@ import numpy as np
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Process
-from confide.privacy.mechanisms.base import Mechanism, Sampler, Score, Terms
+from confide.privacy.mechanisms.base import Mechanism
+from confide.privacy.mechanisms.values import Alternative, Sampler, Score, Terms
 from confide.privacy.sampling import Draw, OwnRates, Sampling
 from confide.privacy.selection import cap_of, select
 from confide.randomness.streams import RunKey
@@ -41,6 +42,9 @@ class RowSampler:
             who=drawn,
         )
 
+    def possible_rows(self) -> np.ndarray:
+        return self.rows
+
 
 @dataclass(frozen=True)
 class CappedRows(Mechanism):
@@ -54,9 +58,9 @@ class CappedRows(Mechanism):
     def cap(self, shape: Shape) -> int:
         return cap_of(self.rows_per_unit, shape)
 
-    def neighbours(self, shape: Shape) -> Iterator[tuple[str, Mechanism | None]]:
+    def alternatives(self, shape: Shape) -> Iterator[Alternative]:
         yield from self._halved_and_doubled("rows_per_unit", self.cap(shape))
-        yield from super().neighbours(shape)
+        yield from super().alternatives(shape)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         shape = graph.shape()

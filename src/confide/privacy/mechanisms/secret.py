@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from confide.config.schema import Secrets
 from confide.data.shape import Shape
 from confide.privacy.accounting import Accountant, Targets, achieved, least_noise_for_secrets
-from confide.privacy.mechanisms.base import Game, Terms
+from confide.privacy.guarantee import PRIORS
+from confide.privacy.mechanisms.values import Alternative, ClaimParts, DataNeeds, Terms
 from confide.privacy.mechanisms.weighted import WeightedRows, solved
 from confide.privacy.row_weights import Spread, largest_c, need
 from confide.privacy.secret_targets import resolve
@@ -26,6 +27,14 @@ SWEEP = tuple(2.0**-k for k in range(11))
 
 LISTED = 10
 """How many of the secrets that come closest to their allowed posterior a guarantee lists."""
+
+GROWTH = 10
+"""How much a larger prior than was asked for may grow, where a plan shows what its protection would cost."""
+
+_CALIBRATION: dict[Accountant, str] = {
+    "kl": "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret (002, Lemma 3.2).",
+    "blow-up": "The noise is the least with which the blow-up function at p is at most r for every secret.",
+}
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,7 @@ class SecretProtection(WeightedRows):
     secrets: Secrets = field(default_factory=Secrets, hash=False)
     name: ClassVar[str] = "secret"
     notion: ClassVar[str] = "(p, r)-secret protection"
-    grouped: ClassVar[bool] = False
-    protects_secrets: ClassVar[bool] = True
-    game: ClassVar[Game] = "value"
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, secrets=True, game="value")
     bound_key: ClassVar[str] = "secrets.program.c"
 
     @property
@@ -117,6 +124,45 @@ class SecretProtection(WeightedRows):
         """
         return _least_noise_choice(self, shape)
 
+    # plan ------------------------------------------------------------------------------------------
+    def alternatives(self, shape: Shape) -> Iterator[Alternative]:
+        """Each c of the program: what is kept of the rows, and the noise by both accountants."""
+        for choice in self.sweep(shape):
+            change, spread = f"c {choice.c:g}", choice.spread
+            if spread is None or choice.impossible is not None:
+                yield Alternative(change, facts={"c": choice.c}, impossible=choice.impossible)
+                continue
+            facts = {
+                "c": choice.c,
+                "rows_kept": spread.kept,
+                "share_kept": spread.kept / shape.rows,
+                "effective_rows": spread.effective,
+                "effective_rows_per_step": self.batch * spread.effective / spread.kept,
+                "epochs": self.steps * self.batch / spread.total,
+                "largest_probability": choice.rate,
+                "noise": choice.noise,
+            }
+            yield Alternative(change, _with_c(self, choice.c), choice.noise[self.accountant], facts)
+
+    def outlook(self, shape: Shape) -> dict[str, Any]:
+        """How the noise grows as larger priors are protected too.
+
+        Each of PRIORS up to a value, in every secret, may reach what the secret's own may, or ten times itself if that
+        is more.
+        """
+        targets, population = self.targets(shape), self.population(shape)
+        found, asked = [], targets
+        for prior in PRIORS:
+            allowed = np.maximum(targets.posterior, GROWTH * prior)
+            asked = Targets(
+                np.concatenate([asked.unit, targets.unit]),
+                np.concatenate([asked.prior, np.full(len(targets.prior), prior)]),
+                np.concatenate([asked.posterior, allowed]),
+            )
+            noise = least_noise_for_secrets(population, asked, self.accountant)
+            found.append({"prior": prior, "noise_multiplier": noise})
+        return {"larger_priors": found}
+
     # account ---------------------------------------------------------------------------------------
     def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
         return _certified(self, shape)
@@ -129,7 +175,28 @@ class SecretProtection(WeightedRows):
         )
 
     # claim -----------------------------------------------------------------------------------------
-    def asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        return replace(
+            super().claim(shape, noise_multiplier, delta, steps),
+            estimate_reasons=self._estimate_reasons,
+            public_facts=(
+                "the prior and the allowed posterior of every secret",
+                "how many tokens each mention has: a prior is the chance of a guesser who knows it",
+                "which mentions are of one secret",
+            ),
+            calibration=_CALIBRATION[self.accountant],
+            not_covered=(
+                "that a secret exists, how many rows hold it and which",
+                "what tells of a secret without being found: other spellings, translations, hints, rows that the "
+                "tagging does not list",
+                "a guesser whose chance without the model is above the priors that were asked for; the reconstruction "
+                "line says what larger priors come to",
+            ),
+            secret_targets=self._asked(shape),
+            weakest_secrets=self._weakest(shape, noise_multiplier, steps),
+        )
+
+    def _asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
         """The distinct (prior, posterior) pairs; of many, the least and greatest posterior of each prior."""
         targets = self.targets(shape)
         pairs = sorted(set(zip(targets.prior.tolist(), targets.posterior.tolist(), strict=True)))
@@ -142,7 +209,7 @@ class SecretProtection(WeightedRows):
             pairs = [*pairs[:LISTED], *pairs[-LISTED:]]
         return tuple(pairs)
 
-    def closest(
+    def _weakest(
         self, shape: Shape, noise_multiplier: float, steps: int
     ) -> tuple[tuple[str, float, float, float], ...]:
         """(id, prior, posterior asked, posterior reached at most) of those nearest to what was asked."""
@@ -162,19 +229,8 @@ class SecretProtection(WeightedRows):
             for i in order
         )
 
-    def facts(self) -> tuple[str, ...]:
-        return (
-            "the prior and the allowed posterior of every secret",
-            "how many tokens each mention has: a prior is the chance of a guesser who knows it",
-            "which mentions are of one secret",
-        )
-
-    def calibration(self) -> str:
-        if self.accountant == "kl":
-            return "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret (002, Lemma 3.2)."
-        return "The noise is the least with which the blow-up function at p is at most r for every secret."
-
-    def doubts(self) -> tuple[str, ...]:
+    @property
+    def _estimate_reasons(self) -> tuple[str, ...]:
         if self.secrets.recall == 1.0:
             return ()
         share = (
@@ -184,15 +240,6 @@ class SecretProtection(WeightedRows):
         )
         return (
             f"the share of mentions of secrets that was found {share} (secrets.recall: 1.0 claims that all were)",
-        )
-
-    def exclusions(self) -> tuple[str, ...]:
-        return (
-            "that a secret exists, how many rows hold it and which",
-            "what tells of a secret without being found: other spellings, translations, hints, rows that the "
-            "tagging does not list",
-            "a guesser whose chance without the model is above the priors that were asked for; the reconstruction "
-            "line says what larger priors come to",
         )
 
     # from the config -------------------------------------------------------------------------------

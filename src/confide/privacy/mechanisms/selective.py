@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from confide.data.shape import Shape
 from confide.privacy.accounting import After, MixtureOfGaussians, Process, Untouched
-from confide.privacy.mechanisms.base import Redaction, Stage, Terms, calibrated
+from confide.privacy.mechanisms.base import calibrated
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.sensitive import SensitiveText
+from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Stage, Terms
 from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ class Selective(SensitiveText):
     `screened`: phase 1 on documents that a person has screened; recall is then claimed of detector and person there.
     `light-noise`: phase 1 is noised as well, accounted at the rate of rows times the share of words that are missed
     (Balle et al. 2018, Theorem 9): an estimate, an average over words (004, section 3.1). Of a row in which something
-    was missed `epsilons` tells the epsilon too.
+    was missed `claim` tells the epsilon too.
     """
 
     delta: float | None = None
 
     name: ClassVar[str] = "selective"
-    redaction: ClassVar[Redaction] = "beside"
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="beside", game="value")
 
     @property
     def all_steps(self) -> int:
@@ -138,11 +139,9 @@ class Selective(SensitiveText):
         )
         return After(self._missed(shape, steps, share, zeroed), noise, process, words)
 
-    def epsilons(
+    def _epsilons(
         self, shape: Shape, noise_multiplier: float, delta: float, steps: int
     ) -> tuple[tuple[str, float], ...]:
-        if not self.is_light:
-            return ()
         low, high = self._missing_rate
         noised = steps - self.redacted.steps
         process = super().terms(shape, noised).process if noised > 0 else None
@@ -159,9 +158,16 @@ class Selective(SensitiveText):
         )
 
     # claim -----------------------------------------------------------------------------------------
-    def doubts(self) -> tuple[str, ...]:
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        parts = super().claim(shape, noise_multiplier, delta, steps)
         if not self.is_light:
-            return super().doubts()
+            return parts
+        return replace(parts, epsilons=self._epsilons(shape, noise_multiplier, delta, steps))
+
+    @property
+    def _estimate_reasons(self) -> tuple[str, ...]:
+        if not self.is_light:
+            return super()._estimate_reasons
         low, high = self._missing_rate
         return (
             f"the share of words that are sensitive and missed was estimated on a sample "

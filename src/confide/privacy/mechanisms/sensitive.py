@@ -1,17 +1,23 @@
 """What the mechanisms have in common that protect the sensitive characters of a row, not the whole row."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from confide.config.schema import Policy, Redacted
-from confide.privacy.mechanisms.base import Combine, Game, Terms
+from confide.data.shape import Shape
 from confide.privacy.mechanisms.dp_sgd import DPSGD
+from confide.privacy.mechanisms.values import ClaimParts, Combine, DataNeeds, Terms
 from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
+
+_REPLACING = (
+    "a comparison with other characters in place of the sensitive ones, whose epsilon may be more than twice as large "
+    "(adjacency: replace-one)"
+)
 
 
 @dataclass(frozen=True)
@@ -26,16 +32,38 @@ class SensitiveText(DPSGD):
     redacted: Redacted = field(default_factory=Redacted)
 
     notion: ClassVar[str] = "selective DP"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
     correlates: ClassVar[bool] = False
-    game: ClassVar[Game] = "value"
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, game="value")
 
     @property
     def unit(self) -> str:
         return f"the sensitive characters of one row (at most {self.row_length} tokens of one document)"
 
-    def worlds(self) -> str:
+    def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
+        return replace(
+            super().claim(shape, noise_multiplier, delta, steps),
+            worlds=self._worlds,
+            estimate_reasons=self._estimate_reasons,
+            public_facts=(
+                f"what is sensitive: what is marked by {'; '.join(_named(self.detector))}",
+                "all other text, and where marked spans stand in it: the redacted rows",
+                "which documents are blank, and what is removed from documents before anything is marked",
+            ),
+            not_covered=(
+                self._missed_text,
+                "what a mask tells by itself: that something which the detector marks stands there; and what is found "
+                "elsewhere because of it",
+                "what the rest of a row, which is public, lets one infer of its sensitive characters",
+                "a secret that stands in several rows, which several units tell",
+                *((_REPLACING,) if self.adjacency == "zero-out" else ()),
+            ),
+        )
+
+    @property
+    def _worlds(self) -> str:
         if self.adjacency == "zero-out":
             return (
                 "a world in which the row's text was used in the noised steps with one in which it counted for "
@@ -54,7 +82,8 @@ class SensitiveText(DPSGD):
         """Ordinary steps on the rows in which nothing is sensitive."""
         return Ordinary(self._public_batch, self.redacted.steps, row_length=self.row_length)
 
-    def doubts(self) -> tuple[str, ...]:
+    @property
+    def _estimate_reasons(self) -> tuple[str, ...]:
         recall = self.detector.recall
         if recall == 1.0:
             return ()
@@ -68,27 +97,6 @@ class SensitiveText(DPSGD):
     def _who(self) -> str:
         """Who finds, and where."""
         return "the detector finds"
-
-    def facts(self) -> tuple[str, ...]:
-        return (
-            f"what is sensitive: what is marked by {'; '.join(_named(self.detector))}",
-            "all other text, and where marked spans stand in it: the redacted rows",
-            "which documents are blank, and what is removed from documents before anything is marked",
-        )
-
-    def exclusions(self) -> tuple[str, ...]:
-        replacing = (
-            "a comparison with other characters in place of the sensitive ones, whose epsilon may be more than twice "
-            "as large (adjacency: replace-one)"
-        )
-        return (
-            self._missed_text,
-            "what a mask tells by itself: that something which the detector marks stands there; and what is found "
-            "elsewhere because of it",
-            "what the rest of a row, which is public, lets one infer of its sensitive characters",
-            "a secret that stands in several rows, which several units tell",
-            *((replacing,) if self.adjacency == "zero-out" else ()),
-        )
 
     @property
     def _missed_text(self) -> str:

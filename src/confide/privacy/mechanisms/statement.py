@@ -13,8 +13,9 @@ from confide.data.shape import Shape
 from confide.privacy.accounting import Curve, compose
 from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
-from confide.privacy.mechanisms.base import Mechanism, Terms
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, Tuning
+from confide.privacy.mechanisms.values import ClaimParts, Combine, Terms
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class Setting:
         terms = self.terms if steps is None else self.after(steps)
         return terms.process.curve(self.noise_multiplier)
 
+    def claim(self, steps: int | None = None) -> ClaimParts:
+        """The mechanism's own part of the guarantee after `steps` steps; default: all."""
+        steps = self.mechanism.all_steps if steps is None else steps
+        return self.mechanism.claim(self.shape, self.noise_multiplier, self.delta, steps)
+
+    def combine(self) -> Combine:
+        """Clip, noise and scale of its steps."""
+        return self.mechanism.combine(self.terms, self.noise_multiplier)
+
     def noise_per_gradient(self) -> float:
         """Standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm; where it is
         correlated over steps, of the first one."""
@@ -68,7 +78,7 @@ def settle(
         InputError: the mechanism cannot run on such data or be tuned so, or no noise meets the target.
     """
     terms = tuning.terms(mechanism.terms(shape))
-    if delta is None and terms.delta >= 1 and mechanism.notion != "none":
+    if delta is None and terms.delta >= 1 and mechanism.protects:
         raise InputError(
             f"data.train: among {terms.rows:,} row{'s' * (terms.rows != 1)} nothing can be hidden, so there is no "
             "default of privacy.delta: give more text"
@@ -83,7 +93,7 @@ def settle(
 
 def warnings(setting: Setting) -> list[str]:
     """What to say of a setting before it is used. Private under add-or-remove: it tells how many units there are."""
-    if setting.mechanism.notion == "none" or not setting.noise_multiplier:
+    if not setting.mechanism.protects or not setting.noise_multiplier:
         return []
     found = large_delta(setting.terms.units, setting.delta)
     return [] if found is None else [found]
@@ -91,8 +101,8 @@ def warnings(setting: Setting) -> list[str]:
 
 def promise(setting: Setting, config: "Config") -> tuple[object, ...]:
     """All that a claim rests on: what the candidates of a counted sweep must share."""
-    mechanism, terms = setting.mechanism, setting.terms
-    who = (mechanism.notion, mechanism.unit, mechanism.adjacency, mechanism.sampling, mechanism.worlds())
+    mechanism, terms, parts = setting.mechanism, setting.terms, setting.claim()
+    who = (mechanism.notion, mechanism.unit, mechanism.adjacency, mechanism.sampling, parts.worlds)
     published = config.privacy.published_key is not None
     return (
         *who,
@@ -100,7 +110,7 @@ def promise(setting: Setting, config: "Config") -> tuple[object, ...]:
         terms.zeroed,
         setting.noise_multiplier,
         setting.delta,
-        _estimates(setting, published, config),
+        _estimates(setting, parts, published, config),
     )
 
 
@@ -113,7 +123,7 @@ def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
     estimate.
     """
     first = settings[0]
-    if any(setting.mechanism.notion == "none" for setting in settings):
+    if not all(setting.mechanism.protects for setting in settings):
         return None
     alike = {(s.terms.process, s.noise_multiplier, s.delta) for s in settings}
     if len(alike) == 1:
@@ -160,7 +170,8 @@ def state_guarantee(
     if terms.zeroed != terms.process:
         zeroed = terms.zeroed.curve(setting.noise_multiplier)
     epsilon = curve.epsilon(setting.delta)
-    protected = mechanism.notion != "none" and math.isfinite(epsilon)
+    protected = mechanism.protects and math.isfinite(epsilon)
+    parts = setting.claim(steps)
     randomness = _RANDOMNESS[config.privacy.noise]
     if published:
         randomness = randomness.replace(
@@ -176,10 +187,10 @@ def state_guarantee(
         adjacency=mechanism.adjacency if protected else "not applicable",  # type: ignore[arg-type]
         public_facts=(
             *terms.facts,
-            *mechanism.facts(),
+            *parts.public_facts,
             *(_CLASSES if config.task == "classification" else ()),
             *(_canaries(config.canaries.count)),
-            *(_LABELS if config.task == "classification" and mechanism.redaction != "none" else ()),
+            *(_LABELS if config.task == "classification" and mechanism.needs.redaction != "none" else ()),
         ),
         epsilon=epsilon if protected else math.inf,
         delta=setting.delta,
@@ -190,7 +201,7 @@ def state_guarantee(
         noise_multiplier=setting.noise_multiplier,
         clip_norm=mechanism.combine(terms, setting.noise_multiplier).clip_norm,
         steps=steps,
-        sampling=mechanism.sampling_assumed,
+        sampling=parts.sampling,
         sampling_used=mechanism.sampling,
         expected_batch=terms.expected_batch,
         sampling_probability=terms.sampling.range,
@@ -199,8 +210,8 @@ def state_guarantee(
             filter(
                 None,
                 [
-                    f"{tuning.accountant(f'dp_accounting {mechanism.accounting}')}: {terms.process.describe()}",
-                    mechanism.calibration(),
+                    f"{tuning.accountant(f'dp_accounting {parts.library}')}: {terms.process.describe()}",
+                    parts.calibration,
                 ],
             )
         ),
@@ -209,8 +220,8 @@ def state_guarantee(
         protected_output=tuning.output,
         not_covered=(
             *tuning.not_covered,
-            *mechanism.exclusions(),
-            *(_OF_NOBODY if mechanism.grouped and config.data.without_unit == "own" else ()),
+            *parts.not_covered,
+            *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
         trust="who runs the training sees all text; who receives release/ sees the model alone and is assumed to "
@@ -218,15 +229,15 @@ def state_guarantee(
         randomness=f"{randomness}; {_FLOATS}",
         provenance=provenance,
         evidence=("no audit was made yet",),
-        estimates=_estimates(setting, published, config),
-        secret_targets=mechanism.asked(setting.shape),
+        estimates=_estimates(setting, parts, published, config),
+        secret_targets=parts.secret_targets,
         epsilons=(
-            *mechanism.epsilons(setting.shape, setting.noise_multiplier, setting.delta, steps),
+            *parts.epsilons,
             *tuning.epsilons(),
         ),
-        worlds=mechanism.worlds() if protected else "",
+        worlds=parts.worlds if protected else "",
         units=terms.units if protected and mechanism.adjacency != "add-or-remove" else None,
-        closest_secrets=mechanism.closest(setting.shape, setting.noise_multiplier, steps),
+        closest_secrets=parts.weakest_secrets,
     )
 
 
@@ -239,11 +250,9 @@ def _canaries(count: int) -> tuple[str, ...]:
     return (f"{count} of the units are made up, for an audit, and count in every number",) if count else ()
 
 
-def _estimates(setting: Setting, published: bool, config: "Config") -> tuple[str, ...]:
+def _estimates(setting: Setting, parts: ClaimParts, published: bool, config: "Config") -> tuple[str, ...]:
     """Reasons why the figures of a claim are an estimate."""
-    mechanism = setting.mechanism
-    unproved = mechanism.unproved(setting.shape, setting.noise_multiplier, setting.delta)
-    reasons = [*mechanism.doubts(), *unproved, *setting.tuning.doubts()]
+    reasons = [*parts.estimate_reasons, *setting.tuning.doubts()]
     if published:
         reasons.append("the run key is published: no guarantee against who knows it")
     if config.privacy.noise == "fast" and setting.noise_multiplier > 0:
@@ -257,10 +266,10 @@ def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
         cut = f"documents that name no unit are left out; {cut}"
     if mechanism.draws_chunks:
         cut += _CHUNKS.format(config.data.max_length)
-    if mechanism.redaction == "none":
+    if mechanism.needs.redaction == "none":
         return cut
     redacted = f"sensitive spans are replaced by one mask token each before text is tokenised; then {cut}"
-    if mechanism.redaction != "beside":
+    if mechanism.needs.redaction != "beside":
         return redacted
     return (
         f"{redacted}; where rows are cut, a mask counts as {config.redacted.span_tokens} tokens, and a row of the "

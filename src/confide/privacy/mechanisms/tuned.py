@@ -9,8 +9,8 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
-    from confide.privacy.mechanisms.base import Terms
     from confide.privacy.mechanisms.statement import Setting
+    from confide.privacy.mechanisms.values import Terms
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,16 @@ class Counted(Tuning):
 
     def admit(self, setting: "Setting", epsilon: float | None) -> None:
         mechanism, noise = setting.mechanism, setting.noise_multiplier
-        if mechanism.notion == "none":
+        if not mechanism.protects:
             raise InputError(
                 "privacy.mechanism: none protects nobody, so there is nothing to count: use --optuna"
             )
-        several = mechanism.asked(setting.shape) or mechanism.epsilons(
-            setting.shape, noise, setting.delta, mechanism.all_steps
-        )
-        if several or (epsilon is not None and noise > 0 and not _meets(setting, epsilon)):
+        parts = setting.claim()
+        if (
+            parts.secret_targets
+            or parts.epsilons
+            or (epsilon is not None and noise > 0 and not _meets(setting, epsilon))
+        ):
             raise InputError(
                 f"privacy.mechanism: the claim of {mechanism.name}, as it is set here, does not follow from one "
                 "epsilon alone, so the cost of a sweep cannot be counted: use --optuna"

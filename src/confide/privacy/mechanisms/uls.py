@@ -8,8 +8,9 @@ import numpy as np
 
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.mechanisms.base import Mechanism, Sampler, Score, Terms
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.group import example_level
+from confide.privacy.mechanisms.values import Alternative, Sampler, Score, Terms
 from confide.privacy.sampling import Draw, OwnRates, Sampling
 from confide.privacy.selection import cap_of, random_chunks, random_rows, select
 from confide.randomness.streams import RunKey, Stream
@@ -40,6 +41,9 @@ class UnitSampler:
         # The mean over what was drawn of a unit: 1/k' each, however many rows it has.
         weight = 1.0 / counts[group] if len(group) else np.zeros(0)
         return Draw(rows, group, weight.astype(np.float32), labels, who=units)
+
+    def possible_rows(self) -> None:
+        return None
 
     def _rows(
         self, units: np.ndarray, stream: Stream
@@ -74,6 +78,9 @@ class UserLevelSampling(Mechanism):
     selection: str | None = None
     name: ClassVar[str] = "uls"
     notion: ClassVar[str] = "user-level DP"
+    family: ClassVar[str] = "user-level"
+    suggested_caps: ClassVar[tuple[int | str, ...]] = (1, 2, 4, 8, 16, 32)
+    measures: ClassVar[str | None] = "split"
     draws: ClassVar[str] = "units"
     correlates: ClassVar[bool] = True
     chunked: bool = True
@@ -93,9 +100,9 @@ class UserLevelSampling(Mechanism):
     def cap(self, shape: Shape) -> int:
         return cap_of(self.rows_per_unit, shape)
 
-    def neighbours(self, shape: Shape) -> Iterator[tuple[str, Mechanism | None]]:
+    def alternatives(self, shape: Shape) -> Iterator[Alternative]:
         yield from self._halved_and_doubled("rows_per_unit", self.cap(shape))
-        yield from super().neighbours(shape)
+        yield from super().alternatives(shape)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         shape = graph.shape()

@@ -13,8 +13,9 @@ import numpy as np
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Population
-from confide.privacy.mechanisms.base import Mechanism, Sampler, Score, Terms
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.rows import RowSampler
+from confide.privacy.mechanisms.values import Sampler, Score, Terms
 from confide.privacy.row_weights import solve
 from confide.privacy.sampling import OwnRates
 from confide.randomness.seal import Broken, Seal

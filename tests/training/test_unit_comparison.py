@@ -16,9 +16,11 @@ from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
 from confide.training import concentration_step as filtered
-from confide.training.concentration_step import FilteredStep, Gradients
-from confide.training.step import Optimisation
+from confide.training.gradient_sum import GradientSum
+from confide.training.optimisation import Optimisation
+from confide.training.step import Step
 from confide.training.tasks import Task
+from confide.training.unit_comparison import Gradients
 from confide.utils import memory
 from confide.utils.console import Console
 from confide.utils.errors import InputError
@@ -37,7 +39,7 @@ def filter_of(tau, noise=0.0, epsilon=math.inf, users=USERS):
 
 def step_of(model, draw, combine, **options):
     sgd = Optimisation(steps=10, learning_rate=1.0, optimizer="sgd")
-    return FilteredStep(model, small.task(), Fixed([draw]), combine, sgd, KEY, **options)
+    return Step(model, small.task(), Fixed([draw]), combine, sgd, KEY, **options)
 
 
 def crowd(times=5.0) -> Draw:
@@ -124,8 +126,8 @@ def test_a_user_in_doubt_is_kept_by_the_key():
     model, seen = small.gpt2(), []
     step = step_of(model, draw, filter_of(tau))
     for number in range(12):
-        step.collect(draw, number)
-        _, within = step.gradients.within((tau, 2 * tau))
+        step.units.collect(draw, number)
+        _, within = step.units.of_units.within((tau, 2 * tau))
         assert within[4] == 7
         kept = step.combine.keeps(within, KEY, "main", number)
         assert (kept == slow_filter(gaps, tau, number)[1]).all()
@@ -170,7 +172,7 @@ def test_the_noise_has_the_stated_size():
 def test_running_out_of_memory_starts_the_draw_over(monkeypatch):
     draw, results = crowd(), []
     tau = tau_that(draw, 0.83)
-    add = FilteredStep._add
+    add = GradientSum._add
     for fails in (False, True):
         failures = [3] if fails else []
 
@@ -180,7 +182,7 @@ def test_running_out_of_memory_starts_the_draw_over(monkeypatch):
                 raise MemoryError
             return add(self, draw, part, step)
 
-        monkeypatch.setattr(FilteredStep, "_add", sometimes)
+        monkeypatch.setattr(GradientSum, "_add", sometimes)
         model = small.gpt2()
         step_of(model, draw, filter_of(tau), micro_tokens=64)(0)
         results.append(snapshot(model))
@@ -374,11 +376,11 @@ def test_a_user_without_a_finite_gradient_counts_as_zero_and_ends_nothing(monkey
     monkeypatch.setattr(Task, "row_loss", spoilt)
     step = step_of(small.gpt2(), draw, filter_of(1e9))
     calls = []
-    step.collect(draw, 0)
-    sound = step.gradients.norms()
+    step.units.collect(draw, 0)
+    sound = step.units.of_units.norms()
     spoils, calls = True, list(reversed(range(USERS)))
-    norms = torch.cat(step.collect(draw, 0))
+    norms = torch.cat(step.units.collect(draw, 0))
     assert np.flatnonzero(norms.isinf().numpy()).tolist() == [7]
     expected = sound.copy()
     expected[7] = 0
-    assert step.gradients.norms() == pytest.approx(expected, rel=1e-4)
+    assert step.units.of_units.norms() == pytest.approx(expected, rel=1e-4)

@@ -1,22 +1,22 @@
-"""The step of the concentration filter (000 Algorithm 3): all users' gradients, who is near whom, who is kept."""
+"""Gradients of all units, compared with each other: who is near whom, who is kept (000, Algorithm 3)."""
 
 import errno
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
 
 from confide.clipping import NonFiniteGradient
-from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw, Halt
+from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.packing import Pack, alone
-from confide.training.step import Step
 from confide.utils import memory
 from confide.utils.errors import InputError
 
@@ -156,63 +156,67 @@ def _nameless(folder: Path, size: int) -> IO[bytes]:
     return file
 
 
-class FilteredStep(Step):
-    """A step of the concentration filter.
+class UnitComparison:
+    """The mean of the gradients of those units that an aggregation keeps once it has compared all of them.
 
-    Formal guarantee: with a `ConcentrationFilter`, step t computes mean over the kept users of g_u, plus N(0,
-    (s' tau / N)^2 I), if the test passes, and else ends the run; `accounting.concentration.Filtered` claims
-    exactly that. A user's gradient is made by passes over that user's rows alone, and is zero where it is no
-    finite number.
+    Formal guarantee: `take` is the mean over the kept units of g_u, to which the step adds N(0, (s' tau / N)^2 I), and
+    if the aggregation's test fails the run ends: `accounting.concentration.Filtered` claims exactly that. A unit's
+    gradient is made by passes over that unit's rows alone, and is zero if it is no finite number.
 
     Args:
-        folder: where users' gradients go if memory does not suffice.
-        others: those of `Step`.
+        gradients: computes the gradient of a unit.
+        parameters: those that train, by name.
+        combine: has radii, and decides who is kept.
+        folder: where the gradients of all units go if memory does not suffice.
     """
 
-    combine: ConcentrationFilter
-
-    def __init__(self, *others: Any, folder: Path | None = None, **named: Any):
-        super().__init__(*others, **named)
-        refuse_ranks(self.ranks.several)
-        width = sum(parameter.numel() for parameter in self.parameters.values())
-        self.gradients = Gradients(self.combine.users, width, folder)
+    def __init__(
+        self,
+        gradients: GradientSum,
+        parameters: Mapping[str, torch.Tensor],
+        combine: Combine,
+        folder: Path | None = None,
+    ):
+        refuse_ranks(gradients.ranks.several)
+        self.gradients, self.parameters, self.combine = gradients, parameters, combine
+        width = sum(parameter.numel() for parameter in parameters.values())
+        self.of_units = Gradients(combine.compared_units, width, folder)
         self._survivors = np.zeros(0, np.int64)
 
-    def collect(self, draw: Draw, step: int) -> list[torch.Tensor]:
-        """Every unit's gradient into `gradients`."""
-        if draw.groups != self.combine.users:
-            raise ValueError(f"{draw.groups} units were drawn of {self.combine.users}")
-        norms = super()._add_draw(draw, step)
-        assert not isinstance(norms, Halt)
-        return norms
-
-    def _add_draw(self, draw: Draw, step: int) -> list[torch.Tensor] | Halt:
+    def add(self, draw: Draw, step: int) -> list[torch.Tensor] | Halt:
+        """Compare the units of the draw; returns their norms, or why the run ends."""
         norms = self.collect(draw, step)
-        near, within = self.gradients.within((self.combine.tau, 2 * self.combine.tau))
-        if not self.combine.passes(near, self.key, self.phase, step):
-            return Halt(
-                f"at step {step + 1} too few users' gradients were within tau {self.combine.tau:g} of each other"
-            )
-        self._survivors = np.flatnonzero(self.combine.keeps(within, self.key, self.phase, step))
+        counts = self.of_units.within(self.combine.radii)
+        kept = self.combine.keep(counts, self.gradients.key, self.gradients.phase, step)
+        if isinstance(kept, Halt):
+            return kept
+        self._survivors = kept
         return norms
 
-    def _share(self, draw: Draw) -> list[Pack]:
-        return list(alone(draw, self.micro_tokens, self.task.shares))
+    def collect(self, draw: Draw, step: int) -> list[torch.Tensor]:
+        """Every unit's gradient into `of_units`; returns the norms."""
+        if draw.groups != self.of_units.users:
+            raise ValueError(f"{draw.groups} units were drawn of {self.of_units.users}")
+        own = self.gradients
 
-    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
-        norms = super()._add(draw, part, step)
+        def put(pack: Pack, norms: torch.Tensor) -> torch.Tensor:
+            return self._put(int(draw.group[pack.rows[0]]), norms)
+
+        return own.add_packs(draw, step, lambda draw: alone(draw, own.micro_tokens, own.task.shares), put)
+
+    def _put(self, unit: int, norms: torch.Tensor) -> torch.Tensor:
         try:
-            sums = self.clipped.take()
-        except NonFiniteGradient:  # an error would tell of this user what no noise covers
+            sums = self.gradients.take()
+        except NonFiniteGradient:  # an error would tell of this unit what no noise covers
             sums = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
             norms = torch.full_like(norms, math.inf)
         vector = torch.cat([sums[name].detach().flatten().cpu() for name in self.parameters])
-        self.gradients.put(int(draw.group[part.rows[0]]), vector.numpy())
+        self.of_units.put(unit, vector.numpy())
         return norms
 
-    def _total(self) -> dict[str, torch.Tensor]:
-        """The mean over the users that are kept."""
-        mean, place, total = torch.from_numpy(self.gradients.mean(self._survivors)), 0, {}
+    def take(self) -> Vectors:
+        """The mean over the units that are kept."""
+        mean, place, total = torch.from_numpy(self.of_units.mean(self._survivors)), 0, {}
         for name, parameter in self.parameters.items():
             part = mean[place : place + parameter.numel()]
             total[name] = part.view(parameter.shape).to(parameter.device, copy=True)

@@ -1,0 +1,154 @@
+"""The sum of the clipped gradients of a draw, in micro-batches that fit in memory."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from confide.clipping import ClippedSum
+from confide.distributed.ranks import Ranks
+from confide.distributed.sharding import is_sharded
+from confide.privacy.sampling import Draw
+from confide.randomness.streams import RunKey, Stream
+from confide.training.microbatch import micro_batch
+from confide.training.packing import IDLE, ONE, Pack, share
+from confide.training.tasks import Batch, Task, each_line, each_row
+from confide.utils.memory import OutOfMemory, give_back, not_again, ran_out, too_long
+
+Vectors = dict[str, torch.Tensor]
+"""One tensor for each trainable parameter, by its name; of a split model, this rank's part."""
+
+
+@dataclass
+class Losses:
+    """The task's loss of each row, kept for the report.
+
+    Not a method of `GradientSum`, which would then hold itself, and the model, through its clipped sum: such a ring
+    lives on until Python looks for rings.
+
+    Attributes:
+        count: whether the losses of the pass in hand are of rows that count.
+    """
+
+    task: Task
+    count: bool = True
+    kept: list[tuple[torch.Tensor, Batch]] = field(default_factory=list)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        losses = self.task.row_loss(model, batch)
+        if self.count:
+            self.kept.append((losses.detach(), batch))
+        return each_line(losses, batch)
+
+    def take(self) -> list[torch.Tensor]:
+        kept, self.kept = self.kept, []
+        # Not before the passes are over: how many rows are there the host asks the device, and waits for the answer.
+        return [each_row(losses, batch) for losses, batch in kept]
+
+
+class GradientSum:
+    """Adds up the clipped gradients of the units of a draw.
+
+    Formal guarantee: after `add`, `take` is the sum over the units u of the draw of w_u clip(g_u, C), where clip gives
+    0 for a gradient that is no finite number. With several ranks each clips its share of the units, and all get the
+    one sum.
+
+    Args:
+        model: computes gradients; parameters that require grad count.
+        task: collates rows and computes each row's own loss.
+        clip_norm: C; None clips nothing.
+        key: masks of a masked language model are a function of (key, phase, step, row).
+        micro_tokens: tokens of a physical micro-batch; halved when memory does not suffice.
+        ranks: the processes that add up one draw together.
+        say: told in a sentence when memory did not suffice.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        clip_norm: float | None,
+        key: RunKey,
+        phase: str,
+        micro_tokens: int,
+        ranks: Ranks,
+        say: Callable[[str], None],
+    ):
+        self.task, self.key, self.phase = task, key, phase
+        self.micro_tokens, self.ranks, self.say = micro_tokens, ranks, say
+        self.is_split = is_sharded(model)
+        self.losses = Losses(task)
+        self.clipped = ClippedSum(model, self.losses, clip_norm, ranks)
+
+    def take(self) -> Vectors:
+        """The sum so far, which starts anew."""
+        return self.clipped.take()
+
+    def add(self, draw: Draw, step: int) -> list[torch.Tensor]:
+        """Clip and add up the whole draw; returns the norms of this rank's units."""
+        return self.add_packs(draw, step, self._share)
+
+    def add_packs(
+        self,
+        draw: Draw,
+        step: int,
+        packs: Callable[[Draw], Iterable[Pack]],
+        each: Callable[[Pack, torch.Tensor], torch.Tensor] = lambda pack, norms: norms,
+    ) -> list[torch.Tensor]:
+        """The same, packed otherwise; `each` sees a pack after it was added, with its norms, and returns them."""
+        while True:
+            try:
+                norms, failed = [each(pack, self._add(draw, pack, step)) for pack in packs(draw)], False
+            except (RuntimeError, MemoryError, OutOfMemory) as error:
+                if not ran_out(error):
+                    raise
+                if self.is_split:  # the other ranks are in the middle of a pass, and cannot start over
+                    raise not_again(self.micro_tokens) from error
+                norms, failed = [], True
+            if not self.ranks.any(failed):
+                return norms
+            self._halve(draw)
+
+    def _share(self, draw: Draw) -> Sequence[Pack]:
+        shares = share(draw, self.micro_tokens, self.ranks.size, self.task.shares)
+        own = shares[self.ranks.number]
+        if self.is_split:  # the ranks compute each pass together: those with fewer go along
+            own = own + [IDLE] * (max(len(other) for other in shares) - len(own))
+        return own
+
+    def _halve(self, draw: Draw) -> None:
+        """Start the same draw over, in smaller pieces: nothing of it was used yet."""
+        longest = max(len(row) for row in draw.rows)
+        if self.micro_tokens <= longest:
+            raise too_long(longest)
+        self.clipped.forget()
+        self.losses.take()
+        give_back(self.ranks.device)
+        self.micro_tokens //= 2
+        self.say(
+            f"memory ran out: micro-batches of {self.micro_tokens:,} tokens from now on, on the same draw"
+        )
+
+    def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
+        if part.parts:
+            norm = self.clipped.add_large(
+                self._pass(draw, own, step) for own in part.parts if self.is_split or own.lines
+            )
+            return torch.tensor([norm] if self.ranks.first else [])
+        batch, weight = self._pass(draw, part, step)
+        if not part.lines:
+            self.clipped.add(batch, torch.zeros(1, dtype=torch.int64), weight)
+            return torch.zeros(0)
+        return self.clipped.add(batch, torch.from_numpy(part.units), weight)
+
+    def _pass(self, draw: Draw, part: Pack, step: int) -> tuple[Batch, torch.Tensor]:
+        """Some rows of the draw with their weights; where there are none, one that does not count."""
+
+        def hide(row: str) -> Stream:
+            return self.key.stream(self.phase, "hide", step, row)
+
+        self.losses.count = bool(part.lines)
+        if not self.losses.count:
+            return micro_batch(self.task, draw, ONE, hide)[0], torch.zeros(1)
+        return micro_batch(self.task, draw, part, hide)

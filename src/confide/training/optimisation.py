@@ -1,0 +1,90 @@
+"""How noised gradients move the weights: optimiser, scheduler and learning rate. All of it is post-processing."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from confide.distributed.sharding import part
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Train
+
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How noised gradients move the weights. Names as in the `train` section of the config.
+
+    Attributes:
+        optimizer_of, scheduler_of: a program's own. With either, the learning rate is theirs and not `rate`.
+    """
+
+    steps: int
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    warmup: int = 0
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    optimizer_of: OptimizerOf | None = None
+    scheduler_of: SchedulerOf | None = None
+
+    @classmethod
+    def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
+        """What the `train` section says, but for changes that are not None."""
+        values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
+        return cls(**values | {name: value for name, value in changes.items() if value is not None})
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer_of is not None:
+            return self._own(self.optimizer_of(parameters), parameters)
+        rate, decay = self.learning_rate, self.weight_decay
+        if self.optimizer == "adamw":
+            # One pass over weights and moments. On a CPU it is blind to strides, and moves such weights wrongly.
+            fused = all(part(parameter).is_contiguous() for parameter in parameters)
+            return torch.optim.AdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay, fused=fused)
+        if self.optimizer == "adafactor":
+            return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)
+
+    def _own(self, made: object, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """A program's optimiser, seen to move what trains and to need one gradient a step."""
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InputError(f"optimizer: it made a {type(made).__name__}, and no torch.optim.Optimizer")
+        if isinstance(made, torch.optim.LBFGS):
+            raise InputError(
+                "optimizer: LBFGS asks for several gradients a step, each of which would cost privacy"
+            )
+        moved = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+        if moved != {id(parameter) for parameter in parameters}:
+            raise InputError("optimizer: it moves other parameters than it was given")
+        return made
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """A program's scheduler, if there is one."""
+        if self.scheduler_of is None:
+            return None
+        made = self.scheduler_of(optimizer)
+        needs_loss = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if needs_loss or not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+            why = ", which follows a loss that no noise covers" if needs_loss else ""
+            raise InputError(
+                f"scheduler: it made a {type(made).__name__}{why}; give an LRScheduler of the step alone"
+            )
+        return made
+
+    def rate(self, step: int) -> float:
+        """The learning rate of `step`, counted from 0."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        share = (step - self.warmup) / max(1, self.steps - self.warmup)
+        decay = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}
+        return self.learning_rate * decay[self.schedule]
