@@ -89,7 +89,7 @@ MECHANISMS = [
         "privacy/mechanisms/concentration.py::ConcentrationFilter.passes",
         'key.stream(phase, "concentration threshold")',
         'key.stream(phase, "concentration threshold", step)',
-        "tests/privacy/mechanisms/test_concentration.py tests/training/test_concentration_step.py",
+        "tests/privacy/mechanisms/test_concentration.py tests.training.test_unit_comparison.py",
     ),
     Fault(
         "sweep",

@@ -89,8 +89,8 @@ def test_a_program_gets_what_the_command_line_gets(tmp_path, model):
     world = World(tmp_path, model)
     settings = confide.load_config(world.path)
     plan = confide.plan(settings)
-    assert plan.facts == json.loads(command("plan", world.path, "--json").out)
-    assert plan.guarantee.epsilon == plan.facts["guarantee"]["epsilon"]
+    assert json.loads(json.dumps(plan.to_json())) == json.loads(command("plan", world.path, "--json").out)
+    assert plan.guarantee.epsilon == plan.to_json()["guarantee"]["epsilon"]
     outcome = confide.train(settings)
     assert outcome.finished
     assert confide.Guarantee.load(world.run / "release" / "guarantee.json") == outcome.guarantee

@@ -13,7 +13,7 @@ from confide.runs.job import Job
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from tests.command import confide
-from tests.training.test_concentration_step import settings
+from tests.training.test_unit_comparison import settings
 
 KEY = RunKey.from_text("nearness test")
 

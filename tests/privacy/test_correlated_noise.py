@@ -304,5 +304,5 @@ def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
         patch.setattr(Correlated, "at", lambda self, step: self._independent(step))
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr("confide.privacy.mechanisms.base.sensitivity", lambda bands: 1.0)
+        patch.setattr("confide.privacy.mechanisms.values.sensitivity", lambda bands: 1.0)
         assert not noise_passes(job)

@@ -20,8 +20,8 @@ from confide.privacy.mechanisms.values import Combine
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
+from confide.training import gradient_sum, tasks
 from confide.training import step as training
-from confide.training import tasks
 from confide.training.tasks import Task
 from confide.utils.console import Console
 from tests import small
@@ -193,7 +193,9 @@ def clip_at_another_norm_than_the_noise(patch):
     """Pitfall 1."""
     honest = clipping.ClippedSum
     patch.setattr(
-        training, "ClippedSum", lambda model, loss, clip, *more: honest(model, loss, clip and 2 * clip, *more)
+        gradient_sum,
+        "ClippedSum",
+        lambda model, loss, clip, *more: honest(model, loss, clip and 2 * clip, *more),
     )
 
 

@@ -19,7 +19,7 @@ from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.training import memory_fit as physical
 from confide.training import row_isolation as isolation
-from confide.training import step as training
+from confide.training import tasks
 from confide.training.line_packing import WORTH, shared
 from confide.training.microbatch import micro_batch
 from confide.training.packing import pack
@@ -223,7 +223,7 @@ def test_losses_in_lines_are_those_of_rows_alone(mask):
     )
     losses = task.row_loss(model, batch)
     assert losses.shape == (4, 7)
-    assert torch.allclose(training.each_row(losses, batch), alone, atol=1e-5)
+    assert torch.allclose(tasks.each_row(losses, batch), alone, atol=1e-5)
     assert losses[0, 2:].eq(0).all()
     predicted = sum(max(0, len(row) - 1 - sum(row[1:] == mask)) for row in rows)
     assert int((task._targets(batch) != IGNORE).sum()) == predicted

@@ -15,7 +15,7 @@ from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
-from confide.training import concentration_step as filtered
+from confide.training import unit_comparison as filtered
 from confide.training.gradient_sum import GradientSum
 from confide.training.optimisation import Optimisation
 from confide.training.step import Step

@@ -322,6 +322,12 @@ def _combine(job: Job) -> Combine:
     return job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
 
 
+def _same_noise(job: Job) -> Combine:
+    """An aggregation with the noise of the job's own that compares no units: a few drawn ones are not all of them."""
+    combine = _combine(job)
+    return Combine(1.0, combine.noise_scale, combine.scale) if combine.radii else combine
+
+
 def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
     """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
     config = job.run.config
@@ -399,9 +405,9 @@ def _noise(job: Job, draw: Draw) -> Check:
     name = "noise of the stated size"
     stated = _stated_noise(job)
     if stated == 0:
-        quiet = not any(bool(v.any()) for v in _take(job, [], _combine(job)).values())
+        quiet = not any(bool(v.any()) for v in _take(job, [], _same_noise(job)).values())
         return Check(name, quiet, "no noise is claimed, none is added" if quiet else "there is noise")
-    clean = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
+    clean = _take_and_undo(job, [draw], replace(_same_noise(job), noise_multiplier=0.0))
     squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
     first: dict[str, torch.Tensor] = {}
     repeats: list[str] = []
@@ -410,7 +416,7 @@ def _noise(job: Job, draw: Draw) -> Check:
     steps, few = 0, min(max(2, len(matrix) + 1), MOST_STEPS)
     while steps < few or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
         # The first step holds rows, the others none: noise goes into both.
-        for key, values in _take_and_undo(job, [draw], _combine(job), steps).items():
+        for key, values in _take_and_undo(job, [draw], _same_noise(job), steps).items():
             noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
             if len(matrix) > 1:
                 said[key] = [noise.flatten()[:KEPT], *said[key][: len(matrix) - 1]]
@@ -455,7 +461,7 @@ def _plausible(squares: float, n: int, tests: int) -> bool:
 def _empty_draw(job: Job) -> Check:
     """A step that draws nothing is taken: with noise where noise is claimed."""
     before = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
-    _take(job, [], _combine(job))
+    _take(job, [], _same_noise(job))
     after = models.trainable(job.model)
     moved = sum(int(not torch.equal(before[name], after[name])) for name in before)
     noisy = _stated_noise(job) > 0

@@ -160,8 +160,9 @@ def test_more_than_there_is_cannot_be_drawn(graph):
 def test_shuffling_makes_an_estimate_and_poisson_a_theorem(graph):
     """Pitfall 14."""
     shuffled = build("uls", sampling="shuffle")
-    assert (shuffled.sampling, shuffled.sampling_assumed) == ("shuffle", "poisson")
-    assert build("uls").sampling_assumed == "poisson"
+    shape = graph.shape()
+    assert (shuffled.sampling, shuffled.claim(shape, 1.0, 1e-3, 50).sampling) == ("shuffle", "poisson")
+    assert build("uls").claim(shape, 1.0, 1e-3, 50).sampling == "poisson"
 
 
 def test_truncated_draws_have_their_own_accounting(graph):

@@ -188,7 +188,7 @@ def test_all_pairs_of_a_secret_are_enforced():
     several = build(prior=[1e-8, 1e-3, 0.1], posterior=[1e-3, 0.02, 0.5])
     setting = settle(several, data)
     assert setting.noise_multiplier == pytest.approx(noises[1e-3], rel=2e-3)
-    assert several.asked(data) == ((1e-8, 1e-3), (1e-3, 0.02), (0.1, 0.5))
+    assert setting.claim().secret_targets == ((1e-8, 1e-3), (1e-3, 0.02), (0.1, 0.5))
     # of a program, the strictest pair of a secret decides its share
     tight = build(prior=1e-3, posterior=0.02, program={"c": 0.2}).weights(data)
     assert build(prior=[1e-3, 0.1], posterior=[0.02, 0.9], program={"c": 0.2}).weights(data) == pytest.approx(
@@ -362,7 +362,7 @@ def test_a_secret_of_which_no_row_is_drawn_stays_at_its_prior():
     weights = np.ones(ROWS)
     weights[[40, 41]] = 0
     object.__setattr__(made, "weights", lambda data: weights)
-    closest = made.closest(data, settle(made, data).noise_multiplier, STEPS)
+    closest = settle(made, data).claim().weakest_secrets
     assert next(most for name, _, _, most in closest if name == "who:1") == 1e-4
 
 

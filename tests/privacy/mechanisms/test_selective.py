@@ -61,7 +61,7 @@ def test_phase_1_costs_nothing_and_phase_2_is_accounted_as_replacement():
 def test_the_papers_number_is_that_of_zeroing_out():
     paper = mechanisms.build(config("selective", {"adjacency": "zero-out"}))
     assert paper.terms(SHAPE).process == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
-    assert any("more than twice as large" in line for line in paper.exclusions())
+    assert any("more than twice as large" in line for line in paper.claim(SHAPE, 1.0, 1e-3, 100).not_covered)
     cut = mechanisms.build(config("selective", {"sampling": "truncated"}, max_batch=30))
     assert cut.terms(SHAPE).process == Exchanged(TruncatedPoisson(ROWS, 25 / ROWS, 30, 40))
 

@@ -10,6 +10,7 @@ from confide.privacy.guarantee import NOT_COVERED, TUNING, Guarantee
 from confide.privacy.mechanisms.base import calibrated
 from confide.privacy.mechanisms.statement import promise, settle, state_guarantee, together
 from confide.privacy.mechanisms.tuned import UNTUNED, Counted, Searched
+from confide.privacy.mechanisms.values import ClaimParts
 from confide.utils.errors import InputError
 from tests.privacy.mechanisms import test_secret
 from tests.test_statement import DELTA, NOISE, SHAPE, STEPS, config
@@ -100,11 +101,15 @@ def test_a_mechanism_whose_noise_does_not_follow_from_the_sweep_is_refused(monke
 
 
 @pytest.mark.parametrize(
-    ("method", "found"), [("asked", ((1e-6, 1e-3),)), ("epsilons", (("if half is missed", 3.0),))]
+    "parts",
+    [
+        ClaimParts(secret_targets=((1e-6, 1e-3),)),
+        ClaimParts(epsilons=(("if half is missed", 3.0),)),
+    ],
 )
-def test_a_claim_of_more_than_one_epsilon_is_refused(monkeypatch, method, found):
+def test_a_claim_of_more_than_one_epsilon_is_refused(monkeypatch, parts):
     built = mechanisms.build(config("uls"))
-    monkeypatch.setattr(type(built), method, lambda *_: found)
+    monkeypatch.setattr(type(built), "claim", lambda *_: parts)
     with pytest.raises(InputError, match="does not follow from one epsilon"):
         settle(built, SHAPE, None, NOISE, DELTA, SWEEP)
 
