@@ -93,8 +93,8 @@ def test_of_settings_alike_the_one_that_reaches_more_rows_stands_first(found):
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(suggesting, "STEPS", (4, 16, 64, 256))
-    monkeypatch.setattr(suggesting, "CAPS", {"uls": (1, 2, 8), "els": (1, 4)})
-    monkeypatch.setattr(suggesting, "USER_LEVEL", ("uls", "els"))
+    for name, caps in {"uls": (1, 2, 8), "els": (1, 4), "group": ()}.items():
+        monkeypatch.setattr(mechanisms.find(name), "suggested_caps", caps)
 
 
 def test_a_lower_learning_rate_and_a_decay_allow_more_steps(few):

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
-from confide.config.schema import Adaptive, Average, Config, Policy, Privacy, Redacted, Secrets, Train
+from confide.config.schema import Average, Config, Privacy, Train
 from confide.utils.errors import Faults, InputError
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
@@ -399,18 +399,15 @@ def _of_the_mechanism(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _foreign(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings of another mechanism, which would be read by nobody."""
-    name, privacy = config.privacy.mechanism, config.privacy
-    for key, owners, stated in (
-        ("secrets", ("secret",), config.secrets != Secrets()),
-        ("detector", ("selective", "redacted", "crt"), config.detector != Policy()),
-        ("redacted", ("selective", "crt"), config.redacted != Redacted()),
-        ("adaptive", ("adaptive",), config.adaptive != Adaptive()),
-        ("privacy.accountant", ("secret",), privacy.accountant != "blow-up"),
-        ("privacy.bounding", ("owners",), privacy.bounding != "greedy"),
-        ("privacy.tau", ("concentration",), privacy.tau is not None),
-    ):
-        if stated and name not in owners:
+    """Settings of another mechanism, which nobody would read."""
+    name = config.privacy.mechanism
+    reads = registry.mechanism(name).reads
+    for key in registry.SPECIAL_KEYS:
+        section, _, name_in_it = key.rpartition(".")
+        part: BaseModel = getattr(config, section) if section else config
+        default = type(part).model_fields[name_in_it].get_default(call_default_factory=True)
+        if key not in reads and getattr(part, name_in_it) != default:
+            owners = [other for other in registry.MECHANISMS if key in registry.mechanism(other).reads]
             yield (
                 key,
                 f"is for mechanism {', '.join(owners)}, and this is {name}: remove it, or choose {owners[0]}",

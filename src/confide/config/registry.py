@@ -9,18 +9,30 @@ from typing import Any
 
 MECHANISMS = {
     "none": "confide.privacy.mechanisms.none:NonPrivate",
-    "adaptive": "confide.privacy.mechanisms.adaptive:AdaptiveNoise",
-    "concentration": "confide.privacy.mechanisms.concentration:Concentration",
     "dp-sgd": "confide.privacy.mechanisms.dp_sgd:DPSGD",
     "uls": "confide.privacy.mechanisms.uls:UserLevelSampling",
     "els": "confide.privacy.mechanisms.els:ExampleLevelSampling",
     "group": "confide.privacy.mechanisms.group:GroupPrivacy",
     "owners": "confide.privacy.mechanisms.owners:Owners",
-    "redacted": "confide.privacy.mechanisms.redacted:RedactedOnly",
+    "concentration": "confide.privacy.mechanisms.concentration:Concentration",
+    "adaptive": "confide.privacy.mechanisms.adaptive:AdaptiveNoise",
     "secret": "confide.privacy.mechanisms.secret:SecretProtection",
     "selective": "confide.privacy.mechanisms.selective:Selective",
+    "redacted": "confide.privacy.mechanisms.redacted:RedactedOnly",
     "crt": "confide.privacy.mechanisms.crt:ConfidentiallyRedacted",
 }
+
+SPECIAL_KEYS = (
+    "secrets",
+    "detector",
+    "redacted",
+    "adaptive",
+    "privacy.accountant",
+    "privacy.bounding",
+    "privacy.tau",
+)
+"""Keys and sections that only those mechanisms read that list them in `reads`; under another they are refused. A new
+mechanism has a section of its own (`Settings`) and adds nothing here."""
 
 
 def section(mechanism: str) -> str:

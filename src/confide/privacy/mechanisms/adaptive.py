@@ -64,6 +64,7 @@ class AdaptiveNoise(DPSGD):
     settled: float | None = None  # the noise multiplier, of the mechanism of a stage
 
     name: ClassVar[str] = "adaptive"
+    reads: ClassVar[tuple[str, ...]] = ("adaptive",)
     suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     correlates: ClassVar[bool] = False
 

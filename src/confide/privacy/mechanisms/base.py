@@ -70,6 +70,7 @@ class Mechanism(ABC):
     notion: ClassVar[str]
     draws: ClassVar[str]  # what a step draws: "rows" or "units"
     needs: ClassVar[DataNeeds] = DataNeeds()
+    reads: ClassVar[tuple[str, ...]] = ()  # of `registry.SPECIAL_KEYS`, those that it reads
     lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
     compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
     correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
@@ -210,13 +211,8 @@ class Mechanism(ABC):
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
         """Each field comes from the key of the same name, wherever it stands."""
-        known: dict[str, Any] = {"row_length": config.data.max_length, "secrets": config.secrets}
-        known |= {
-            "detector": config.detector,
-            "redacted": config.redacted,
-            "adaptive": config.adaptive,
-            "task": config.task,
-        }
+        known: dict[str, Any] = {name: getattr(config, name) for name in type(config).model_fields}
+        known["row_length"] = config.data.max_length
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
         known["bands"] = (

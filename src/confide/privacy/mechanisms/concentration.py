@@ -117,6 +117,7 @@ class Concentration(Mechanism):
     selection: str | None = None
     chunked: bool = True
     name: ClassVar[str] = "concentration"
+    reads: ClassVar[tuple[str, ...]] = ("privacy.tau",)
     notion: ClassVar[str] = "user-level DP"
     draws: ClassVar[str] = "units"
     compares: ClassVar[str] = "replace-one"

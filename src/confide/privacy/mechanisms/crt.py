@@ -26,6 +26,7 @@ class ConfidentiallyRedacted(SensitiveText):
     task: str = "causal-lm"
 
     name: ClassVar[str] = "crt"
+    reads: ClassVar[tuple[str, ...]] = ("detector", "redacted")
     notion: ClassVar[str] = "confidentiality"
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="apart", game="mask")
     lengths: ClassVar[str] = (

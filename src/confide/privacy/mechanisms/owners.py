@@ -26,6 +26,7 @@ class Owners(WeightedRows):
     rows_per_unit: int | str = 4
     bounding: str = "greedy"
     name: ClassVar[str] = "owners"
+    reads: ClassVar[tuple[str, ...]] = ("privacy.bounding",)
     notion: ClassVar[str] = "multi-owner user-level DP"
     suggested_caps: ClassVar[tuple[int | str, ...]] = (1, 2, 4, 8, 16)
     bound_key: ClassVar[str] = "privacy.rows_per_unit"

@@ -22,6 +22,7 @@ class RedactedOnly(SensitiveText):
     """
 
     name: ClassVar[str] = "redacted"
+    reads: ClassVar[tuple[str, ...]] = ("detector",)
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="instead", game="value")
 
     def combine(self, terms: Terms, noise_multiplier: float) -> Combine:

@@ -70,6 +70,7 @@ class SecretProtection(WeightedRows):
     accountant: Accountant = "blow-up"
     secrets: Secrets = field(default_factory=Secrets, hash=False)
     name: ClassVar[str] = "secret"
+    reads: ClassVar[tuple[str, ...]] = ("secrets", "privacy.accountant")
     notion: ClassVar[str] = "(p, r)-secret protection"
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, secrets=True, game="value")
     bound_key: ClassVar[str] = "secrets.program.c"

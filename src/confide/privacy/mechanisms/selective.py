@@ -44,6 +44,7 @@ class Selective(SensitiveText):
     delta: float | None = None
 
     name: ClassVar[str] = "selective"
+    reads: ClassVar[tuple[str, ...]] = ("detector", "redacted")
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="beside", game="value")
 
     @property
