@@ -57,8 +57,8 @@ def put_in(fault: Fault, sources: Path = SOURCES) -> tuple[Path, str]:
             f"{'s' * (len(found) == 1)}\n{fault.old}\n{where}".rstrip()
         )
     path, spot = found[0]
-    tree = copy.deepcopy(_parsed(path.read_text("utf-8")))
-    before = ast.unparse(tree)
+    source = path.read_text("utf-8")
+    tree, before = copy.deepcopy(_parsed(source)), _unparsed(source)
     spot.change(tree, fault.new)
     after = ast.unparse(ast.fix_missing_locations(tree))
     if after == before:
@@ -250,3 +250,9 @@ def _body(code: str) -> list[ast.stmt]:
 @cache
 def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+@cache
+def _unparsed(text: str) -> str:
+    """Return the text as it is written from its tree."""
+    return ast.unparse(_parsed(text))

@@ -20,8 +20,7 @@ import pytest
 from confide.randomness.streams import RunKey
 from tests.command import World, confide, environment, files_below, tiny_model
 
-KILLS = 12  # of plain training in the tests
-SOME = 4  # of the other kinds
+SOME, MANY = 4, 12  # kills of a kind in the tests
 SELECTIVE = {"detector__expressions": {"place": "store room"}, "detector__recall": 1.0, "redacted__steps": 6}
 KINDS: dict[str, dict[str, object]] = {
     "train": {},
@@ -150,7 +149,9 @@ def kill(job: Killed, kills: int) -> int:
     return finished
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("train", KILLS), ("two phases", SOME), ("audit", SOME)])
+@pytest.mark.parametrize(
+    ("kind", "kills"), [("train", SOME), ("train", MANY), ("two phases", SOME), ("audit", SOME)]
+)
 def test_killed_at_random_moments(tmp_path, model, kind, kills):
     assert kill(made(tmp_path, model, kind), kills) >= 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -188,13 +188,13 @@ def test_equal_parts_of_many_micro_batches_round_the_same_way(monkeypatch: pytes
     monkeypatch.setattr(slots.Allowance, "covers", lambda *given: True)
     monkeypatch.setattr(slots.Slot, "_as_of_factors", lambda self, parts: 1.0)
 
-    def worst() -> float:
+    def found() -> Iterator[float]:
         model, one = nn.Linear(4, 4, bias=False), torch.ones(1, 1, 4)
-        return max(added(model, one, one, 1 + seed / 14, calls=400)[0] for seed in range(8))
+        return (added(model, one, one, 1 + seed / 14, calls=400)[0] for seed in range(8))
 
-    assert worst() <= MOST
+    assert max(found()) <= MOST
     monkeypatch.setattr(engine, "last_error", lambda units, before, ranks: 0.0)
-    assert worst() > MOST, "the sum does not round as it did"
+    assert any(each > MOST for each in found()), "the sum does not round as it did"
 
 
 def test_the_norm_of_equal_elements() -> None:

@@ -1,5 +1,6 @@
 """Any model in the format of the hub: loaded, adapted, saved, and refused where it would mislead."""
 
+import itertools
 import json
 import shutil
 import time
@@ -467,11 +468,23 @@ FAMILIES_AND_TASKS = [
     ("roberta", "masked-lm"),
     ("roberta", "classification"),
 ]
+LORA = {"kind": "lora", "rank": 2}
+
+
+def each_value_once(usual, *values):
+    """Return all combinations of the values; those that are not the usual ones are exhaustive."""
+    assert all(
+        set(map(str, column)) == set(map(str, of))
+        for column, of in zip(zip(*usual, strict=True), values, strict=True)
+    )
+    others = [each for each in itertools.product(*values) if each not in usual]
+    return [*usual, *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in others)]
 
 
 @pytest.mark.parametrize(("kind", "task"), FAMILIES_AND_TASKS)
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("room", [0, 1, 60])
+@pytest.mark.parametrize(
+    ("tied", "room"), each_value_once([(True, 0), (False, 1), (True, 60)], [True, False], [0, 1, 60])
+)
 def test_new_tokens_start_as_the_mean_of_the_real_ones(tmp_path, kind, task, tied, room):
     """And all else of the model stays as it was; the vocabulary grows only where it has no room."""
     path = small.saved(tmp_path / "m", kind, task, tie_word_embeddings=tied, vocab_size=small.TOKENS + room)
@@ -520,9 +533,10 @@ def test_with_new_tokens_a_larger_vocabulary_is_still_refused(root):
 
 
 @pytest.mark.parametrize(("kind", "task"), FAMILIES_AND_TASKS)
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("room", [0, 60])
-@pytest.mark.parametrize("adapter", [{}, {"kind": "lora", "rank": 2}])
+@pytest.mark.parametrize(
+    ("tied", "room", "adapter"),
+    each_value_once([(True, 0, {}), (False, 60, LORA)], [True, False], [0, 60], [{}, LORA]),
+)
 def test_a_release_with_new_tokens_loads_by_itself(tmp_path, kind, task, tied, room, adapter):
     """With transformers and peft alone, as the model card says, to the same logits."""
     from peft import PeftModel

@@ -38,10 +38,10 @@ def senders(path) -> list[str]:
 @pytest.mark.parametrize("long_names", [False, True])
 def test_every_cut_of_an_archive_is_refused(tmp_path, long_names):
     path = tmp_path / "mails.tar"
-    whole = archive(3, long_names)
+    whole = archive(2, long_names)
     members = len(whole.rstrip(b"\0"))
     end = -(-members // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE + END
-    everybody = ["ann0@x.org", "ann1@x.org", "ann2@x.org"]
+    everybody = ["ann0@x.org", "ann1@x.org"]
     assert not whole[members:].strip(b"\0")
     for length in range(end):
         path.write_bytes(whole[:length])

@@ -13,6 +13,7 @@ from confide.sensitive.detectors import Processes, processes
 from confide.utils.errors import InputError
 
 pytest.importorskip("detect_secrets", reason="detect-secrets is not installed")
+pytestmark = pytest.mark.subprocess  # started by what is tested
 
 TEXTS = [f"{n}: https://ann:word{n}@b.org and ftp://bob:{n}@c.de {'b' * (n % 90)}" for n in range(600)] + [
     "",

@@ -1,0 +1,134 @@
+"""Which tests the fast half, the default suite and `--all` hold."""
+
+import ast
+import functools
+import subprocess
+
+import pytest
+
+import slow_tests
+from tests import command, tiers
+from tests.places import ROOT
+
+
+@functools.cache
+def defined(file: str) -> set[str]:
+    """Return the names of a file's tests."""
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("path", [tiers.EXHAUSTIVE, tiers.SLOW], ids=lambda path: path.stem)
+def test_each_test_that_a_list_names_is_there(path, request):
+    """Its cases are looked for among those that this session collected: among all of them where all tests run."""
+    entries = tiers.listed(path)
+    assert entries
+    tests = [tiers.test_of(entry).partition("::") for entry in entries]
+    assert [(file, name) for file, _, name in tests if not (ROOT / file).is_file()] == []
+    assert [(file, name) for file, _, name in tests if name and name not in defined(file)] == []
+    if not any("::" in argument for argument in request.config.args):
+        assert tiers.gone(entries, request.config.stash[tiers.COLLECTED]) == set()
+
+
+def test_a_name_that_no_test_has_is_noticed():
+    collected = {"tests/a.py::test_one", "tests/a.py::test_two[x]", "tests/a.py::test_two[y]"}
+    there = {"tests/a.py::test_one", "tests/a.py::test_two", "tests/a.py::test_two[y]", "tests/b.py::test[z]"}
+    there.add("tests/a.py::fixture")
+    assert tiers.gone(frozenset(there), collected) == set()
+    assert tiers.gone(frozenset({"tests/a.py::test_two[z]"}), collected) == {"tests/a.py::test_two[z]"}
+
+
+def test_an_exhaustive_test_is_in_no_list_twice():
+    assert tiers.listed(tiers.EXHAUSTIVE) & tiers.listed(tiers.SLOW) == set()
+
+
+def directly():
+    subprocess.run(["true"], check=True)
+
+
+def by_a_helper():
+    return directly()
+
+
+def by_a_module():
+    return command.confide_apart("--help")
+
+
+class Launcher:
+    def launch(self):
+        directly()
+
+
+def by_a_class():
+    Launcher().launch()
+
+
+def inside():
+    return [lambda: directly() for _ in range(2)]
+
+
+def in_this_process():
+    return command.confide("--help")
+
+
+@pytest.mark.parametrize("function", [directly, by_a_helper, by_a_module, by_a_class, inside])
+def test_what_starts_processes_is_seen(function):
+    assert tiers.starts_processes(function)
+
+
+def test_what_starts_none_is_not():
+    assert not tiers.starts_processes(in_this_process)
+
+
+@pytest.fixture
+def launched():
+    return directly
+
+
+def test_a_fixture_that_starts_processes_marks_its_tests(launched, request):
+    assert request.node.get_closest_marker("subprocess")
+
+
+LOG = """
+bringing up nodes...
+3.00s setup    tests/a.py::test_one
+0.10s call     tests/a.py::test_one
+0.90s call     tests/a.py::test_two[a b]
+0.90s call     tests/a.py::test_two[::]
+0.30s teardown tests/a.py::test_two[c]
+0.90s call     tests/a.py::test_three[x]
+0.30s call     tests/a.py::test_three[y]
+0.30s call     tests/a.py::test_four
+(7 durations < 0.05s hidden.)
+"""
+
+
+def test_a_log_of_durations_says_which_tests_are_slow():
+    seconds = slow_tests.durations(LOG, slower_by=2)
+    assert seconds["tests/a.py::test_one"] == pytest.approx(1.55)
+    assert seconds["tests/a.py::test_two[a b]"] == pytest.approx(0.45)
+    found = {"tests/a.py::test_one", "tests/a.py::test_two", "tests/a.py::test_three[x]"}
+    assert slow_tests.slow(seconds, limit=0.2) == found
+    cases = {f"tests/a.py::test[{number}]": 0.1 + 0.2 * (number < 3) for number in range(9)}
+    assert slow_tests.slow(cases, limit=0.2) == {"tests/a.py::test"}
+    assert slow_tests.without_repeats(found | {"tests/a.py::test_two[c]"}) == found
+
+
+def test_a_file_of_slow_tests_is_listed_as_a_whole(tmp_path):
+    (tmp_path / "a.py").write_text("def test_one(): ...\n\n\ndef test_two(): ...\n")
+    tests = {"a.py::test_one", "a.py::test_two[x]", "a.py::fixture", "b.py::test_one"}
+    assert slow_tests.whole_files(tests, tmp_path) == tests
+    both = tests | {"a.py::test_two"}
+    assert slow_tests.without_repeats(slow_tests.whole_files(both, tmp_path)) == {"a.py", "b.py::test_one"}
+
+
+def test_a_list_may_name_a_fixture(launched, request, monkeypatch):
+    names = frozenset({"tests/test_tiers.py::launched"})
+    assert slow_tests.is_fixture(*names)
+    assert not slow_tests.is_fixture(request.node.nodeid)
+    monkeypatch.setattr(tiers, "listed", lambda path: names)
+    assert tiers.is_listed(tiers.SLOW, request.node)
+    monkeypatch.setattr(tiers, "listed", lambda path: frozenset({"tests/test_tiers.py"}))
+    assert tiers.is_listed(tiers.SLOW, request.node)
+    monkeypatch.setattr(tiers, "listed", lambda path: frozenset({"tests/test_other.py::launched"}))
+    assert not tiers.is_listed(tiers.SLOW, request.node)

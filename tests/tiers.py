@@ -1,0 +1,118 @@
+"""Which tests are `exhaustive`, `slow` or start processes: conftest.py gives them these marks.
+
+Two lists say the first two, a test a line: `tests/folder/test_file.py::test_name`, with `[case]` for one case alone.
+A file alone stands for all of its tests. The name of a fixture stands for all tests that use it: else the first one
+that runs would pay for it. Lines that begin with # are comments.
+
+Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
+them otherwise is marked by hand: `@pytest.mark.subprocess`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+EXHAUSTIVE, SLOW = HERE / "exhaustive.txt", HERE / "slow.txt"
+# Names that only code that starts processes has.
+STARTERS = {"subprocess", "Popen", "fork", "ProcessPoolExecutor", "get_context", "posix_spawn"}
+COLLECTED = pytest.StashKey[set[str]]()
+
+
+@cache
+def listed(path: Path) -> frozenset[str]:
+    """Return the tests that a list names."""
+    lines = path.read_text("utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def is_listed(path: Path, item: pytest.Item) -> bool:
+    """Say whether the list names a test, this case of it, its file, or a fixture of it."""
+    names = {item.nodeid, test_of(item.nodeid), item.nodeid.partition("::")[0]}
+    names |= {f"{fixture.baseid}::{fixture.argname}" for fixture in _fixtures(item)}
+    return not listed(path).isdisjoint(names)
+
+
+def test_of(nodeid: str) -> str:
+    """Return the name of a test without its case."""
+    return nodeid.partition("[")[0]
+
+
+test_of.__test__ = False  # type: ignore[attr-defined]
+
+
+def gone(entries: frozenset[str], collected: set[str]) -> set[str]:
+    """Return the entries that no collected test has, of those tests of which some case was collected."""
+    known = collected | {test_of(nodeid) for nodeid in collected}
+    tests = {test_of(nodeid) for nodeid in collected}
+    return {entry for entry in entries if test_of(entry) in tests and entry not in known}
+
+
+def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark all tests, and leave the exhaustive ones out, unless all were asked for or one by its name."""
+    config.stash[COLLECTED] = {item.nodeid for item in items}
+    for item in items:
+        if is_listed(EXHAUSTIVE, item):
+            item.add_marker(pytest.mark.exhaustive)
+        if is_listed(SLOW, item) or item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.slow)
+        if any(starts_processes(function) for function in _functions(item)):
+            item.add_marker(pytest.mark.subprocess)
+    if config.getoption("--all") or any("::" in name for name in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+def _fixtures(item: pytest.Item) -> Iterator[pytest.FixtureDef[Any]]:
+    if isinstance(item, pytest.Function):
+        for fixtures in item._fixtureinfo.name2fixturedefs.values():
+            yield from fixtures
+
+
+def _functions(item: pytest.Item) -> Iterator[Callable[..., Any]]:
+    """Yield the functions of a test and of its fixtures."""
+    if isinstance(item, pytest.Function):
+        test = item.function
+        yield getattr(getattr(test, "hypothesis", None), "inner_test", test)
+        yield from (fixture.func for fixture in _fixtures(item))
+
+
+@cache
+def starts_processes(function: Callable[..., Any]) -> bool:
+    """Say whether a function starts a process, by itself or by what it calls in the tests."""
+    todo: list[Any] = [function]
+    seen: set[Any] = set()
+    while todo:
+        plain = inspect.unwrap(todo.pop())
+        if not isinstance(plain, FunctionType) or plain in seen:
+            continue
+        seen.add(plain)
+        names = _names(plain.__code__)
+        if names & STARTERS:
+            return True
+        used = [plain.__globals__.get(name) for name in names]
+        modules = [value for value in used if isinstance(value, ModuleType) and _ours(value.__name__)]
+        used += [getattr(module, name, None) for module in modules for name in names]
+        for value in used:
+            if inspect.isclass(value) and _ours(value.__module__):
+                todo += vars(value).values()
+            elif inspect.isfunction(value) and _ours(value.__module__):
+                todo.append(value)
+    return False
+
+
+def _ours(module: str) -> bool:
+    return module.partition(".")[0] == "tests"
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code uses, of globals and attributes, in functions inside it too."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
