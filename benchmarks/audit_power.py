@@ -29,7 +29,7 @@ from confide.randomness.seal import Seal
 from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
 from confide.training.step import Step
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.training.white_box import Readings
 
 ROWS = 4  # of a user
@@ -127,7 +127,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
     if broken.startswith("sampling"):
         sampler = replace(sampler, sampling=replace(setting.terms.sampling, rate=10 * game.rate))
     model = tiny(game.users, seed)
-    task = Task("causal-lm", 0, None, game.users + 2, (0,), frozenset(), False, torch.device("cpu"))
+    task = CausalLM(0, None, game.users + 2, (0,), frozenset(), False, torch.device("cpu"))
     readings = Readings(
         model,
         task,

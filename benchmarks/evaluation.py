@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.training import evaluation
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.allocator import keep_freed_memory
 from step import SHAPES
 
@@ -66,9 +66,7 @@ def main() -> None:
     device = torch.device(args.device)
     config = SHAPES["small"]()
     model = AutoModelForCausalLM.from_config(config).to(device).eval()
-    task = Task(
-        "causal-lm", 0, None, config.vocab_size, (), frozenset({"position_ids"}), False, device, caches=True
-    )
+    task = CausalLM(0, None, config.vocab_size, (), frozenset({"position_ids"}), False, device, caches=True)
     with tempfile.TemporaryDirectory() as folder:
         graph = rows_on_disk(Path(folder), config.vocab_size)
         rows = sorted(graph.fetch(np.arange(ROWS)), key=len)

@@ -24,6 +24,7 @@ from confide.auditing import membership
 from confide.data.unit_graph import UnitGraph
 from confide.models.loading import BUNDLED, location
 from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from unit_graph import build
 
 MICRO_TOKENS, VOCABULARY = 8192, 256
@@ -48,7 +49,7 @@ def measure(rows: int) -> dict[str, float]:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(location(BUNDLED))
     extra = frozenset({"position_ids"})
-    task = Task("causal-lm", 0, None, VOCABULARY, (), extra, False, torch.device("cpu"))
+    task = CausalLM(0, None, VOCABULARY, (), extra, False, torch.device("cpu"))
     read = [0]
 
     def counted(module: object, args: object, given: dict[str, torch.Tensor]) -> None:

@@ -57,7 +57,7 @@ from _methods import (
 )
 from confide.config.schema import Adapter
 from confide.models import loading as models
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.allocator import keep_freed_memory
 from confide.utils.memory import OutOfMemory, give_back, ran_out
 
@@ -111,7 +111,7 @@ def setting(args: argparse.Namespace) -> Setting:
     vocabulary = config.vocab_size
     extra = frozenset(models.accepted(model))
     bf16 = args.precision == "bf16"
-    task = Task("causal-lm", 0, None, vocabulary, (), extra, bf16, torch.device(args.device), caches=True)
+    task = CausalLM(0, None, vocabulary, (), extra, bf16, torch.device(args.device), caches=True)
     share = 1 / np.arange(10, vocabulary + 10)
     tokens = np.random.default_rng(0).choice(vocabulary, (args.batch, args.length), p=share / share.sum())
     return Setting(model.train(), task, list(tokens), args.rows * args.length)

@@ -34,6 +34,7 @@ from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.training.row_isolation import refuse_company
 from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
@@ -175,7 +176,7 @@ def _of(config: Any, known: dict[str, Any], name: str) -> object:
 
 def task_of(model: torch.nn.Module) -> Task:
     extra = frozenset(models.accepted(model))
-    return Task("causal-lm", 1, None, 67, (), extra, False, torch.device("cpu"), caches=models.caches(model))
+    return CausalLM(1, None, 67, (), extra, False, torch.device("cpu"), caches=models.caches(model))
 
 
 def try_one(kind: str, adapter: str) -> Found:
@@ -195,7 +196,7 @@ def try_one(kind: str, adapter: str) -> Found:
     for module in model.modules():
         models.drop_nothing(module)
     try:
-        model = brute_force.shaken(models._adapt(model, Adapter(kind=adapter, rank=3), task.kind))
+        model = brute_force.shaken(models._adapt(model, Adapter(kind=adapter, rank=3), task.facts.name))
         refuse_company(task, model.train(), rows, Ranks())
         batch, unit = task.collate(rows), torch.tensor(UNITS)
         _, norms = brute_force.clipped_sum(model, task.line_loss, batch, unit, torch.ones(len(rows)), None)

@@ -14,7 +14,7 @@ ROWS = [
     Fault(
         "lines",
         "a row's last token predicts the next row of its line",
-        "training/tasks.py::Task._targets",
+        "tasks/causal_lm.py::CausalLM.targets",
         'nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])',
         "pass",
         "tests/training/test_line_packing.py",
@@ -22,7 +22,7 @@ ROWS = [
     Fault(
         "lines",
         "rows of a line are not weighed",
-        "training/tasks.py::each_line",
+        "tasks/base.py::each_line",
         'losses * batch["weight"]',
         "losses",
         "tests/training/test_line_packing.py",

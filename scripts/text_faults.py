@@ -6,7 +6,7 @@ TEXT = [
     Fault(
         "11",
         "padding counts in a row's mean",
-        "training/tasks.py::Task.row_loss",
+        "tasks/base.py::Task.row_loss",
         "losses.sum(1) / counted.sum(1).clamp(min=1)",
         "losses.mean(1)",
         "tests/training/test_tasks.py",
@@ -30,7 +30,7 @@ TEXT = [
     Fault(
         "27",
         "a row's loss divided by the tokens of the batch",
-        "training/tasks.py::Task.row_loss",
+        "tasks/base.py::Task.row_loss",
         "losses.sum(1) / counted.sum(1).clamp(min=1)",
         "losses.sum(1) / counted.sum().clamp(min=1) * len(losses)",
         "tests/training/test_tasks.py",
@@ -62,7 +62,7 @@ TEXT = [
     Fault(
         "selective",
         "a mask is something to predict",
-        "training/tasks.py::Task._targets",
+        "tasks/causal_lm.py::CausalLM.targets",
         "nothing | (ahead == self.mask)",
         "nothing",
         "tests/training/test_tasks.py",

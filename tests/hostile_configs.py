@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from confide.config import registry
 from confide.config.schema import Config
 
 TREES: tuple[dict[str, Any], ...] = (
@@ -84,7 +85,7 @@ def _sections(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tup
             yield prefix + name, kind
 
 
-_KEYS = dict(_sections())
+_KEYS = dict(_sections()) | {"task": typing.Literal[*registry.TASKS]}
 
 
 def _likely(kind: Any, generator: random.Random) -> Any:

@@ -7,6 +7,7 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from confide.config import registry
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.training.tasks import Task
 
@@ -32,7 +33,7 @@ def gpt2(seed: int = 0) -> GPT2LMHeadModel:
 
 def task(kind: str = "causal-lm") -> Task:
     extra = frozenset({"position_ids"})
-    return Task(kind, 0, 1, VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
+    return registry.task(kind)(0, 1, VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
 
 
 def graph(folder: Path, rows_per_unit: list[int], seed: int = 0, longest: int = 12) -> UnitGraph:

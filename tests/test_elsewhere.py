@@ -122,8 +122,8 @@ def test_a_tensor_of_ours_left_on_the_cpu_is_seen(tmp_path, model):
     world = World(tmp_path, model)
     program = RUN + (
         "from dataclasses import replace; from confide.training.tasks import Task; from tests.command import confide\n"
-        "own = Task.of\n"
-        "Task.of = lambda *a: replace(own(*a), device=torch.device('cpu'))\n"
+        "own = Task.of.__func__\n"
+        "Task.of = classmethod(lambda *a: replace(own(*a), device=torch.device('cpu')))\n"
         "with elsewhere.Device(): found = confide('train', sys.argv[1])\n"
         "print(found.code, found.err)"
     )

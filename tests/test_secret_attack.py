@@ -27,7 +27,7 @@ from confide.privacy.mechanisms.statement import Setting, settle, state_guarante
 from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
 from confide.training.step import Step
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 
 OWN, OTHERS = 3, 5  # rows with the secret, and without
 VOCABULARY, WIDTH, CLIP, RATE = 12, 4, 0.5, 0.5
@@ -81,7 +81,7 @@ class Game:
         model = Language(self.k)
         key, steps = RunKey.from_text(name), self.mechanism.steps
         combine = self.mechanism.combine(self.setting.terms, noise)
-        task = Task("causal-lm", 0, None, VOCABULARY, (0,), frozenset(), False, torch.device("cpu"))
+        task = CausalLM(0, None, VOCABULARY, (0,), frozenset(), False, torch.device("cpu"))
         sampler = self.mechanism.sampler(self.graphs[truth], key, "main", lambda: np.zeros(0))
         optimisation = Optimisation(steps=steps, learning_rate=RATE, optimizer="sgd")
         step = Step(model, task, sampler, combine, optimisation, key)

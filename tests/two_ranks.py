@@ -16,6 +16,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from confide.config import registry
 from confide.config.schema import Adapter, Average
 from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
@@ -92,7 +93,7 @@ def model_of(family: str, adapter: str) -> torch.nn.Module:
 def task_of(model: torch.nn.Module) -> Task:
     extra = frozenset(models.accepted(model))
     kind = "masked-lm" if model.config.model_type == "bert" else "causal-lm"
-    return Task(kind, 0, 1, small.VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
+    return registry.task(kind)(0, 1, small.VOCABULARY, (0, 1), extra, False, torch.device("cpu"))
 
 
 def steps(
@@ -102,7 +103,7 @@ def steps(
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
     task = task_of(model)
-    if task.kind == "causal-lm":  # one process, which they are compared with, has a line for each row
+    if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
         task = replace(task, shares=ranks.several)
     step = Step(
         model,

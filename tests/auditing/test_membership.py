@@ -25,9 +25,9 @@ from confide.auditing.membership import (
 from confide.config.schema import Config, Data
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.models import loading as models
-from confide.training import tasks
 from confide.training.evaluation import row_losses
-from confide.training.tasks import Task
+from confide.training.tasks import base
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import Diverged
 from tests import small
 
@@ -110,7 +110,7 @@ def test_columns_are_those_of_each_row_alone(graph, micro_tokens):
 
 def test_z_scores_are_those_of_a_worked_example():
     """Zhang et al. 2025: (log p - mu) / sigma under p = (0.7, 0.2, 0.1), worked by hand to six digits."""
-    task = Task("causal-lm", 0, None, 3, (), frozenset(), False, torch.device("cpu"))
+    task = CausalLM(0, None, 3, (), frozenset(), False, torch.device("cpu"))
     model = Fixed(torch.tensor([0.7, 0.2, 0.1]).log())
     batch = task.collate([np.array([0, 0]), np.array([0, 1]), np.array([0, 2])])
     logs, counted, mean, deviation = task.token_statistics(model, batch)
@@ -124,7 +124,7 @@ def test_z_scores_are_those_of_a_worked_example():
 
 def test_a_prediction_without_doubt_gives_finite_scores():
     """All weight on one token, or the same on all: the deviation is zero."""
-    task = Task("causal-lm", 0, None, 3, (), frozenset(), False, torch.device("cpu"))
+    task = CausalLM(0, None, 3, (), frozenset(), False, torch.device("cpu"))
     rows = [np.array([0, 0]), np.array([0, 1])]
     for logits in ([0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0], [1e4, 0.0, 0.0]):
         logs, counted, mean, deviation = task.token_statistics(
@@ -149,7 +149,7 @@ def test_pieces_change_nothing_and_no_second_tensor_is_as_large_as_the_logits(gr
     model = Fixed(logits[0, 0])
     model.forward = lambda **inputs: type("Output", (), {"logits": logits})
     whole = task.token_statistics(model, batch)
-    monkeypatch.setattr(tasks, "_PIECE", 7 * small.VOCABULARY)
+    monkeypatch.setattr(base, "_PIECE", 7 * small.VOCABULARY)
     largest = 0
 
     class Watching(TorchDispatchMode):

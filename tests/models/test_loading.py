@@ -15,13 +15,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from confide.clipping import ClippedSum
+from confide.config import registry
 from confide.config.loading import check
 from confide.config.schema import Policy
 from confide.models import files as model_files
 from confide.models import loading as models
 from confide.models.fast.activations import fuse
 from confide.randomness.streams import RunKey
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
 from tests import small
 
@@ -46,12 +47,12 @@ def loaded(folder, kind, task=None, adapter=None, classes=3, changes=None, **tra
 
 
 def task_of(model, kind="causal-lm", precision="float32"):
-    return Task.of(kind, model, models.load_tokenizer(config("bundled")), precision)
+    return registry.task(kind).of(model, models.load_tokenizer(config("bundled")), precision)
 
 
 def batch_of(task):
-    labels = torch.tensor([0, 2, 1]).numpy() if task.kind == "classification" else None
-    hide = [KEY.stream("test", "hide", i) for i in range(3)] if task.kind == "masked-lm" else None
+    labels = torch.tensor([0, 2, 1]).numpy() if task.facts.has_classes else None
+    hide = [KEY.stream("test", "hide", i) for i in range(3)] if task.facts.hides_tokens else None
     return task.collate(ROWS, labels, hide)
 
 
@@ -389,7 +390,7 @@ def test_a_real_llama_without_a_tokenizer_says_so_and_with_one_knows_its_stories
     tokenizer = models.load_tokenizer(settings)
     assert tokenizer.pad_token == "</s>"
     model = models.load_model(settings, None, len(tokenizer))
-    task = Task.of("causal-lm", model, tokenizer)
+    task = CausalLM.of(model, tokenizer)
     story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     shuffled = "park the in play outside loved Lily. to named girl She little a was there time, upon a Once"
     rows = [

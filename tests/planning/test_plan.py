@@ -231,14 +231,14 @@ from confide.utils.errors import InputError
 from confide.privacy.mechanisms.values import Combine
 from confide.randomness.streams import RunKey
 from confide.privacy.sampling import Draw
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.training.optimisation import Optimisation
 from confide.training.step import Step
 
 settings = check(json.loads(sys.argv[1]))
 model = models.load_model(settings)
 size = cost.Size.of(model)
-task = Task.of("causal-lm", model, models.load_tokenizer(settings))
+task = CausalLM.of(model, models.load_tokenizer(settings))
 rows = [np.random.default_rng(i).integers(2, 8192, 128) for i in range(2 * settings.train.micro_tokens // 128)]
 
 class Sampler:

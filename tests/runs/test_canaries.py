@@ -3,11 +3,13 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from confide.config import registry
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.models import loading as models
@@ -17,7 +19,6 @@ from confide.runs.folder import Run
 from confide.runs.generated_canaries import _evenly, buckets
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
-from confide.training.tasks import Task
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
@@ -139,10 +140,10 @@ def test_a_manifest_comes_back_from_disk_as_it_was(tokenizer, tmp_path):
 def test_a_blank_row_has_no_loss_and_no_gradient(kind, tokenizer):
     model = small.gpt2()
     model.resize_token_embeddings(len(tokenizer))
-    task = Task.of(kind, model, tokenizer)
+    task = registry.task(kind).of(model, tokenizer)
     hide = [RunKey.from_text("x").stream("a", "b")] if kind == "masked-lm" else None
     if kind == "masked-lm":
-        task = Task(**(vars(task) | {"mask": 1}))
+        task = replace(task, mask=1)
     loss = task.row_loss(model, task.collate([blank(tokenizer)], None, hide))
     loss.sum().backward()
     assert float(loss.detach().sum()) == 0

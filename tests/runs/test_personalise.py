@@ -16,7 +16,8 @@ from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.runs import personalise as personalisation
 from confide.runs.personalise import halves, personalise
-from confide.training.tasks import Task
+from confide.training.tasks.classification import Classification
+from confide.training.tasks.masked_lm import MaskedLM
 from confide.utils.errors import InputError
 from tests import small
 from tests.command import World, confide, files_below, refused, tiny_model
@@ -70,7 +71,7 @@ def bert():
 
     torch.manual_seed(0)
     model = BertForMaskedLM(small.family("bert", vocab_size=small.VOCABULARY, pad_token_id=0))
-    return model, Task("masked-lm", 0, 1, small.VOCABULARY, (0, 1), frozenset(), False, torch.device("cpu"))
+    return model, MaskedLM(0, 1, small.VOCABULARY, (0, 1), frozenset(), False, torch.device("cpu"))
 
 
 def classifier():
@@ -78,13 +79,13 @@ def classifier():
 
     torch.manual_seed(0)
     settings = small.family("bert", vocab_size=small.VOCABULARY, pad_token_id=0, num_labels=2)
-    task = Task("classification", 0, 1, small.VOCABULARY, (), frozenset(), False, torch.device("cpu"))
+    task = Classification(0, 1, small.VOCABULARY, (), frozenset(), False, torch.device("cpu"))
     return BertForSequenceClassification(settings), task
 
 
 def adapted(make=gpt2):
     model, task = make()
-    return models._adapt(model, Adapter(kind="lora", rank=2), task.kind), task
+    return models._adapt(model, Adapter(kind="lora", rank=2), task.facts.name), task
 
 
 def adapted_classifier():
@@ -98,7 +99,7 @@ def test_the_model_is_left_bit_for_bit(tmp_path, make, optimizer):
     model.eval()
     before = copy.deepcopy(model.state_dict())
     flags = [p.requires_grad for p in model.parameters()]
-    graph = written(tmp_path / "g", peculiar(5), labels=task.kind == "classification")
+    graph = written(tmp_path / "g", peculiar(5), labels=task.facts.has_classes)
     found = personalise(job(graph, model, task), learning_rate=(0.05,), optimizer=optimizer)
     assert abs(found.difference) > 1e-4  # the copies did move
     after = model.state_dict()

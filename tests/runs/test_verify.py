@@ -20,9 +20,10 @@ from confide.privacy.mechanisms.values import Combine
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.training import gradient_sum, tasks
+from confide.training import gradient_sum
 from confide.training import step as training
-from confide.training.tasks import Task
+from confide.training.tasks import Task, base
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.console import Console
 from tests import small
 from tests.quick import everywhere, needs_onednn
@@ -299,16 +300,16 @@ def let_rows_of_a_line_attend_to_each_other(patch):
 
 
 def predict_the_next_row_of_a_line(patch):
-    honest = Task._targets
+    honest = CausalLM.targets
 
     def targets(self, batch):
         return honest(self, {name: values for name, values in batch.items() if name != "row"})
 
-    patch.setattr(Task, "_targets", targets)
+    patch.setattr(CausalLM, "targets", targets)
 
 
 def forget_the_weights_of_a_line(patch):
-    patch.setattr(tasks, "each_line", lambda losses, batch: losses if losses.dim() == 1 else losses.sum(1))
+    patch.setattr(base, "each_line", lambda losses, batch: losses if losses.dim() == 1 else losses.sum(1))
 
 
 def skip_an_empty_draw(patch):

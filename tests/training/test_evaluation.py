@@ -10,6 +10,8 @@ from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.randomness.streams import RunKey
 from confide.training import evaluation
 from confide.training.tasks import IGNORE, Task
+from confide.training.tasks.classification import Classification
+from confide.training.tasks.masked_lm import MaskedLM
 from confide.utils.errors import InputError
 from tests import small
 
@@ -20,7 +22,7 @@ def graph(tmp_path_factory):
 
 
 def masked_task():
-    return Task("masked-lm", 0, 1, small.VOCABULARY, (0, 1), frozenset(), False, torch.device("cpu"))
+    return MaskedLM(0, 1, small.VOCABULARY, (0, 1), frozenset(), False, torch.device("cpu"))
 
 
 def bert(seed=0):
@@ -158,7 +160,7 @@ def test_accuracy_and_loss_of_classes(tmp_path):
         def forward(self, input_ids, attention_mask):
             return type("Output", (), {"logits": self.w.expand(len(input_ids), 3)})
 
-    task = Task("classification", 0, 1, small.VOCABULARY, (), frozenset(), False, torch.device("cpu"))
+    task = Classification(0, 1, small.VOCABULARY, (), frozenset(), False, torch.device("cpu"))
     found = evaluation.evaluate(Fixed(), task, UnitGraph.open(tmp_path / "g"))
     logs = torch.tensor([0.0, 1.0, 0.0]).log_softmax(0)
     assert found["loss"] == pytest.approx(-(2 * logs[0] + logs[1] + logs[2]).item() / 4)

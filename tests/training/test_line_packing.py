@@ -25,6 +25,7 @@ from confide.training.microbatch import micro_batch
 from confide.training.packing import pack
 from confide.training.row_isolation import sharing
 from confide.training.tasks import IGNORE, Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.console import Console
 from tests import small
 from tests.test_resume import config
@@ -81,7 +82,7 @@ def of_family(kind: str, **changes) -> tuple[torch.nn.Module, Task]:
 
 def task_of(model) -> Task:
     extra = frozenset(models.accepted(model))
-    return Task("causal-lm", 1, None, small.TOKENS, (), extra, False, torch.device("cpu"))
+    return CausalLM(1, None, small.TOKENS, (), extra, False, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -226,7 +227,7 @@ def test_losses_in_lines_are_those_of_rows_alone(mask):
     assert torch.allclose(tasks.each_row(losses, batch), alone, atol=1e-5)
     assert losses[0, 2:].eq(0).all()
     predicted = sum(max(0, len(row) - 1 - sum(row[1:] == mask)) for row in rows)
-    assert int((task._targets(batch) != IGNORE).sum()) == predicted
+    assert int((task.targets(batch) != IGNORE).sum()) == predicted
 
 
 @pytest.mark.parametrize("clip", [0.05, 0.8, None])

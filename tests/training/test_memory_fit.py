@@ -82,12 +82,12 @@ from confide.clipping import ClippedSum
 from confide.distributed.ranks import Ranks
 from tests import small
 from transformers import AutoModelForCausalLM
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 
 device, room = torch.device("cpu"), 200 << 20
 torch.set_num_threads(1)
 model = AutoModelForCausalLM.from_config(small.family("gpt2"))
-task = Task("causal-lm", 0, 1, small.TOKENS, (0, 1), frozenset({"position_ids"}), False, device)
+task = CausalLM(0, 1, small.TOKENS, (0, 1), frozenset({"position_ids"}), False, device)
 memory.free = lambda device: room
 found = physical.fit(model, task, 64, Ranks(device=device), 0)
 clipped = ClippedSum(model, task.row_loss, 1.0)

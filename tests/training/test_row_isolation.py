@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from confide.config import registry
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.runs.folder import Run
@@ -62,8 +63,8 @@ def built(kind: str, task: str = "causal-lm", **changes: object) -> tuple[torch.
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     extra = frozenset(models.accepted(model))
-    return model, Task(
-        task, 1, 2, small.TOKENS, (), extra, False, torch.device("cpu"), caches=models.caches(model)
+    return model, registry.task(task)(
+        1, 2, small.TOKENS, (), extra, False, torch.device("cpu"), caches=models.caches(model)
     )
 
 

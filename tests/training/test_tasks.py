@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from confide.config import registry
 from confide.config.loading import check
 from confide.models import loading as models
 from confide.randomness.streams import RunKey
-from confide.training.tasks import IGNORE, Task
+from confide.training.tasks import IGNORE
+from confide.training.tasks.masked_lm import MaskedLM
 from tests import small
 
 KEY = RunKey.from_text("test")
@@ -39,7 +41,7 @@ def load(tmp_path_factory):
             tokenizer = models.load_tokenizer(settings)
             found[kind, task] = models.load_model(settings, 3 if data["label"] else None), tokenizer
         model, tokenizer = found[kind, task]
-        return model, Task.of(task, model, tokenizer, precision)
+        return model, registry.task(task).of(model, tokenizer, precision)
 
     return one
 
@@ -57,11 +59,11 @@ def rows_of(lengths=LENGTHS, pad=1, seed=0):
 
 
 def labels_of(task, n):
-    return np.arange(n) % 3 if task.kind == "classification" else None
+    return np.arange(n) % 3 if task.facts.has_classes else None
 
 
 def hide_of(task, numbers):
-    return [KEY.stream("test", "hide", i) for i in numbers] if task.kind == "masked-lm" else None
+    return [KEY.stream("test", "hide", i) for i in numbers] if task.facts.hides_tokens else None
 
 
 def collate(task, rows, numbers=None):
@@ -76,9 +78,9 @@ def plain_loss(model, task, batch, i, length):
     ids = batch["input_ids"][i : i + 1, :length]
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0].double()
-    if task.kind == "classification":
+    if task.facts.has_classes:
         return -logits.log_softmax(-1)[batch["labels"][i]].item()
-    if task.kind == "causal-lm":
+    if task.facts.is_causal:
         pairs = [(t, ids[0, t + 1].item()) for t in range(length - 1)]
     else:
         pairs = [(t, batch["labels"][i, t].item()) for t in range(length) if batch["labels"][i, t] != IGNORE]
@@ -212,7 +214,7 @@ def test_roberta_numbers_its_own_positions_from_behind_its_padding_id(load):
 
 
 def masked(n=4000, length=24, seed=0, key=KEY):
-    task = Task("masked-lm", 0, 1, small.VOCABULARY, (0, 1, 2), frozenset(), False, torch.device("cpu"))
+    task = MaskedLM(0, 1, small.VOCABULARY, (0, 1, 2), frozenset(), False, torch.device("cpu"))
     generator = np.random.default_rng(seed)
     rows = [generator.integers(2, small.VOCABULARY, length) for _ in range(n)]
     hide = [key.stream("test", "hide", i) for i in range(n)]

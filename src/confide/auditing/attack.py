@@ -20,6 +20,7 @@ from confide.auditing.membership import Columns
 from confide.auditing.numbers import UNSURE, Numbers
 from confide.auditing.rates import ceiling
 from confide.auditing.trie import Trie
+from confide.config import registry
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
 from confide.privacy.ledger import first_entry
@@ -233,7 +234,7 @@ class _Audit:
             )
         if name == "exposure" and self.manifest is not None and self.manifest.game == "mask":
             return "training text is redacted around the numbers, and they would be ranked in a text that it never held"
-        if name in ("exposure", "extraction") and config.task != "causal-lm":
+        if name in ("exposure", "extraction") and not registry.task_facts(config.task).is_causal:
             return f"it is about text that a model writes, and this one's task is {config.task}"
         masked = mechanisms.needs_of(config).redaction in ("instead", "apart")
         if name in ("membership", "users", "extraction") and masked:

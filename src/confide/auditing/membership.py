@@ -91,7 +91,7 @@ def columns(
         Diverged: a loss is not a finite number.
     """
     among = np.arange(graph.n_rows) if among is None else np.sort(np.asarray(among, dtype=np.int64))
-    if tokenwise and task.kind == "causal-lm":
+    if tokenwise and task.facts.is_causal:
         sums, counts, least = _tokenwise(model, task, graph, among, micro_tokens, progress)
     else:
         sums, counts, _ = row_losses(model, task, graph, micro_tokens, progress, among=among)

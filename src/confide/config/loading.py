@@ -25,6 +25,7 @@ from confide.utils.errors import Faults, InputError
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
+_REGISTERED = {"privacy.mechanism": registry.MECHANISMS, "task": registry.TASKS}  # keys that name a class
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -277,8 +278,8 @@ def is_whole(key: str) -> bool:
 
 
 def _options(key: str, schema: type[Config]) -> list[str]:
-    if key == "privacy.mechanism":
-        return list(registry.MECHANISMS)
+    if key in _REGISTERED:
+        return list(_REGISTERED[key])
     field = _all(schema).get(key)
     return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
 
@@ -293,8 +294,8 @@ def _literals(annotation: Any) -> list[Any]:
 
 def _expected(key: str, schema: type[Config] = Config) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
-    if key == "privacy.mechanism":
-        return "one of " + ", ".join(registry.MECHANISMS)
+    if key in _REGISTERED:
+        return "one of " + ", ".join(_REGISTERED[key])
     field = _all(schema).get(key)
     return _words(field.annotation, field.metadata) if field else ""
 
@@ -352,9 +353,10 @@ def _touches(faulty: set[str], key: str) -> bool:
 
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     data, train, adapter = config.data, config.train, config.adapter
-    if config.task == "classification" and data.label is None:
-        yield "data.label", "task: classification needs the field that holds the class"
-    if config.task != "classification" and data.label is not None:
+    has_classes = registry.task_facts(config.task).has_classes
+    if has_classes and data.label is None:
+        yield "data.label", f"task: {config.task} needs the field that holds the class"
+    if not has_classes and data.label is not None:
         yield (
             "data.label",
             f"task: {config.task} has no classes; set task: classification or remove the label",

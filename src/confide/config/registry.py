@@ -1,4 +1,6 @@
-"""What a config may name, and the class that answers to each name. To add a mechanism: write its file, add its line.
+"""What a config may name, and the class that answers to each name.
+
+To add a mechanism or a task: write its file, add its line.
 
 The names stand below the classes, as entry points of packages do: a config is read, and its faults are told, without
 importing any class but the one that it names.
@@ -6,6 +8,8 @@ importing any class but the one that it names.
 
 from importlib import import_module
 from typing import Any
+
+from confide.config.task_facts import TaskFacts
 
 MECHANISMS = {
     "none": "confide.privacy.mechanisms.none:NonPrivate",
@@ -20,6 +24,11 @@ MECHANISMS = {
     "selective": "confide.privacy.mechanisms.selective:Selective",
     "redacted": "confide.privacy.mechanisms.redacted:RedactedOnly",
     "crt": "confide.privacy.mechanisms.crt:ConfidentiallyRedacted",
+}
+TASKS = {
+    "causal-lm": "confide.training.tasks.causal_lm:CausalLM",
+    "masked-lm": "confide.training.tasks.masked_lm:MaskedLM",
+    "classification": "confide.training.tasks.classification:Classification",
 }
 
 SPECIAL_KEYS = (
@@ -42,5 +51,20 @@ def section(mechanism: str) -> str:
 
 def mechanism(name: str) -> Any:
     """The class behind a mechanism's name, one of MECHANISMS."""
-    module, _, attribute = MECHANISMS[name].partition(":")
+    return _named(MECHANISMS[name])
+
+
+def task(name: str) -> Any:
+    """The class behind a task's name, one of TASKS."""
+    return _named(TASKS[name])
+
+
+def task_facts(name: str) -> TaskFacts:
+    """What is asked of a task without a model, by its name, one of TASKS."""
+    facts: TaskFacts = task(name).facts
+    return facts
+
+
+def _named(place: str) -> Any:
+    module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)

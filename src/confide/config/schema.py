@@ -6,7 +6,9 @@ It knows nothing of files or mechanisms: `confide.config.loading` reads and chec
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from confide.config import registry
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -416,6 +418,12 @@ class Canaries(Section):
     )
 
 
+def _known_task(name: str) -> str:
+    if name not in registry.TASKS:
+        raise ValueError("no task of the registry")
+    return name
+
+
 class Config(Section):
     model: str = Field(
         "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
@@ -425,9 +433,7 @@ class Config(Section):
         default_factory=list,
         description="added to the vocabulary, with new embeddings: <mask>, or prompts as in `data.speakers`",
     )
-    task: Literal["causal-lm", "masked-lm", "classification"] = Field(
-        "causal-lm", description="what is trained"
-    )
+    task: Annotated[str, AfterValidator(_known_task)] = Field("causal-lm", description="what is trained")
     trust_remote_code: bool = Field(False, description="let code from the model's repository run")
     adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
     data: Data = Field(description="where the text comes from")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.pieces import PIECE, beginning, encoded
 from confide.data.spans import Mention
 
@@ -31,9 +32,10 @@ class Row:
 class Cutter:
     """Cuts texts into rows of at most `length` tokens.
 
-    A causal LM reads a text as its rows, one after the other; of any other task a text is one row, cut off.
+    Where the task cuts documents, a text is read as its rows, one after the other; else it is one row, cut off.
 
     Args:
+        task: its name.
         places: whether to tell characters; without, or with a tokenizer that cannot tell, a row stands for all.
         piece: characters beyond which a text is long, and is tokenised in pieces.
     """
@@ -41,7 +43,8 @@ class Cutter:
     def __init__(
         self, tokenizer: Any, task: str, length: int, places: bool = False, piece: int = PIECE
     ) -> None:
-        self._tokenizer, self._in_rows, self._length = tokenizer, task == "causal-lm", length
+        self._tokenizer, self._length = tokenizer, length
+        self._in_rows = registry.task_facts(task).cuts_documents
         self._places, self._piece = places and tokenizer.is_fast, piece
         start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         self._before = [start if start is not None else end] if (start, end) != (None, None) else []

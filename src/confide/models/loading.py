@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 
+from confide.config import registry
 from confide.config.schema import Policy
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 
 BUNDLED = "bundled"
 MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
-AUTO = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "classification": "AutoModelForSequenceClassification",
-}
 _MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
 _OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
 # Kernels of these take out_proj's weight past its layer.
@@ -110,8 +106,10 @@ def ready_tokenizer(tokenizer: Any, config: "Config") -> Any:
             )
         tokenizer.pad_token = spare  # padded positions carry no loss and are never attended to
     _add_tokens(tokenizer, config)
-    if config.task == "masked-lm" and tokenizer.mask_token_id is None:
-        raise InputError(f"{key}: task masked-lm needs a mask token, and the tokenizer of {name!r} has none")
+    if registry.task_facts(config.task).hides_tokens and tokenizer.mask_token_id is None:
+        raise InputError(
+            f"{key}: task {config.task} needs a mask token, and the tokenizer of {name!r} has none"
+        )
     probe = tokenizer("The quick brown fox jumps over the lazy dog.", add_special_tokens=False)["input_ids"]
     if len(set(probe)) < 2:
         raise InputError(
@@ -158,14 +156,15 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     """The model of a config, float32, without dropout, with its adapter; what trains requires grad.
 
     Args:
-        classes: number of classes, for `task: classification`.
+        classes: how many there are, for a task that has them.
         vocabulary: entries of the tokenizer; a model with fewer embeddings is refused, but for tokens that the config
             adds: these start as the mean of all others.
     """
     import transformers
 
     _quiet()
-    auto = getattr(transformers, AUTO[config.task])
+    facts = registry.task_facts(config.task)
+    auto = getattr(transformers, facts.model_class)
     place = model_files.place("model", config.model, location(config.model), config.trust_remote_code)
     from_scratch = config.model.endswith(".json")
     whole: set[str] = set()
@@ -191,7 +190,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
                 output_loading_info=True,
             )
             _complete(model, report, config)
-    if getattr(settings, "pad_token_id", None) is None and config.task == "classification":
+    if getattr(settings, "pad_token_id", None) is None and facts.has_classes:
         raise InputError(
             f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
         )
@@ -242,7 +241,7 @@ def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
     """
     lacking = {str(name) for name in report["missing_keys"]}
     lacking |= {str(name) for name, *_ in report["mismatched_keys"]}
-    if config.task == "classification":
+    if registry.task_facts(config.task).has_classes:
         lacking = {name for name in lacking if not _in_head(model, name) and ".pooler." not in name}
     if lacking:
         raise InputError(
@@ -310,7 +309,7 @@ def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
         chosen = {name for name in names if name.endswith("bias")}
     elif adapter.kind == "modules":
         chosen = {name for name in names if any(_holds(target, name) for target in _targets(adapter))}
-    if task == "classification":  # a fresh head is no use untrained
+    if registry.task_facts(task).has_classes:  # a fresh head is no use untrained
         chosen |= {name for name in names if _in_head(model, name)}
     return chosen - _unused(model)
 
@@ -357,19 +356,19 @@ def _adapt(model: nn.Module, adapter: "Adapter", task: str) -> nn.Module:
 def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     from peft import LoraConfig, TaskType, get_peft_model
 
-    kinds = {"causal-lm": TaskType.CAUSAL_LM, "classification": TaskType.SEQ_CLS, "masked-lm": None}
+    facts = registry.task_facts(task)
     # A fresh head is no use untrained, so it trains whole, as part of the adapter.
     head = {name.split(".")[0] for name, _ in model.named_parameters() if _in_head(model, name)}
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=_linear(model, task == "classification")
+        target_modules=_linear(model, facts.has_classes)
         if adapter.targets == "all-linear"
         else adapter.targets,
         lora_dropout=0.0,
         bias="none",
-        task_type=kinds[task],
-        modules_to_save=sorted(head) if task == "classification" else None,
+        task_type=facts.adapter_type and TaskType[facts.adapter_type],
+        modules_to_save=sorted(head) if facts.has_classes else None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it transposes Conv1D weights, and does

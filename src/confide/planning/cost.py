@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
+from confide.config import registry
 from confide.models import loading as models
 from confide.training.memory_fit import MOST, held
 
@@ -51,7 +52,7 @@ def memory(config: "Config", size: Size) -> int:
     # LoRA a process is larger by what its allocations leave unused.
     kept = 34 if config.adapter.kind == "lora" else 14 if train.gradient_checkpointing else 20
     token = 4 * kept * size.width * size.layers
-    if config.task != "classification":
+    if not registry.task_facts(config.task).has_classes:
         token += 2 * 4 * size.vocabulary  # logits, and the softmax that becomes their gradient
     tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
     return int(weights + token * tokens)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.readers import Document
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
@@ -202,7 +203,7 @@ def numbers_are_guessed(config: "Config") -> bool:
     return (
         canaries.family == "digits"
         and canaries.digits <= MOST_DIGITS
-        and config.task == "causal-lm"
+        and registry.task_facts(config.task).is_causal
         and config.privacy.published_key is None
         and mechanisms.needs_of(config).game != "mask"
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from confide.config import registry
 from confide.config.schema import Config
 from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
@@ -106,7 +107,9 @@ class Job:
             bound.append(apart)
         if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
             bound.append(base)
-        task = Task.of(config.task, model, tokenizer, config.train.precision, ranks.device, run.given.loss)
+        task = registry.task(config.task).of(
+            model, tokenizer, config.train.precision, ranks.device, run.given.loss
+        )
         is_split = ranks.several and config.train.distributed == "fsdp"
         if not is_split:
             model.to(ranks.device)
@@ -117,7 +120,7 @@ class Job:
                 refuse_joint_loss(task, model, prepared.train.fetch(some), ranks)
         if mechanism.draws == "units" and task.loss is None:  # else a unit's rows are one
             task = sharing(task, model, config.data.max_length, ranks)
-            if task.kind == "causal-lm" and not task.shares:
+            if task.facts.is_causal and not task.shares:
                 console.say(
                     "rows of a unit get a line each: this model was not seen to keep apart those of one line"
                 )

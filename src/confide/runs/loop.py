@@ -330,14 +330,14 @@ def _measured(found: dict[str, float | int]) -> str:
 def _card(job: Job, guarantee: Guarantee) -> str:
     base = models.public_name(job.run.config.model)
     return (
-        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.kind}.\n\n"
+        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.facts.name}.\n\n"
         f"{guarantee.model_card_section()}\n## Use\n\n```python\n{_usage(job, base)}```\n"
     )
 
 
 def _usage(job: Job, base: str) -> str:
     """How to load the release, as code."""
-    auto = models.AUTO[job.task.kind]
+    auto = job.task.facts.model_class
     if job.run.config.adapter.kind != "lora":
         return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
     bundled, place = base == models.BUNDLED, json.dumps(base)

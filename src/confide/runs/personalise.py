@@ -276,7 +276,7 @@ class _Copies:
 
     def _batch(self, rows: np.ndarray, epoch: int) -> Batch:
         hide = None
-        if self.task.kind == "masked-lm":
+        if self.task.facts.hides_tokens:
             hide = [_KEY.stream("training", "hide", epoch, str(row)) for row in rows]
         labels = None if self.graph.labels is None else np.asarray(self.graph.labels[rows])
         return self.task.collate(self.graph.fetch(rows), labels, hide)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from confide.config import registry
 from confide.config.schema import Policy
 from confide.data.cutting import Cutter
 from confide.data.documents import documents_of, side_of
@@ -214,6 +215,7 @@ class _Preparation:
         self.given = given or Given()
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.needs, self.counts = mechanisms.needs_of(config), Counts()
+        self.has_classes = registry.task_facts(config.task).has_classes
         self.classes: dict[str, int] = {}
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
@@ -263,7 +265,7 @@ class _Preparation:
             facts["canaries"] = planting.facts()
         if data.duplicates:
             facts["duplicates"] = self._duplicates()
-        if self.config.task == "classification":
+        if self.has_classes:
             facts["classes"] = list(self.classes)
         return facts
 
@@ -346,8 +348,8 @@ class _Preparation:
             elif self.needs.redaction == "apart" and side == "train" and not self._is_new(document):
                 self.counts["documents dropped: the same text as one before"] += 1
             else:
-                classes = self.config.task == "classification"
-                yield at, side, self._label(document, held_out=side == "eval") if classes else None
+                label = self._label(document, held_out=side == "eval") if self.has_classes else None
+                yield at, side, label
 
     def _is_new(self, document: Document) -> bool:
         assert self.redacted is not None
@@ -446,7 +448,7 @@ class _Preparation:
         for label, where in self.held.items():
             if label not in self.trained:
                 raise InputError(f"{where}: the class in field {field!r} is that of no training row")
-        if self.config.task == "classification" and len(self.trained) < 2:
+        if self.has_classes and len(self.trained) < 2:
             raise InputError(
                 f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart"
             )

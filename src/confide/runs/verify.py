@@ -236,7 +236,7 @@ def _difference(job: Job, fast: Gradient, slow: Gradient) -> float:
 
 def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> float:
     """How far the fast clipped sum is from a loop over units, where all, some and none of them are clipped."""
-    # Under masked-lm a unit may hide no token, and has no gradient then.
+    # Where tokens are hidden a unit may hide none, and has no gradient then.
     norms = [norm for gradient in slow if (norm := _norm(gradient)) > 0] or [1.0]
     worst = 0.0
     layouts = {False, job.task.shares}  # a line for each row, and lines that rows share

@@ -91,8 +91,8 @@ def _fewer(longest: int, rows: int, model: nn.Module) -> int:
 def collated(task: Task, graph: UnitGraph, rows: np.ndarray) -> Batch:
     """Rows as a batch; of a masked LM the tokens that are hidden are the same whenever a row is evaluated."""
     labels = None if graph.labels is None else np.asarray(graph.labels[rows])
-    masked = task.kind == "masked-lm"
-    hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if masked else None
+    hides = task.facts.hides_tokens
+    hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if hides else None
     return task.collate(graph.fetch(rows), labels, hide)
 
 
@@ -130,8 +130,8 @@ def evaluate(
     """Loss and accuracy, over all tokens that are predicted in `graph`, or over all rows where these have classes.
 
     Returns:
-        `loss` (nats a token, or a row for classes), `accuracy`, `rows`, `units`; of tokens also `perplexity`, and how
-        many `tokens` were predicted.
+        What the task tells (`Task.figures`): `loss` (nats a token, or a row for classes), `accuracy`; of tokens also
+        `perplexity`, and how many `tokens` were predicted. Then `rows` and `units`.
     """
     losses, counts, correct = row_losses(model, task, graph, micro_tokens, ranks=ranks)
     tokens = int(counts.sum())
@@ -143,14 +143,5 @@ def evaluate(
             "the model's loss on the held-out rows is not a number: the training diverged, "
             "lower train.learning_rate and choose another `run` folder"
         )
-    accuracy = float(correct.sum() / tokens)
-    if task.kind == "classification":
-        return {"loss": loss, "accuracy": accuracy, "rows": graph.n_rows, "units": graph.n_units}
-    return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "accuracy": accuracy,
-        "tokens": tokens,
-        "rows": graph.n_rows,
-        "units": graph.n_units,
-    }
+    figures = task.figures(loss, float(correct.sum() / tokens), tokens)
+    return {**figures, "rows": graph.n_rows, "units": graph.n_units}

@@ -88,5 +88,5 @@ def _made_up(task: Task, rows: int, width: int) -> dict[str, torch.Tensor]:
     if task.shares:  # lines as wide as any: attention takes memory by their width
         lines = [tokens[first : first + WIDEST] for first in range(0, rows, WIDEST)]
         return dict(task.collate_lines(lines, [np.ones(len(line)) for line in lines]))
-    hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.kind == "masked-lm" else None
+    hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.facts.hides_tokens else None
     return dict(task.collate(tokens, np.zeros(rows, np.int64), hide))

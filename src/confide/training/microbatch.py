@@ -18,14 +18,14 @@ def micro_batch(
     Lines that rows share have these rows' weights inside the batch (`tasks.each_line`), and themselves weigh 1.
 
     Args:
-        hide: under masked-lm, the stream that hides a row's tokens, by its place in the draw, so that micro-batches
+        hide: the stream that hides a row's tokens, if the task does, by its place in the draw, so that micro-batches
             change nothing.
     """
     rows = part.rows
     if len(rows) > len(part.lines):
         lines = [[draw.rows[i] for i in line] for line in part.lines]
         return task.collate_lines(lines, [draw.weight[line] for line in part.lines]), torch.ones(len(lines))
-    streams = [hide(str(i)) for i in rows] if task.kind == "masked-lm" else None
+    streams = [hide(str(i)) for i in rows] if task.facts.hides_tokens else None
     labels = None if draw.labels is None else draw.labels[rows]
     batch = task.collate([draw.rows[i] for i in rows], labels, streams)
     return batch, torch.from_numpy(draw.weight[rows])

@@ -9,7 +9,7 @@ from confide.config.schema import Config, Data
 from confide.data.unit_graph import UnitGraph
 from confide.models import loading as models
 from confide.training.evaluation import batches
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
 
 
@@ -30,7 +30,7 @@ def perplexities(
     """
     model, own = _loaded(name)
     model.to(device or torch.device("cpu")).eval()
-    task = Task.of("causal-lm", model, own)
+    task = CausalLM.of(model, own)
     rows = _rows(tokenizer, own, graph, _longest(model))
     found = np.ones(graph.n_rows)
     for places in batches(np.array([len(row) for row in rows]), micro_tokens):

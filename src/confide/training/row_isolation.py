@@ -61,7 +61,7 @@ def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ran
     if ranks.any(bool(found)):
         raise InputError(
             f"model: what {type(model).__name__} says of a row depends on {found or 'its company'}"
-            + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.kind))
+            + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.facts.name))
         )
 
 
@@ -126,7 +126,7 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
 
         def logits(batch: Batch, place: int, row: np.ndarray) -> torch.Tensor:
             own = task.logits(model, batch)[place]
-            return own if task.kind == "classification" else own[: len(row)]
+            return own if task.facts.has_classes else own[: len(row)]
 
         together = _batch(task, [long, short, long])
         flood = np.full(len(long), short[0])
@@ -138,7 +138,7 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
             return _CHANCE
         if not _gap(before, logits(_batch(task, [turned, short, turned]), 1, short)) <= still:
             return "the rows beside it"
-        if task.kind != "classification":  # there the padding's own token may say where a row ends
+        if not task.facts.has_classes:  # there the padding's own token may say where a row ends
             other = together["input_ids"].masked_fill(~together["real"], int(long[0]))
             if not _gap(before, logits({**together, "input_ids": other}, 1, short)) <= still:
                 return "the padding behind it"
@@ -184,7 +184,7 @@ def sharing(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
         model: whole, not yet split over the ranks.
         longest: tokens of the longest row.
     """
-    if task.kind != "causal-lm" or "position_ids" not in task.extra or longest < 4:
+    if not task.facts.is_causal or "position_ids" not in task.extra or longest < 4:
         return task
     apart = not ranks.first or _tried(task, model, longest)
     return replace(task, shares=not ranks.any(not apart))

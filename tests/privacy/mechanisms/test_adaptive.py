@@ -29,7 +29,7 @@ from confide.runs.job import Job
 from confide.runs.loop import fine_tune
 from confide.training import evaluation
 from confide.training import perplexity as scoring
-from confide.training.tasks import Task
+from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
@@ -422,7 +422,7 @@ def test_a_scorer_with_the_same_tokenizer_scores_as_the_base_model_would(scorer,
     found = scoring.perplexities(str(scorer), tokenizer, graph)
     made = config(model=str(scorer), data={"train": "x", "max_length": 32})
     model = models.load_model(made)
-    task = Task.of("causal-lm", model, tokenizer)
+    task = CausalLM.of(model, tokenizer)
     expected = evaluation.perplexities(model, task, graph)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 

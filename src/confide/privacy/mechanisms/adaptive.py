@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from scipy.stats import rankdata
 
+from confide.config import registry
 from confide.config.schema import Adaptive
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
@@ -232,7 +233,7 @@ class AdaptiveNoise(DPSGD):
             )
         elif adaptive.between is not None and not 0 <= adaptive.between[0] < adaptive.between[1] < math.inf:
             yield "adaptive.between", "is [low, high] with 0 <= low < high"
-        if config.task == "classification" and adaptive.scorer is None:
+        if registry.task_facts(config.task).has_classes and adaptive.scorer is None:
             yield "adaptive.scorer", "a classifier has no perplexity: name a language model that gives it"
 
 

@@ -359,7 +359,7 @@ def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
         )
     if config.data.max_documents is not None:
         yield "data.max_documents", "a unit that is added would push another one's document out"
-    if config.task == "classification":
+    if registry.task_facts(config.task).has_classes:
         yield (
             "task",
             "the classes follow from the data, which an add-or-remove claim does not allow",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from confide.config import registry
 from confide.config.schema import Canaries
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def canary_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tu
         for key in changed:
             yield f"canaries.{key}", "there are no canaries: set canaries.count, or leave this out"
         return
-    if config.task == "classification":
+    task = registry.task_facts(config.task)
+    if task.has_classes:
         yield (
             "canaries.count",
             "canaries are text to be learnt by heart: a language model's, not a classifier's",
@@ -27,7 +29,7 @@ def canary_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tu
         yield "canaries.template", "must hold {} once, where the number stands"
     if canaries.family != "digits" and canaries.template != Canaries().template:
         yield "canaries.template", f"is an option of family digits, not of {canaries.family}"
-    if canaries.family == "generated" and config.task != "causal-lm":
+    if canaries.family == "generated" and not task.is_causal:
         yield (
             "canaries.family",
             f"generated text needs a causal language model, not {config.task}: use digits",
@@ -57,7 +59,8 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
             "the rows of a repository's secrets are files: there is no game of text for them yet",
         )
     several = canaries.insertions if isinstance(canaries.insertions, int) else max(canaries.insertions)
-    chunks = config.task == "causal-lm" and privacy.selection in (None, "random-chunk")
+    cuts_documents = registry.task_facts(config.task).cuts_documents
+    chunks = cuts_documents and privacy.selection in (None, "random-chunk")
     draws_units = name == "none" or mechanism.draws == "units"
     by_unit = draws_units and isinstance(config.data.unit, str)
     if several > 1 and chunks and by_unit:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Process, replaced
@@ -220,7 +221,8 @@ class Concentration(Mechanism):
 
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
-        return replace(super().from_config(config), chunked=config.task == "causal-lm")  # type: ignore[call-arg]
+        chunked = registry.task_facts(config.task).cuts_documents
+        return replace(super().from_config(config), chunked=chunked)  # type: ignore[call-arg]
 
     @classmethod
     def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from confide.config import registry
 from confide.config.schema import Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.sensitive import SensitiveText
@@ -88,7 +89,8 @@ class ConfidentiallyRedacted(SensitiveText):
             "a secret of another length in tokens than a mask moves the rows of its document that follow, also "
             "ordinary ones"
         )
-        return (*super()._estimate_reasons, *((moved,) if self.task == "causal-lm" else ()))
+        cuts_documents = registry.task_facts(self.task).cuts_documents
+        return (*super()._estimate_reasons, *((moved,) if cuts_documents else ()))
 
     def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
         return replace(

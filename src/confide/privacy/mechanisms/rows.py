@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Process
@@ -125,5 +126,6 @@ class CappedRows(Mechanism):
                 "privacy.selection",
                 f"random-chunk draws fresh chunks each step, as uls does; {cls.name} selects rows",
             )
-        if config.task == "classification" and (config.privacy.selection or "").endswith("-ppl"):
+        has_classes = registry.task_facts(config.task).has_classes
+        if has_classes and (config.privacy.selection or "").endswith("-ppl"):
             yield "privacy.selection", "perplexity is a language model's; a classifier has none"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from confide.config import registry
 from confide.data.shape import Shape
 from confide.privacy.accounting import Curve, compose
 from confide.privacy.correlated_noise import sensitivity
@@ -135,12 +136,11 @@ def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
     return (epsilon, delta) if math.isfinite(epsilon) else None
 
 
-_ROWS_CUT = {
-    "causal-lm": "each document is tokenised, ended by a separator and cut into rows of at most {} tokens; no row "
-    "holds text of two documents",
-    "masked-lm": "each document is one row, cut off at {} tokens",
-    "classification": "each document is one row, cut off at {} tokens",
-}
+_IN_ROWS = (
+    "each document is tokenised, ended by a separator and cut into rows of at most {} tokens; no row holds text of two "
+    "documents"
+)
+_ONE_ROW = "each document is one row, cut off at {} tokens"
 _CHUNKS = (
     "; a random chunk is a stretch of at most {} tokens of one unit's rows, put one after the other, and may hold text "
     "of several of its documents"
@@ -172,6 +172,7 @@ def state_guarantee(
     epsilon = curve.epsilon(setting.delta)
     protected = mechanism.protects and math.isfinite(epsilon)
     parts = setting.claim(steps)
+    has_classes = registry.task_facts(config.task).has_classes
     randomness = _RANDOMNESS[config.privacy.noise]
     if published:
         randomness = randomness.replace(
@@ -188,9 +189,9 @@ def state_guarantee(
         public_facts=(
             *terms.facts,
             *parts.public_facts,
-            *(_CLASSES if config.task == "classification" else ()),
+            *(_CLASSES if has_classes else ()),
             *(_canaries(config.canaries.count)),
-            *(_LABELS if config.task == "classification" and mechanism.needs.redaction != "none" else ()),
+            *(_LABELS if has_classes and mechanism.needs.redaction != "none" else ()),
         ),
         epsilon=epsilon if protected else math.inf,
         delta=setting.delta,
@@ -261,7 +262,8 @@ def _estimates(setting: Setting, parts: ClaimParts, published: bool, config: "Co
 
 
 def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
-    cut = _ROWS_CUT[config.task].format(config.data.max_length)
+    task = registry.task_facts(config.task)
+    cut = (_IN_ROWS if task.cuts_documents else _ONE_ROW).format(config.data.max_length)
     if config.data.without_unit == "drop":
         cut = f"documents that name no unit are left out; {cut}"
     if mechanism.draws_chunks:

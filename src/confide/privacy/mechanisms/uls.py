@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.base import Mechanism
@@ -156,7 +157,8 @@ class UserLevelSampling(Mechanism):
     def from_config(cls, config: "Config") -> "Mechanism":
         import dataclasses
 
-        return dataclasses.replace(super().from_config(config), chunked=config.task == "causal-lm")  # type: ignore[call-arg]
+        chunked = registry.task_facts(config.task).cuts_documents
+        return dataclasses.replace(super().from_config(config), chunked=chunked)  # type: ignore[call-arg]
 
     @classmethod
     def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
@@ -166,7 +168,8 @@ class UserLevelSampling(Mechanism):
 
 def averaging_faults(config: "Config") -> Iterator[tuple[str, str]]:
     """(key, sentence) for each setting that does not go with the mean of a unit's rows or chunks."""
-    if config.privacy.selection == "random-chunk" and config.task != "causal-lm":
+    cuts_documents = registry.task_facts(config.task).cuts_documents
+    if config.privacy.selection == "random-chunk" and not cuts_documents:
         yield (
             "privacy.selection",
             f"random-chunk cuts running text; task {config.task} needs whole rows: use random",

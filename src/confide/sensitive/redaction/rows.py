@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from confide.config import registry
 from confide.data.pieces import PIECE, beginning, whole
 from confide.sensitive.redaction.masking import Origin, Place, masked
 from confide.utils.errors import InputError
@@ -49,11 +50,11 @@ class _Cut:
 class Redactor:
     """Cuts documents into rows of at most `max_length` tokens in both forms.
 
-    A causal LM reads a document as its rows, one after the other; of any other task a document is one row, cut off.
+    Where the task cuts documents, one is read as its rows, one after the other; else it is one row, cut off.
 
     Args:
         tokenizer: a fast one with a mask token.
-        task: causal-lm, masked-lm or classification.
+        task: its name.
         span_tokens: what a mask counts for where rows are cut, so that the original has room; what has none is
             cut off.
         piece: characters beyond which a text is long, and is tokenised in pieces.
@@ -75,7 +76,7 @@ class Redactor:
                 "tokenizer: it has no mask token, which redaction needs; special_tokens can add <mask>"
             )
         self._tokenizer, self._length, self._span = tokenizer, max_length, span_tokens
-        self._in_rows, self._piece = task == "causal-lm", piece
+        self._in_rows, self._piece = registry.task_facts(task).cuts_documents, piece
         start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         first = end if start is None else start
         self._before = () if first is None else (first,)

@@ -1,41 +1,46 @@
-"""What a batch of rows looks like to a model, and what each row loses: one function per task.
+"""What a batch of rows looks like to a model, and what each row loses.
 
 Every loss here is a function of one row and the weights alone. Rows are padded on the right; padded
 positions carry no loss, and no model learns to predict a mask (paper 004, appendix A.2). A row's loss is the mean
 over its own predicted tokens.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from confide.config.task_facts import TaskFacts
 from confide.models import loading as models
 from confide.models.fast.cross_entropy import IGNORE, cross_entropy
 from confide.models.fast.logits import aligned
 from confide.randomness.streams import Stream
 
 _PIECE = 1 << 22  # logits of which statistics are taken at a time
-MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
 
 Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """Collates rows and computes their losses for one kind of model.
 
+    A subclass says `facts` and `targets`, and `with_targets`, `padding` or `figures` where those of this class do not
+    fit. A row's targets must be a function of that row alone.
+
     Attributes:
-        kind: causal-lm, masked-lm or classification.
+        facts: what is asked of the task without a model.
         pad, mask: token ids; mask is None where the tokenizer has none.
         vocabulary: number of token ids.
-        special: ids that masked-lm never hides.
+        special: ids of tokens that are no text, and are never hidden.
         extra: per-token inputs that the model takes beside input_ids.
         autocast: run the model in bf16.
         device: where batches go.
@@ -45,7 +50,8 @@ class Task:
         fast: on a CPU, output layer and loss by code of our own (`logits`, `cross_entropy`); else as torch has them.
     """
 
-    kind: str
+    facts: ClassVar[TaskFacts]
+
     pad: int
     mask: int | None
     vocabulary: int
@@ -61,20 +67,15 @@ class Task:
     @classmethod
     def of(
         cls,
-        kind: str,
         model: nn.Module,
         tokenizer: Any,
         precision: str = "float32",
         device: torch.device | None = None,
         loss: Loss | None = None,
-    ) -> "Task":
-        pad = tokenizer.pad_token_id
-        if kind == "classification":
-            # By this id the model finds where a row ends; with another, that would depend on the batch.
-            pad = getattr(getattr(model, "config", None), "pad_token_id", None) or pad
+    ) -> Self:
+        """The task for a model and its tokenizer."""
         return cls(
-            kind=kind,
-            pad=pad,
+            pad=cls.padding(model, tokenizer),
             mask=tokenizer.mask_token_id,
             vocabulary=len(tokenizer),
             special=tuple(tokenizer.all_special_ids),
@@ -85,6 +86,33 @@ class Task:
             loss=loss,
         )
 
+    # what tasks differ in ------------------------------------------------------------------------------
+    @classmethod
+    def padding(cls, model: nn.Module, tokenizer: Any) -> int:
+        """The id that rows are padded with."""
+        pad: int = tokenizer.pad_token_id
+        return pad
+
+    def with_targets(
+        self,
+        batch: dict[str, torch.Tensor],
+        rows: list[np.ndarray],
+        labels: np.ndarray | None,
+        hide: Sequence[Stream] | None,
+    ) -> dict[str, torch.Tensor]:
+        """The batch, and in it what `targets` needs beside the tokens themselves; by default nothing."""
+        return batch
+
+    @abstractmethod
+    def targets(self, batch: Batch) -> torch.Tensor:
+        """int64[B, n]: what is to be predicted at each place, IGNORE where nothing is."""
+
+    def figures(self, loss: float, accuracy: float, predicted: int) -> dict[str, float | int]:
+        """What an evaluation tells of all rows: from the mean loss and accuracy over `predicted` predictions."""
+        perplexity = math.exp(min(loss, 700.0))
+        return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy, "tokens": predicted}
+
+    # what all have -------------------------------------------------------------------------------------
     def collate(
         self,
         rows: list[np.ndarray],
@@ -96,9 +124,9 @@ class Task:
 
         Args:
             rows: token arrays.
-            labels: int64[B], for classification.
-            hide: for masked-lm, each row's own stream, which chooses the tokens that are hidden. They are
-                then the same whatever rows stand beside it.
+            labels: int64[B], where rows have classes.
+            hide: where tokens are hidden, each row's own stream, which chooses them. They are then the same
+                whatever rows stand beside it.
         """
         width = max(len(row) for row in rows)
         ids = torch.full((len(rows), width), self.pad, dtype=torch.long)
@@ -106,15 +134,7 @@ class Task:
         for i, row in enumerate(rows):
             ids[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
             real[i, : len(row)] = True
-        batch = {"input_ids": ids, "real": real}
-        if self.kind == "masked-lm":
-            if hide is None or len(hide) != len(rows):
-                raise ValueError("masked-lm needs a stream for each row to choose the hidden tokens")
-            batch["input_ids"], batch["labels"] = self._hide(ids, real, rows, hide)
-        if self.kind == "classification":
-            if labels is None:
-                raise ValueError("classification needs labels")
-            batch["labels"] = torch.as_tensor(labels, dtype=torch.long)
+        batch = self.with_targets({"input_ids": ids, "real": real}, rows, labels, hide)
         if "position_ids" in self.extra:
             batch["position_ids"] = torch.arange(width).expand(len(rows), width).contiguous()
         if "token_type_ids" in self.extra:
@@ -148,25 +168,12 @@ class Task:
         }
         return batch
 
-    def _hide(
-        self, ids: torch.Tensor, real: torch.Tensor, rows: list[np.ndarray], hide: Sequence[Stream]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        lots = torch.zeros((3, *ids.shape), dtype=torch.float64)
-        for i, (row, stream) in enumerate(zip(rows, hide, strict=True)):
-            lots[:, i, : len(row)] = torch.from_numpy(stream.uniform(3 * len(row)).reshape(3, len(row)))
-        open_ = real & ~torch.isin(ids, torch.tensor(self.special))
-        chosen = open_ & (lots[0] < MASKED_SHARE)
-        labels = ids.masked_fill(~chosen, IGNORE)
-        hidden = ids.masked_fill(chosen & (lots[1] < 0.8), self.mask or 0)
-        random = (lots[2] * self.vocabulary).long()
-        return torch.where(chosen & (lots[1] >= 0.9), random, hidden), labels
-
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """float[B, T, vocabulary], or float[B, classes]."""
         inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", *self.extra)}
         if self.caches or "row" in batch:  # by positions rows are told apart only where nothing is cached
             inputs["use_cache"] = False
-        if self.kind != "causal-lm":
+        if not self.facts.is_causal:
             # Right padding never reaches back in a causal model, which is then free to use its fast path.
             inputs["attention_mask"] = batch["real"].long()
         head = aligned(model) if self.fast else nullcontext()
@@ -175,29 +182,13 @@ class Task:
         logits: torch.Tensor = output.logits
         return logits
 
-    def _targets(self, batch: Batch) -> torch.Tensor:
-        """int64[B, n]: what is to be predicted at each place, IGNORE where nothing is."""
-        if self.kind == "classification":
-            return batch["labels"][:, None]
-        if self.kind == "masked-lm":
-            return batch["labels"]
-        following = torch.full_like(batch["input_ids"], IGNORE)  # the targets move, not the far larger logits
-        ahead = batch["input_ids"][:, 1:]
-        nothing = ~batch["real"][:, 1:]
-        if "row" in batch:
-            nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])
-        if self.mask is not None:  # a mask stands for text that is not there: there is nothing to learn of it
-            nothing = nothing | (ahead == self.mask)
-        following[:, :-1] = ahead.masked_fill(nothing, IGNORE)
-        return following
-
     def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         flat = logits.reshape(-1, logits.shape[-1])
         return cross_entropy(flat, targets.reshape(-1), self.fast).view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
-        logits, targets = self.logits(model, batch), self._targets(batch)
+        logits, targets = self.logits(model, batch), self.targets(batch)
         best = logits.max(-1).indices.view(targets.shape)  # on a CPU nearly twice as fast as argmax
         return self._losses(logits, targets), targets != IGNORE, best == targets
 
@@ -210,7 +201,7 @@ class Task:
         log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. Beside
         the logits themselves, no tensor of their size is made.
         """
-        logits, targets = self.logits(model, batch), self._targets(batch).reshape(-1)
+        logits, targets = self.logits(model, batch), self.targets(batch).reshape(-1)
         flat, counted = logits.reshape(-1, logits.shape[-1]), targets != IGNORE
         found = torch.zeros((3, len(targets)), device=flat.device)
         for places in counted.nonzero()[:, 0].split(max(1, _PIECE // flat.shape[-1])):
@@ -231,7 +222,7 @@ class Task:
         """
         if self.loss is not None:
             return self.loss(model, batch)
-        targets = self._targets(batch)
+        targets = self.targets(batch)
         losses, counted = self._losses(self.logits(model, batch), targets), targets != IGNORE
         if "row" not in batch:
             return losses.sum(1) / counted.sum(1).clamp(min=1)

@@ -1,0 +1,28 @@
+"""What is asked of a task without a model at hand: how its data, its config and its claim differ from another's."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """Facts of one task. Whoever needs to know how tasks differ asks for a fact, and never for a name.
+
+    Attributes:
+        name: what the config calls the task.
+        model_class: the class of `transformers` that loads its models.
+        adapter_type: the member of peft's `TaskType` for a LoRA adapter; None: peft is told of none.
+        cuts_documents: a document is running text and is cut into several rows; else it is one row, cut off.
+        is_causal: every token is predicted from those before it. Such a model writes text, needs no mask for the
+            padding behind a row, and may take several rows in one line.
+        hides_tokens: tokens are hidden behind a mask token: the tokenizer needs one, and each row a random stream.
+        has_classes: a document has a class (`data.label`), which is all that its row predicts, and the model gets a
+            fresh head for it.
+    """
+
+    name: str
+    model_class: str
+    adapter_type: str | None
+    cuts_documents: bool = False
+    is_causal: bool = False
+    hides_tokens: bool = False
+    has_classes: bool = False

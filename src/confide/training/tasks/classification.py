@@ -1,0 +1,49 @@
+"""Classification of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from confide.config.task_facts import TaskFacts
+from confide.randomness.streams import Stream
+from confide.training.tasks.base import Batch, Task
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Each row's class is predicted, and none of its tokens."""
+
+    facts: ClassVar[TaskFacts] = TaskFacts(
+        name="classification",
+        model_class="AutoModelForSequenceClassification",
+        adapter_type="SEQ_CLS",
+        has_classes=True,
+    )
+
+    @classmethod
+    def padding(cls, model: nn.Module, tokenizer: Any) -> int:
+        # By this id the model finds where a row ends; with another, that would depend on the batch.
+        return getattr(getattr(model, "config", None), "pad_token_id", None) or super().padding(
+            model, tokenizer
+        )
+
+    def with_targets(
+        self,
+        batch: dict[str, torch.Tensor],
+        rows: list[np.ndarray],
+        labels: np.ndarray | None,
+        hide: Sequence[Stream] | None,
+    ) -> dict[str, torch.Tensor]:
+        if labels is None:
+            raise ValueError(f"{self.facts.name} needs labels")
+        return batch | {"labels": torch.as_tensor(labels, dtype=torch.long)}
+
+    def targets(self, batch: Batch) -> torch.Tensor:
+        return batch["labels"][:, None]
+
+    def figures(self, loss: float, accuracy: float, predicted: int) -> dict[str, float | int]:
+        return {"loss": loss, "accuracy": accuracy}

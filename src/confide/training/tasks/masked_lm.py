@@ -1,0 +1,51 @@
+"""Masked language modelling, as BERT does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from confide.config.task_facts import TaskFacts
+from confide.randomness.streams import Stream
+from confide.training.tasks.base import IGNORE, Batch, Task
+
+MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
+
+
+@dataclass(frozen=True)
+class MaskedLM(Task):
+    """Some tokens of a row are hidden, and predicted from the rest of the row."""
+
+    facts: ClassVar[TaskFacts] = TaskFacts(
+        name="masked-lm", model_class="AutoModelForMaskedLM", adapter_type=None, hides_tokens=True
+    )
+
+    def with_targets(
+        self,
+        batch: dict[str, torch.Tensor],
+        rows: list[np.ndarray],
+        labels: np.ndarray | None,
+        hide: Sequence[Stream] | None,
+    ) -> dict[str, torch.Tensor]:
+        if hide is None or len(hide) != len(rows):
+            raise ValueError(f"{self.facts.name} needs a stream for each row to choose the hidden tokens")
+        hidden, targets = self._hide(batch["input_ids"], batch["real"], rows, hide)
+        return batch | {"input_ids": hidden, "labels": targets}
+
+    def _hide(
+        self, ids: torch.Tensor, real: torch.Tensor, rows: list[np.ndarray], hide: Sequence[Stream]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        lots = torch.zeros((3, *ids.shape), dtype=torch.float64)
+        for i, (row, stream) in enumerate(zip(rows, hide, strict=True)):
+            lots[:, i, : len(row)] = torch.from_numpy(stream.uniform(3 * len(row)).reshape(3, len(row)))
+        open_ = real & ~torch.isin(ids, torch.tensor(self.special))
+        chosen = open_ & (lots[0] < MASKED_SHARE)
+        labels = ids.masked_fill(~chosen, IGNORE)
+        hidden = ids.masked_fill(chosen & (lots[1] < 0.8), self.mask or 0)
+        random = (lots[2] * self.vocabulary).long()
+        return torch.where(chosen & (lots[1] >= 0.9), random, hidden), labels
+
+    def targets(self, batch: Batch) -> torch.Tensor:
+        return batch["labels"]
