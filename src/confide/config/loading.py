@@ -12,7 +12,7 @@ import os
 import stat
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -243,6 +243,8 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
     if isinstance(value, str) and "a list of text" in text:
         hint = f"; of one, [{yaml_text.shown(value)}]"
     options = _options(key, schema)
+    if key in _REGISTERED:
+        text = "one of " + ", ".join(options)
     if options and isinstance(value, str):
         near = difflib.get_close_matches(value[:99], options, 1, 0.4)
         hint = f", did you mean {near[0]}?" if near else ""
@@ -276,9 +278,18 @@ def is_whole(key: str) -> bool:
     return _expected(key).startswith(_KINDS[int])
 
 
+# Keys that take names of a registry, and confide's own names there, which the reference lists.
+_REGISTERED: dict[str, Callable[[], list[str]]] = {
+    "privacy.mechanism": lambda: list(registry.MECHANISMS),
+    "data.format": lambda: [registry.AUTO, *registry.READERS],
+}
+
+
 def _options(key: str, schema: type[Config]) -> list[str]:
-    if key == "privacy.mechanism":
-        return list(registry.MECHANISMS)
+    if key == "data.format":  # packages may bring others
+        return [registry.AUTO, *registry.readers.names()]
+    if key in _REGISTERED:
+        return _REGISTERED[key]()
     field = _all(schema).get(key)
     return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
 
@@ -293,8 +304,8 @@ def _literals(annotation: Any) -> list[Any]:
 
 def _expected(key: str, schema: type[Config] = Config) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
-    if key == "privacy.mechanism":
-        return "one of " + ", ".join(registry.MECHANISMS)
+    if key in _REGISTERED:
+        return "one of " + ", ".join(_REGISTERED[key]())
     field = _all(schema).get(key)
     return _words(field.annotation, field.metadata) if field else ""
 
