@@ -59,9 +59,14 @@ READERS = {
     "code": "confide.data.readers.code:Code",
 }
 
+DETECTORS = {
+    "entities": "confide.sensitive.detectors.entities:Entities",
+    "recognisers": "confide.sensitive.detectors.patterns:Recognisers",
+}
+
 
 def section(name: str) -> str:
-    """The key of the config section that holds a mechanism's own settings."""
+    """The key of the config section that holds the settings that are a mechanism's, or a detector's, own."""
     return name.replace("-", "_")
 
 
@@ -156,3 +161,4 @@ def _package(entry: EntryPoint) -> str:
 
 
 readers = Registry("reader", READERS, "confide.readers")
+detectors = Registry("detector", DETECTORS, "confide.detectors")
