@@ -70,7 +70,7 @@ BATCHES = [
     Fault(
         "12",
         "biases of bf16 layers are summed in bf16",
-        "clipping/rules.py::_by_row",
+        "clipping/rule.py::by_row",
         "values.sum(between, dtype=torch.float32)",
         "values.sum(between).float()",
         "tests/clipping/test_precision.py",

@@ -38,7 +38,7 @@ CLIPPING = [
     Fault(
         "13",
         "a layer that draws lots in training is taken for a linear one",
-        "clipping/probes.py::_gives",
+        "clipping/probes.py::gives",
         "(False, True)",
         "(False,)",
         "tests/clipping/test_layers.py",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.clipping import ClippedSum, factors
-from confide.clipping.rules import RULES
+from confide.clipping.rules import rules
 from confide.clipping.units import Units
 from tests.clipping.brute_force import (
     ROWS,
@@ -88,7 +88,7 @@ def test_gradients_by_row_of_bf16_layers_are_summed_in_float32() -> None:
     torch.manual_seed(0)
     grad = torch.rand(4, 500, 6).bfloat16()
     for layer in (nn.Linear(6, 6), nn.LayerNorm(6)):
-        rule = next(rule for rule in RULES if rule.matches(layer))
+        rule = next(rule for rule in rules() if rule.matches(layer))
         [(_, use)] = rule.uses(layer, frozenset({"bias"}), None, grad)
         assert use.grad.dtype == torch.float32
         assert torch.allclose(use.grad.double(), grad.double().sum(1), rtol=1e-6)

@@ -1,7 +1,7 @@
 """Sums of clipped per-unit gradients, in one backward pass. Knows nothing of privacy."""
 
 from confide.clipping.engine import ClippedSum, NonFiniteGradient
-from confide.clipping.rules import UnsupportedModule, UnsupportedParameter
+from confide.clipping.rule import UnsupportedModule, UnsupportedParameter
 
 __all__ = [
     "ClippedSum",

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from confide.clipping.buffers import Buffers
 from confide.clipping.factors import norm_error, row_squares
 from confide.clipping.rounding import exact, last_error, refuse_coarse_products
-from confide.clipping.rules import Layer, layers, refuse_mixing
+from confide.clipping.rule import Layer
+from confide.clipping.rules import layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
 from confide.clipping.tap import InDoubt, Receive, Seen, Taps
 from confide.clipping.units import Units

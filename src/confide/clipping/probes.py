@@ -2,7 +2,7 @@
 
 Every family of models has classes of its own for the same few layers; what such a class computes is what counts, and
 neither its name nor its parent. A layer is asked in train mode and in eval mode: one that draws lots answers neither
-twice alike.
+twice alike. A rule of `kinds` that asks in a way of its own does it with `has_only`, `line` and `gives`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def _answer(
     return result if isinstance(result, Tensor) else None
 
 
-def _gives(
+def gives(
     module: nn.Module, weights: Mapping[str, Tensor], probe: Tensor, expected: Tensor, atol: Tensor | float
 ) -> bool:
+    """Does a module with such weights answer the probe as expected, within `atol` and float32's rounding?"""
     for training in (False, True):
         with torch.no_grad():
             found = _answer(module, weights, (probe,), training=training)
@@ -66,12 +67,13 @@ def _gives(
     return True
 
 
-def _line(start: float, end: float, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+def line(start: float, end: float, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+    """Values from `start` to `end` in equal steps: weights and inputs of which no two are alike."""
     count = torch.Size(shape).numel()
     return torch.linspace(start, end, count, device=device).view(shape)
 
 
-def _has_only(module: nn.Module, *parameters: str) -> bool:
+def has_only(module: nn.Module, *parameters: str) -> bool:
     """Is what its class computes up to these parameters and its input alone?"""
     own = {name for name, p in module._parameters.items() if p is not None}
     return is_its_own(module) and own <= set(parameters) and not any(module.children())
@@ -79,7 +81,7 @@ def _has_only(module: nn.Module, *parameters: str) -> bool:
 
 def is_linear(module: nn.Module) -> bool:
     """Is it x W^T + b, in a class of its own (Falcon)?"""
-    if not isinstance(module, nn.Linear) or not _has_only(module, "weight", "bias"):
+    if not isinstance(module, nn.Linear) or not has_only(module, "weight", "bias"):
         return False
     out, width = module.weight.shape if module.weight.dim() == 2 else (0, 0)
     if (out, width) != (
@@ -88,13 +90,13 @@ def is_linear(module: nn.Module) -> bool:
     ):  # packed, or split: not a matrix to ask with
         return False
     device = module.weight.device
-    weights = {"weight": _line(-1.0, 0.7, (out, width), device)}
+    weights = {"weight": line(-1.0, 0.7, (out, width), device)}
     if module.bias is not None:
-        weights["bias"] = _line(3.0, -2.0, (out,), device)
-    probe = _line(-1.0, 2.0, (_ROWS, 1, width), device)
+        weights["bias"] = line(3.0, -2.0, (out,), device)
+    probe = line(-1.0, 2.0, (_ROWS, 1, width), device)
     expected = functional.linear(probe, weights["weight"], weights.get("bias"))
     largest = functional.linear(probe.abs(), weights["weight"].abs())
-    return _gives(module, weights, probe, expected, _TOLERANCE * largest)
+    return gives(module, weights, probe, expected, _TOLERANCE * largest)
 
 
 def is_scaled_embedding(module: nn.Embedding) -> bool:
@@ -103,7 +105,7 @@ def is_scaled_embedding(module: nn.Embedding) -> bool:
         return False
     weight, rows = module.weight, max(2, 1 + (module.padding_idx or 0))
     probe = torch.arange(rows, device=weight.device)[None]
-    table = _line(-1.0, 2.0, (rows, weight.shape[1]), weight.device).to(weight.dtype)
+    table = line(-1.0, 2.0, (rows, weight.shape[1]), weight.device).to(weight.dtype)
     with torch.no_grad():
         result = _answer(module, {"weight": table}, (probe,))
         return result is not None and torch.equal(
@@ -161,19 +163,19 @@ def norm_epsilon(module: nn.Module, dtype: torch.dtype) -> float | None:
 def is_norm(module: nn.Module, normal: Normal) -> bool:
     """Is it n(x) w + b or n(x) (1 + w) + b, with or without b?"""
     own = {name: p for name, p in module._parameters.items() if p is not None}
-    if "Norm" not in type(module).__name__ or "weight" not in own or not _has_only(module, "weight", "bias"):
+    if "Norm" not in type(module).__name__ or "weight" not in own or not has_only(module, "weight", "bias"):
         return False
     shape, device = own["weight"].shape, own["weight"].device
     epsilon = norm_epsilon(module, torch.float32)
     if epsilon is None or not shape or any(p.shape != shape for p in own.values()):
         return False
-    probe = _line(-1.0, 2.0, (_ROWS, 1, *shape), device)
+    probe = line(-1.0, 2.0, (_ROWS, 1, *shape), device)
     probe[1::2] *= 1e-3  # small enough that a wrong epsilon shows
     # Not with the weights it has: at 1 and 0, their usual initial values, formulas coincide.
-    weights = {"weight": _line(0.5, -1.5, shape, device), "bias": _line(3.0, -2.0, shape, device)}
+    weights = {"weight": line(0.5, -1.5, shape, device), "bias": line(3.0, -2.0, shape, device)}
     shift = weights["bias"] if "bias" in own else 0.0
     asked = {name: weights[name] for name in own}
     return any(
-        _gives(module, asked, probe, normal(probe, epsilon) * factor + shift, 4 * _TOLERANCE)
+        gives(module, asked, probe, normal(probe, epsilon) * factor + shift, 4 * _TOLERANCE)
         for factor in (weights["weight"], 1 + weights["weight"])
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from confide.clipping.rules import Layer
+from confide.clipping.rule import Layer
 from confide.utils.errors import InputError
 from confide.utils.memory import ran_out
 

@@ -4,7 +4,6 @@ Every key's meaning is its `description`; `docs/config.md` is made from them by 
 """
 
 import copy
-import dataclasses
 import difflib
 import functools
 import json
@@ -12,20 +11,20 @@ import os
 import stat
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
-from confide.config.schema import Average, Config, Privacy, Train
+from confide.config.schema import Average, Config
+from confide.config.sections import schema_for
 from confide.utils.errors import Faults, InputError
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
-_REGISTERED = {"privacy.mechanism": registry.MECHANISMS, "task": registry.TASKS}  # keys that name a class
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -126,7 +125,7 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     if faults:
         raise _report(where, faults)
     faulty: set[str] = set()
-    schema = _schema(raw)
+    schema = schema_for(raw)
     try:
         config = schema.model_validate(raw)
     except ValidationError as error:
@@ -145,37 +144,6 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     if faults:
         raise _report(where, faults)
     return config
-
-
-def _schema(raw: Mapping[str, Any]) -> type[Config]:
-    """The config's schema, with the section that its mechanism has of its own."""
-    privacy = raw.get("privacy")
-    name = privacy.get("mechanism") if isinstance(privacy, Mapping) else None
-    return schema_of(name) if isinstance(name, str) and name in registry.MECHANISMS else Config
-
-
-@functools.cache
-def schema_of(mechanism: str) -> type[Config]:
-    """The schema of configs with this mechanism, one of the registry's: its `Settings` are a section of its name."""
-    settings = registry.mechanism(mechanism).Settings
-    if settings is None:
-        return Config
-    _check_settings(mechanism, settings)
-    section = Field(default_factory=settings, description=f"mechanism {mechanism}")
-    own: dict[str, Any] = {registry.section(mechanism): (settings, section)}
-    return create_model("Config", __base__=Config, **own)
-
-
-def _check_settings(mechanism: str, settings: type[BaseModel]) -> None:
-    """See that a mechanism reads all of its own settings, and that each has one place."""
-    if registry.section(mechanism) in Config.model_fields:
-        raise TypeError(f"mechanism {mechanism}: the config has a section of this name already")
-    taken = {*Train.model_fields, *Privacy.model_fields}
-    known = {field.name for field in dataclasses.fields(registry.mechanism(mechanism))}
-    for key in settings.model_fields:
-        if key in taken or key not in known:
-            why = "is a key of train or privacy" if key in taken else "is no field of the mechanism"
-            raise TypeError(f"mechanism {mechanism}: {key} of its Settings {why}")
 
 
 def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -244,6 +212,8 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
     if isinstance(value, str) and "a list of text" in text:
         hint = f"; of one, [{yaml_text.shown(value)}]"
     options = _options(key, schema)
+    if key in _REGISTERED:
+        text = "one of " + ", ".join(options)
     if options and isinstance(value, str):
         near = difflib.get_close_matches(value[:99], options, 1, 0.4)
         hint = f", did you mean {near[0]}?" if near else ""
@@ -277,9 +247,19 @@ def is_whole(key: str) -> bool:
     return _expected(key).startswith(_KINDS[int])
 
 
+# Keys that take names of a registry, and confide's own names there, which the reference lists.
+_REGISTERED: dict[str, Callable[[], list[str]]] = {
+    "privacy.mechanism": lambda: list(registry.MECHANISMS),
+    "task": lambda: list(registry.TASKS),
+    "data.format": lambda: [registry.AUTO, *registry.READERS],
+}
+
+
 def _options(key: str, schema: type[Config]) -> list[str]:
+    if key == "data.format":  # packages may bring others
+        return [registry.AUTO, *registry.readers.names()]
     if key in _REGISTERED:
-        return list(_REGISTERED[key])
+        return _REGISTERED[key]()
     field = _all(schema).get(key)
     return [o for o in _literals(field.annotation) if isinstance(o, str)] if field else []
 
@@ -295,7 +275,7 @@ def _literals(annotation: Any) -> list[Any]:
 def _expected(key: str, schema: type[Config] = Config) -> str:
     """What a key takes, in words: "a number above 0", "one of a, b, c"."""
     if key in _REGISTERED:
-        return "one of " + ", ".join(_REGISTERED[key])
+        return "one of " + ", ".join(_REGISTERED[key]())
     field = _all(schema).get(key)
     return _words(field.annotation, field.metadata) if field else ""
 

@@ -1,15 +1,22 @@
-"""What a config may name, and the class that answers to each name.
-
-To add a mechanism or a task: write its file, add its line.
+"""What a config may name, and the class that answers to each name. To add one: write its file, add its line.
 
 The names stand below the classes, as entry points of packages do: a config is read, and its faults are told, without
-importing any class but the one that it names.
+importing any class but the one that it names. Readers and detectors may come from other packages too; these declare
+an entry point (`confide.readers`, `confide.detectors`), and are asked only for what is not here.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confide.config.task_facts import TaskFacts
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 MECHANISMS = {
     "none": "confide.privacy.mechanisms.none:NonPrivate",
@@ -43,20 +50,40 @@ SPECIAL_KEYS = (
 """Keys and sections that only those mechanisms read that list them in `reads`; under another they are refused. A new
 mechanism has a section of its own (`Settings`) and adds nothing here."""
 
+AUTO = "auto"  # the format that is told by what the data are
+# In the order in which a file's first bytes are shown to them.
+READERS = {
+    "jsonl": "confide.data.readers.tables:JSONLines",
+    "json": "confide.data.readers.tables:JSONArray",
+    "csv": "confide.data.readers.tables:CSV",
+    "tsv": "confide.data.readers.tables:TSV",
+    "parquet": "confide.data.readers.tables:Parquet",
+    "text": "confide.data.readers.text:Text",
+    "maildir": "confide.data.readers.mail:Maildir",
+    "mbox": "confide.data.readers.mail:Mbox",
+    "hub": "confide.data.readers.hub:Hub",
+    "code": "confide.data.readers.code:Code",
+}
 
-def section(mechanism: str) -> str:
-    """The key of the config section that holds a mechanism's own settings."""
-    return mechanism.replace("-", "_")
+DETECTORS = {
+    "entities": "confide.sensitive.detectors.entities:Entities",
+    "recognisers": "confide.sensitive.detectors.patterns:Recognisers",
+}
+
+
+def section(name: str) -> str:
+    """The key of the config section that holds the settings that are a mechanism's, or a detector's, own."""
+    return name.replace("-", "_")
 
 
 def mechanism(name: str) -> Any:
     """The class behind a mechanism's name, one of MECHANISMS."""
-    return _named(MECHANISMS[name])
+    return attribute(MECHANISMS[name])
 
 
 def task(name: str) -> Any:
     """The class behind a task's name, one of TASKS."""
-    return _named(TASKS[name])
+    return attribute(TASKS[name])
 
 
 def task_facts(name: str) -> TaskFacts:
@@ -65,6 +92,90 @@ def task_facts(name: str) -> TaskFacts:
     return facts
 
 
-def _named(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
+def attribute(path: str) -> Any:
+    """What stands at `module:name`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Names and classes of one kind of thing: confide's own, and those that other packages bring.
+
+    Attributes:
+        kind: the word for such a thing, for error sentences.
+        own: by name, where the class of each is.
+        group: the entry points by which packages bring others.
+    """
+
+    kind: str
+    own: Mapping[str, str]
+    group: str
+
+    def knows(self, name: str) -> bool:
+        """Whether there is one of this name. Imports nothing; looks at packages only for a name that is not our own.
+
+        Raises:
+            InputError: packages that bring such things contradict each other, or take a name of confide's own.
+        """
+        return name in self.own or name in self.plugins()
+
+    def names(self) -> list[str]:
+        """All names, our own first."""
+        return [*self.own, *self.plugins()]
+
+    def plugins(self) -> dict[str, EntryPoint]:
+        """What packages bring, by name. None of it is imported yet.
+
+        Raises:
+            InputError: as `knows`.
+        """
+        from importlib.metadata import entry_points  # takes longer than all else that is imported here
+
+        found: dict[str, EntryPoint] = {}
+        for entry in sorted(entry_points(group=self.group), key=lambda entry: (entry.name, _package(entry))):
+            what = f"a {self.kind} {entry.name!r}"
+            if entry.name in self.own:
+                raise InputError(
+                    f"package {_package(entry)} brings {what}, and confide has one of this name: uninstall the "
+                    "package, or have it renamed"
+                )
+            if entry.name in found:
+                raise InputError(
+                    f"packages {_package(found[entry.name])} and {_package(entry)} both bring {what}: uninstall one"
+                )
+            found[entry.name] = entry
+        return found
+
+    def get(self, name: str, kind: type) -> Any:
+        """The class behind a name that is known; a subclass of `kind`.
+
+        Raises:
+            InputError: a package brings it, and it cannot be imported or is no such class; names the package.
+        """
+        if name in self.own:
+            return self._checked(name, attribute(self.own[name]), kind)
+        entry = self.plugins()[name]
+        said = f"package {_package(entry)}: its {self.kind} {name!r} ({entry.value})"
+        try:
+            return self._checked(name, entry.load(), kind)
+        except Exception as error:  # whatever another's module does as it is imported
+            reason = str(error).partition("\n")[0].rstrip(".")[:200]
+            raise InputError(
+                f"{said} cannot be used ({type(error).__name__}: {reason}); mend or uninstall the package"
+            ) from None
+
+    def _checked(self, name: str, found: Any, kind: type) -> Any:
+        if not (isinstance(found, type) and issubclass(found, kind)):
+            raise TypeError(f"{found!r} is no subclass of {kind.__module__}.{kind.__name__}")
+        if getattr(found, "name", None) != name:
+            raise TypeError(f"its class says that its name is {getattr(found, 'name', None)!r}")
+        return found
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+
+
+readers = Registry("reader", READERS, "confide.readers")
+detectors = Registry("detector", DETECTORS, "confide.detectors")

@@ -31,6 +31,12 @@ class Adapter(Section):
     )
 
 
+def _a_format(name: str) -> str:
+    if name != registry.AUTO and not registry.readers.knows(name):
+        raise ValueError("a format that can be read")
+    return name
+
+
 class Data(Section):
     train: str = Field(
         description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
@@ -38,9 +44,9 @@ class Data(Section):
     eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
         0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
     )
-    format: Literal[
-        "auto", "jsonl", "json", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code"
-    ] = Field("auto", description="told by what `train` is, or stated here")
+    format: Annotated[str, AfterValidator(_a_format)] = Field(
+        registry.AUTO, description="told by what `train` is, or stated here"
+    )
     split: str = Field("train", description="which split of a hub data set")
     delimiter: str | None = Field(
         None,

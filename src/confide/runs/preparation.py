@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from confide.config import registry
-from confide.config.schema import Policy
+from confide.config.schema import Detector, Policy
 from confide.data.cutting import Cutter
 from confide.data.documents import documents_of, side_of
 from confide.data.readers import Counts, Document
@@ -29,6 +29,7 @@ from confide.runs.canaries import Manifest
 from confide.runs.given import Given
 from confide.runs.planting import Planting
 from confide.runs.records import RECORD, check_files, read_record, write_record
+from confide.sensitive.detectors import asked
 from confide.sensitive.redaction.rows import RedactedRow
 from confide.sensitive.secrets.finders import find_all
 from confide.sensitive.secrets.sources import check_rows, counts_of, searchers
@@ -143,12 +144,10 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
     if needs.secrets:
         secrets = config.secrets
         sources += [secrets.words, secrets.rows, secrets.repository.root]
-        if secrets.detector.level is not None:
-            sources.append(secrets.detector.pipeline)
+        sources += _files_of_detectors(secrets.detector)
     if needs.redaction != "none":
         sources += [config.detector.words, _marks(config)]
-        if config.detector.level is not None:
-            sources.append(config.detector.pipeline)
+        sources += _files_of_detectors(config.detector)
     for source in sources:
         if isinstance(source, str):
             check_path(source)
@@ -156,6 +155,10 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
             paths = [path] if path.exists() else matching(str(path)) if has_magic(str(path)) else []
             found[source] = [_stamp(path) for path in paths if path.exists()]
     return found
+
+
+def _files_of_detectors(section: Detector) -> list[str]:
+    return [file for each, settings in asked(section) for file in each.files(settings)]
 
 
 def _stamp(path: Path) -> list[int]:

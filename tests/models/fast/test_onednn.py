@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from confide.clipping import ClippedSum
-from confide.clipping.rules import UnsupportedParameter, layers
+from confide.clipping.rule import UnsupportedParameter
+from confide.clipping.rules import layers
 from confide.models.fast import onednn as products
 from confide.models.fast.activations import as_written
 from tests import small

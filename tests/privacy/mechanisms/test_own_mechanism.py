@@ -5,7 +5,8 @@ import json
 import pytest
 
 from confide.config import registry
-from confide.config.loading import check, keys, schema_of
+from confide.config.loading import check, keys
+from confide.config.sections import schema_of
 from confide.utils.errors import InputError
 from tests.command import World, confide, refused
 

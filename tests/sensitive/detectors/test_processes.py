@@ -9,7 +9,7 @@ import time
 import pytest
 
 from confide.config.schema import Detector, Policy
-from confide.sensitive.detectors import Processes, processes
+from confide.sensitive.detectors import Processes, asked, processes
 from confide.utils.errors import InputError
 
 pytest.importorskip("detect_secrets", reason="detect-secrets is not installed")
@@ -88,14 +88,14 @@ def test_an_interrupt_ends_all_at_once(several, monkeypatch):
 def test_an_error_in_a_process_is_told(several, monkeypatch):
     several.find(TEXTS[:10])
     several.close()
-    monkeypatch.setattr(several, "_settings", SETTINGS.model_copy(update={"patterns": ["NONE"]}))
+    monkeypatch.setattr(several, "_asked", asked(SETTINGS.model_copy(update={"patterns": ["NONE"]})))
     with pytest.raises(InputError, match=r"detector\.patterns: no recogniser 'NONE'"):
         several.find(TEXTS)
 
 
 PROGRAM = """
 import sys, time
-from confide.sensitive.detectors import Processes, processes
+from confide.sensitive.detectors import Processes, asked, processes
 from confide.config.schema import Detector, Policy
 processes._ALONE = (0, 0)
 made = Processes(Detector(patterns=["PRIVATE_KEY"]), "detector", 2)

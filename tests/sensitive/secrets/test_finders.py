@@ -5,7 +5,7 @@ import pytest
 from confide.config.schema import Secrets
 from confide.data.readers.documents import Document
 from confide.data.spans import Mention
-from confide.sensitive.detectors import Span
+from confide.sensitive.detectors import RECOGNISERS, Span
 from confide.sensitive.secrets.finders import Column, Detected, Patterns, RowList, find_all, finders
 from confide.utils.errors import InputError
 
@@ -74,7 +74,7 @@ def test_separators_tell_no_two_numbers_apart(kind, one, other, same):
         def find(self, texts):
             return [[Span(0, len(text), kind)] for text in texts]
 
-    (first,), (second,) = Detected(Whole()).find(documents(one, other))
+    (first,), (second,) = Detected(Whole(), RECOGNISERS).find(documents(one, other))
     assert (first.secret == second.secret) is same
 
 

@@ -5,6 +5,6 @@ what crosses units.
 """
 
 from confide.data.readers.documents import Counts, Document, Record, documents
-from confide.data.readers.readers import FORMATS, read, records
+from confide.data.readers.readers import read, records
 
-__all__ = ["FORMATS", "Counts", "Document", "Record", "documents", "read", "records"]
+__all__ = ["Counts", "Document", "Record", "documents", "read", "records"]

@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from confide.data.readers.base import Reader
 from confide.data.readers.documents import Counts, Record
 from confide.data.readers.files import walk
+from confide.data.readers.opening import How
 from confide.utils.errors import InputError
 
 LARGEST = 1 << 20  # bytes; what is larger is data or generated
@@ -105,6 +107,24 @@ ABSENT = "links, submodules and deleted files"
 LARGE = "files larger than 1 MB"
 DATA = "data files larger than 64 KB"
 BINARY = "binary files"
+
+
+class Code(Reader):
+    """The source files of a folder; a git work tree that tracks programs is told by that."""
+
+    name = "code"
+
+    def recognises_folder(self, folder: Path) -> bool:
+        return is_code(folder)
+
+    def check_files(self, source: Path) -> None:
+        raise InputError(f"{source}: data.format code reads a folder of source files; give the folder.")
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        return self.read_folder(path, how)
+
+    def read_folder(self, folder: Path, how: How) -> Iterator[Record]:
+        return code_records(folder, how.counts)
 
 
 def code_records(folder: Path, counts: Counts | None = None) -> Iterator[Record]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from confide.data.readers.documents import Counts, Record
-from confide.data.readers.encodings import decoded
+from confide.data.readers.documents import Counts
 from confide.data.readers.opening import DAMAGE, How, content_of, open_bytes
 from confide.utils.errors import InputError
 
@@ -160,19 +159,6 @@ def _check_end(stream: IO[bytes]) -> None:
         if rest.strip(b"\0"):
             raise tarfile.ReadError("data follow its end; unpack an archive that was put together of several")
         rest = stream.read(_PIECE)
-
-
-def text_records(files: Iterator[SmallFile], source: Path, how: How) -> Iterator[Record]:
-    """Each file one record: `text`, `path`, `folder` (the path's folder, or the source's name) and `file`."""
-    empty = True
-    for file in files:
-        empty = False
-        text = decoded(file.content, file.where, how)
-        folder, _, name = file.path.rpartition("/")
-        fields = {"text": text, "path": file.path, "folder": folder or source.resolve().name, "file": name}
-        yield Record(fields, file.where)
-    if empty:
-        raise InputError(f"{source}: holds no files{linked(how)}.")
 
 
 def linked(how: How) -> str:

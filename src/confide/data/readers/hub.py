@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from confide.data.readers.base import Reader
 from confide.data.readers.documents import Record
 from confide.data.readers.fields import nearest
+from confide.data.readers.opening import How
 from confide.utils.errors import InputError
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
@@ -24,6 +26,28 @@ def is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (
         (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
     )
+
+
+class Hub(Reader):
+    """A data set that `save_to_disk` wrote, or a name on the hub."""
+
+    name = "hub"
+    takes_names = True
+
+    def recognises_folder(self, folder: Path) -> bool:
+        return is_saved(folder)
+
+    def recognises_name(self, source: str) -> bool:
+        return looks_like_name(source)
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        return self.read_name(str(path), how)
+
+    def read_name(self, source: str, how: How) -> Iterator[Record]:
+        return hub_records(source, how.split, how.fields)
+
+    def read_folder(self, folder: Path, how: How) -> Iterator[Record]:
+        return self.read_name(str(folder), how)
 
 
 def hub_records(source: str, split: str, fields: Collection[str] | None = None) -> Iterator[Record]:

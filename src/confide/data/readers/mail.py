@@ -12,12 +12,13 @@ import email.errors
 import email.header
 import email.policy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from email.message import EmailMessage
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from confide.data.readers.base import Head, Reader, SmallFileReader
 from confide.data.readers.documents import Record
 from confide.data.readers.fields import addresses, clean_text
 from confide.data.readers.files import SmallFile, linked
@@ -188,21 +189,41 @@ def mailbox_and_folder(path: str, source: Path) -> tuple[str, str]:
     return box, "/".join(part.lstrip(".") for part in rest)
 
 
-def message_records(files: Iterator[SmallFile], source: Path, how: How) -> Iterator[Record]:
-    """Each file one message. Raises InputError if there are none."""
-    empty = True
-    for file in files:
-        empty = False
-        box, folder = mailbox_and_folder(file.path, source)
-        fields = _parsed(file.content, file.where) | {"path": file.path, "mailbox": box, "folder": folder}
-        yield Record(fields, file.where)
-    if empty:
-        raise InputError(f"{source}: holds no messages{linked(how)}.")
+class Maildir(SmallFileReader):
+    """Messages, each a file: a maildir, a tree of such files, or some of them."""
+
+    name = "maildir"
+    endings = (".eml",)
+    finds_hidden = True
+
+    def recognises(self, head: Head) -> bool:
+        return looks_like_mail(head.content)
+
+    def records(self, files: Iterator[SmallFile], source: Path, how: How) -> Iterator[Record]:
+        empty = True
+        for file in files:
+            empty = False
+            box, folder = mailbox_and_folder(file.path, source)
+            fields = _parsed(file.content, file.where) | {
+                "path": file.path,
+                "mailbox": box,
+                "folder": folder,
+            }
+            yield Record(fields, file.where)
+        if empty:
+            raise InputError(f"{source}: holds no messages{linked(how)}.")
 
 
-def mbox_records(paths: Sequence[Path], how: How) -> Iterator[Record]:
-    """Each message of each mbox, one in memory at a time; the mailbox is named after its file."""
-    for path in paths:
+class Mbox(Reader):
+    """Each message of an mbox, one in memory at a time; the mailbox is named after its file."""
+
+    name = "mbox"
+    endings = (".mbox",)
+
+    def recognises(self, head: Head) -> bool:
+        return looks_like_mbox(head.content)
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
         number = 0
         for number, content in enumerate(_mbox_messages(path, how), 1):
             name = path.name.partition(".")[0]

@@ -9,7 +9,7 @@ import io
 import lzma
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,16 @@ class How:
         encoding: of text; None: UTF-8, or what the content says.
         largest: bytes of one document, decompressed; more of it is never held.
         counts: what is passed over, and what was detected.
+        split: of a data set that has several.
+        fields: the only ones needed, where that saves work; None: all.
     """
 
     delimiter: str | None = None
     encoding: str | None = None
     largest: int = LARGEST
     counts: Counts = field(default_factory=Counts)
+    split: str = "train"
+    fields: Collection[str] | None = None
 
     def too_large(self, where: str) -> InputError:
         """What is said of a document that is larger than allowed."""

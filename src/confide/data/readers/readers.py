@@ -1,44 +1,31 @@
-"""What a source is, and its records: files, globs, folders, mail, archives, data sets. Everything streams."""
+"""What a source is, and its records: files, globs, folders, mail, archives, data sets. Everything streams.
+
+Which formats there are is said by the registry, and what a format is by its reader (`base`): nothing here asks for one
+by name.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from confide.data.readers.code import code_records, is_code
+from confide.config import registry
+from confide.data.readers.base import Head, Reader, SmallFileReader
 from confide.data.readers.documents import LARGEST, Counts, Document, Record, documents
-from confide.data.readers.encodings import check_delimiter, check_encoding, encoding_of
+from confide.data.readers.encodings import check_delimiter, check_encoding
 from confide.data.readers.fields import Template, nearest
-from confide.data.readers.files import OUTSIDE, is_tar, linked, small_files, text_records, walk
-from confide.data.readers.hub import hub_records, is_saved, looks_like_name
-from confide.data.readers.mail import looks_like_mail, looks_like_mbox, mbox_records, message_records
-from confide.data.readers.opening import How, check_regular, head_of
+from confide.data.readers.files import is_tar, linked, small_files, walk
+from confide.data.readers.opening import How, check_regular
 from confide.data.readers.patterns import check_path, matching
-from confide.data.readers.tables import delimited, json_array, jsonl, parquet
 from confide.utils.errors import InputError
 
-FORMATS = ("jsonl", "json", "csv", "tsv", "parquet", "text", "maildir", "mbox", "hub", "code")
-
-_BY_EXTENSION = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".mbox": "mbox",
-    ".eml": "maildir",
-}
 _UNREAD = (
     (b"PK\x03\x04", "a zip archive (or a document of an office program)"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
@@ -46,6 +33,7 @@ _UNREAD = (
     (b"Rar!", "a rar archive"),
     (b"%PDF-", "a PDF"),
 )
+AUTO = registry.AUTO
 _COMPRESSED = (".gz", ".xz", ".bz2")
 _SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
     ("dev", "val", "valid", "validation", "eval"), "validation"
@@ -89,9 +77,9 @@ def records(
     """The records of a source, one at a time.
 
     `source` is a file, a glob, a folder, a tree of messages, a tar archive of small files, a code base, or a
-    Hugging Face data set (a folder or `org/name`; only there `split` matters). `format` is one of FORMATS;
-    `auto` tells it by extension, then by content; a git work tree that tracks programs is `code`. jsonl, json,
-    csv, tsv, text and mbox may be compressed with gzip, xz or bzip2.
+    Hugging Face data set (a folder or `org/name`; only there `split` matters). `format` is one
+    of the registry's; `auto` tells it by extension, then by content; a git work tree that tracks programs is `code`.
+    jsonl, json, csv, tsv, text and mbox may be compressed with gzip, xz or bzip2.
     `fields` are the only ones needed: a hint that saves work on Parquet and on data sets. `counts` takes what
     is passed over, and notes of what was detected. `delimiter` (of csv and tsv) and `encoding` (of jsonl, json, csv,
     tsv and text) are told by the content where they are None. No document is larger than `largest` bytes.
@@ -101,84 +89,154 @@ def records(
 
     Raises InputError for a source that is missing, unreadable, empty, ambiguous or not of its format.
     """
-    if format != "auto" and format not in FORMATS:
-        raise InputError(
-            f"data.format: {format!r} is not known{nearest(format, FORMATS)}; "
-            f"choose auto, {', '.join(FORMATS)}."
-        )
+    formats = Formats()
+    reader = None if format == AUTO else formats.named(format)
     check_encoding(encoding)
     delimiter = "\t" if delimiter == "\\t" else delimiter
     check_delimiter(delimiter)
-    how = How(delimiter, encoding, largest, Counts() if counts is None else counts)
+    how = How(delimiter, encoding, largest, Counts() if counts is None else counts, split, fields)
     name = str(source)
     check_path(name)
-    if format == "hub":
-        return hub_records(name, split, fields)
+    if reader is not None and reader.takes_names:
+        return reader.read_name(name, how)
     path = Path(name).expanduser()
     try:
         exists, is_folder = path.exists(), path.is_dir()
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror or error}).") from None
     if is_folder:
-        return _folder(path, format, split, fields, how)
+        return _folder(path, reader, formats, how)
     if exists:
         check_regular(path)
-        return _files([path], path, format, fields, how)
+        return _files([path], path, reader, formats, how)
     if glob.has_magic(name):
         paths = [found for found in matching(str(path)) if found.is_file()]
         if not paths:
             raise InputError(f"{name}: no file matches the pattern.")
-        return _files(paths, path, format, fields, how)
+        return _files(paths, path, reader, formats, how)
     if path.is_symlink():
         raise InputError(f"{name}: a link that leads to nothing, or round in a circle.")
+    named = next((each for each in formats.own if each.recognises_name(name)), None)
     # Only what can hardly be a mistyped path is asked of the network.
-    mistyped = "/" not in name or path.parent.exists() or _extension(path) in _BY_EXTENSION or is_tar(path)
-    if format == "auto" and looks_like_name(name) and not mistyped:
-        return hub_records(name, split, fields)
-    hint = "; for a data set on the hub state data.format: hub" if looks_like_name(name) else ""
+    mistyped = "/" not in name or path.parent.exists() or is_tar(path) or formats.by_ending(path) is not None
+    if reader is None and named is not None and not mistyped:
+        return named.read_name(name, how)
+    hint = f"; for a data set on the hub state data.format: {named.name}" if named is not None else ""
     raise InputError(f"{name}: no such file or folder{_near_path(path)}{hint}.")
 
 
-def format_of(path: Path) -> str:
-    """The format of a file by its extension, else by its first 4 KiB. Raises InputError for a binary."""
-    known = _BY_EXTENSION.get(_extension(path))
-    if known and known != "json":
-        return known
-    head = head_of(path)
-    if known == "json" and (encoding := encoding_of(head)) != "utf-8":
-        head = head.decode(encoding, "ignore").encode()
-    if known == "json":  # as often JSON lines as an array
-        return "json" if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") else "jsonl"
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if looks_like_mbox(head):
-        return "mbox"
-    if looks_like_mail(head):
-        return "maildir"
-    for magic, kind in _UNREAD:
-        if head.startswith(magic):
-            raise InputError(f"{path}: is {kind}, which is not read as it is; unpack it first.")
-    if b"\x00" in head:
-        encoding = encoding_of(head)
-        if encoding == "utf-8":
+class Formats:
+    """The readers of all formats: our own, and those of other packages where no own one will do."""
+
+    @cached_property
+    def own(self) -> list[Reader]:
+        return [registry.readers.get(name, Reader)() for name in registry.READERS]
+
+    @cached_property
+    def plugged(self) -> list[Reader]:
+        """Those of other packages. Raises InputError, naming the package, for one that cannot be imported."""
+        return [registry.readers.get(name, Reader)() for name in registry.readers.plugins()]
+
+    @cached_property
+    def any_text(self) -> Reader:
+        return next(reader for reader in self.own if reader.takes_any_text)
+
+    def named(self, name: str) -> Reader:
+        """The reader of a format. Raises InputError, naming the key, if there is none."""
+        if not registry.readers.knows(name):
+            known = registry.readers.names()
             raise InputError(
-                f"{path}: is neither text nor a known format; state data.format if it is one of {', '.join(FORMATS)}."
+                f"data.format: {name!r} is not known{nearest(name, known)}; choose {AUTO}, {', '.join(known)}."
             )
-        head = head.decode(encoding, "ignore").encode()
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if start.startswith(b"{") and _is_object(start.partition(b"\n")[0]):
-        return "jsonl"
-    return "json" if re.match(rb"\[\s*\{", start) else "text"
+        made: Reader = registry.readers.get(name, Reader)()
+        return made
+
+    def by_ending(self, path: Path) -> Reader | None:
+        """The reader to which a file's ending belongs."""
+        ending = _ending(path)
+        if ending in self._own_endings:
+            return self._own_endings[ending]
+        return self._plugged_endings.get(ending) if ending else None
+
+    @cached_property
+    def _own_endings(self) -> dict[str, Reader]:
+        return {ending: reader for reader in self.own for ending in reader.endings}
+
+    @cached_property
+    def _plugged_endings(self) -> dict[str, Reader]:
+        found: dict[str, Reader] = {}
+        for reader in self.plugged:
+            for ending in reader.endings:
+                if ending in found:
+                    raise InputError(
+                        f"files that end in {ending} are read by {found[ending].name} and by {reader.name}, which "
+                        "packages bring: state data.format"
+                    )
+                found[ending] = reader
+        return found
+
+    def of_file(self, path: Path) -> Reader:
+        """The reader of a file by its ending, else by its first 4 KiB. Raises InputError for a binary."""
+        head = Head.of(path)
+        known = self.by_ending(path)
+        if known is not None:
+            return self._told(known, head)
+        for reader in chain(self.own, self.plugged):
+            if reader.recognises(head):
+                return reader
+        for magic, kind in _UNREAD:
+            if head.content.startswith(magic):
+                raise InputError(f"{path}: is {kind}, which is not read as it is; unpack it first.")
+        if head.is_binary:
+            raise InputError(
+                f"{path}: is neither text nor a known format; state data.format if it is one of "
+                f"{', '.join(registry.readers.names())}."
+            )
+        return self.any_text
+
+    def of_small_file(self, head: Head) -> Reader:
+        """The reader of files, each a document, of which the first begins so."""
+        small = (reader for reader in chain(self.own, self.plugged) if isinstance(reader, SmallFileReader))
+        return next((reader for reader in small if reader.recognises(head)), self.any_text)
+
+    def of_folder(self, folder: Path, how: How) -> Reader:
+        """The reader of a folder: as a whole, else by the endings of all its files, or by the content of the first."""
+        for reader in self.own:
+            if reader.recognises_folder(folder):
+                return reader
+        readers: Counter[Reader] = Counter()
+        first: Path | None = None
+        about = 0
+        passed_over = Counts()
+        for path in walk(folder, mail=True, counts=passed_over):
+            if _ABOUT.fullmatch(path.name):
+                about += 1
+                continue
+            first = first or path
+            readers[self.by_ending(path) or self.any_text] += 1
+        if not readers and not about:
+            if passed_over:
+                raise InputError(
+                    f"{folder}: the folder holds nothing{linked(replace(how, counts=passed_over))}."
+                )
+            raise InputError(f"{folder}: the folder is empty.")
+        if len(readers) > 1:
+            raise InputError(
+                f"{folder}: holds files of several formats ({_listed(readers)}); "
+                "state data.format or give a pattern."
+            )
+        reader = next(iter(readers), self.any_text)
+        if first is None:
+            return reader
+        head = Head.of(first)
+        return self.of_small_file(head) if reader.takes_any_text else self._told(reader, head)
+
+    def _told(self, reader: Reader, head: Head) -> Reader:
+        name = reader.told(head)
+        return reader if name == reader.name else next(each for each in self.own if each.name == name)
 
 
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _extension(path: Path) -> str:
+def _ending(path: Path) -> str:
     name = path.name.lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
@@ -194,81 +252,47 @@ def _near_path(path: Path) -> str:
 
 
 def _files(
-    paths: Sequence[Path], source: Path, format: str, fields: Collection[str] | None, how: How
+    paths: Sequence[Path], source: Path, reader: Reader | None, formats: Formats, how: How
 ) -> Iterator[Record]:
     """Files of one format, which is the stated one or that of all of them."""
-    if format == "code":
-        raise InputError(f"{source}: data.format code reads a folder of source files; give the folder.")
+    if reader is not None:
+        reader.check_files(source)
     archives = [path for path in paths if is_tar(path)]
     if archives:
         if len(archives) < len(paths):
             raise InputError(f"{source}: matches archives and other files; give them one at a time.")
-        return chain.from_iterable(_archive(path, format, how) for path in archives)
-    if format == "auto":
-        formats = Counter(map(format_of, paths))
-        if len(formats) > 1:
+        return chain.from_iterable(_archive(path, reader, formats, how) for path in archives)
+    if reader is None:
+        readers = Counter(map(formats.of_file, paths))
+        if len(readers) > 1:
             raise InputError(
-                f"{source}: matches files of several formats ({_listed(formats)}); give a narrower pattern."
+                f"{source}: matches files of several formats ({_listed(readers)}); give a narrower pattern."
             )
-        format = next(iter(formats))
-    if format == "maildir":
-        return message_records(small_files(source, how, paths), paths[0].parent, how)
-    if format == "text":
-        return text_records(small_files(source, how, paths), paths[0].parent, how)
-    if format == "mbox":
-        return mbox_records(paths, how)
-    return chain.from_iterable(_table(path, format, fields, how) for path in paths)
+        reader = next(iter(readers))
+    return reader.read_files(paths, source, how)
 
 
-def _table(path: Path, format: str, fields: Collection[str] | None, how: How) -> Iterator[Record]:
-    if format == "jsonl":
-        return jsonl(path, how)
-    if format == "json":
-        return json_array(path, how)
-    if format == "parquet":
-        return parquet(path, how, fields)
-    return delimited(path, how, tabs=format == "tsv")
-
-
-def _archive(path: Path, format: str, how: How) -> Iterator[Record]:
+def _archive(path: Path, reader: Reader | None, formats: Formats, how: How) -> Iterator[Record]:
     members = small_files(path, how)
     first = next(members, None)
     if first is None:
         raise InputError(f"{path}: the archive holds no files.")
-    if format == "auto":
-        format = "maildir" if looks_like_mail(first.content[:4096]) else "text"
-    # Inside an archive the paths begin at its root: where the archive itself lies says nothing of a mailbox.
-    root = Path("/") / path.name.partition(".")[0]
-    if format == "maildir":
-        return message_records(chain([first], members), root, how)
-    if format == "text":
-        return text_records(chain([first], members), root, how)
-    raise InputError(f"{path}: a tar archive may hold messages or text files, not {format}; unpack it.")
+    if reader is None:
+        begins = first.content[:4096]
+        reader = formats.of_small_file(Head(lambda: begins))
+    return reader.read_archive(chain([first], members), path, how)
 
 
-def _folder(
-    folder: Path, format: str, split: str, fields: Collection[str] | None, how: How
-) -> Iterator[Record]:
-    if format in ("auto", "parquet") and is_saved(folder):
-        return hub_records(str(folder), split, fields)
-    if format == "code" or (format == "auto" and is_code(folder)):
-        return code_records(folder, how.counts)
-    if format == "auto":
-        format = _folder_format(folder, how)
-    if format == "parquet":
-        _check_links(folder)
-        return hub_records(str(folder), split, fields)
-    if format == "maildir":
-        return message_records(small_files(folder, how, mail=True), folder, how)
-    if format == "text":
-        return text_records(small_files(folder, how), folder, how)
+def _folder(folder: Path, reader: Reader | None, formats: Formats, how: How) -> Iterator[Record]:
+    reader = formats.of_folder(folder, how) if reader is None else reader
+    whole = reader.read_folder(folder, how)
+    if whole is not None:
+        return whole
     # The files of a folder of tables are few; those of a tree of texts or messages are never listed.
-    paths = [
-        path for path in walk(folder, counts=how.counts) if _BY_EXTENSION.get(_extension(path)) == format
-    ]
+    paths = [path for path in walk(folder, counts=how.counts) if _ending(path) in reader.endings]
     paths = paths or [path for path in walk(folder) if not _ABOUT.fullmatch(path.name)]
     if not paths:
-        raise InputError(f"{folder}: the folder holds no {format} files{linked(how)}.")
+        raise InputError(f"{folder}: the folder holds no {reader.name} files{linked(how)}.")
     found = {
         _SPLITS[word] for path in paths for word in re.split(r"[-_.]", path.name.lower()) if word in _SPLITS
     }
@@ -277,49 +301,8 @@ def _folder(
             f"{folder}: holds files of several splits ({', '.join(sorted(found))}); "
             "give one file or a pattern."
         )
-    return _files(paths, folder, format, fields, how)
+    return _files(paths, folder, reader, formats, how)
 
 
-def _folder_format(folder: Path, how: How) -> str:
-    """By the extensions of all its files, and where these say nothing by the content of the first."""
-    formats: Counter[str] = Counter()
-    first: Path | None = None
-    about = 0
-    passed_over = Counts()
-    for path in walk(folder, mail=True, counts=passed_over):
-        if _ABOUT.fullmatch(path.name):
-            about += 1
-            continue
-        first = first or path
-        formats[_BY_EXTENSION.get(_extension(path), "text")] += 1
-    if not formats and not about:
-        if passed_over:
-            raise InputError(f"{folder}: the folder holds nothing{linked(replace(how, counts=passed_over))}.")
-        raise InputError(f"{folder}: the folder is empty.")
-    if len(formats) > 1:
-        raise InputError(
-            f"{folder}: holds files of several formats ({_listed(formats)}); "
-            "state data.format or give a pattern."
-        )
-    format = next(iter(formats), "text")
-    if format == "text" and first is not None and looks_like_mail(head_of(first)):
-        return "maildir"
-    if format == "json" and first is not None:
-        return format_of(first)
-    return format
-
-
-def _check_links(folder: Path) -> None:
-    """The library that reads data sets follows all links: none may lead out of the folder."""
-    passed_over = Counts()
-    for _ in walk(folder, counts=passed_over):
-        pass
-    if passed_over:
-        raise InputError(
-            f"{folder}: {passed_over[OUTSIDE]:,} of its files are links out of it or to nothing; copy the files there, "
-            "or give them as a pattern (*.parquet)."
-        )
-
-
-def _listed(formats: Counter[str]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in formats.most_common())
+def _listed(readers: Counter[Reader]) -> str:
+    return ", ".join(f"{number} {reader.name}" for reader, number in readers.most_common())

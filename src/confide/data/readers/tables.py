@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from confide.data.readers.documents import Record
+from confide.data.readers.base import Head, Reader
+from confide.data.readers.documents import Counts, Record
 from confide.data.readers.encodings import delimiter_for, text_lines, text_pieces
+from confide.data.readers.files import OUTSIDE, walk
+from confide.data.readers.hub import hub_records, is_saved
 from confide.data.readers.opening import How, check_regular
 from confide.utils.errors import InputError
 
@@ -18,57 +22,86 @@ _ROWS = 256  # of a Parquet file at a time
 _BATCH_BYTES = 1 << 26  # of a Parquet file at a time, as far as its pages allow
 
 
-def jsonl(path: Path, how: How) -> Iterator[Record]:
+class JSONLines(Reader):
     """One JSON object a line; blank lines are passed over."""
-    empty = True
-    for number, line in text_lines(path, how):
-        if line.isspace():
-            continue
-        where = f"{path} line {number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not valid JSON ({_reason(error)}).") from None
-        empty = False
-        yield _object(value, where)
-    if empty:
-        raise InputError(f"{path}: is empty, where one JSON object a line is wanted.")
+
+    name = "jsonl"
+    endings = (".jsonl", ".ndjson")
+
+    def recognises(self, head: Head) -> bool:
+        return head.start.startswith(b"{") and _is_object(head.start.partition(b"\n")[0])
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        empty = True
+        for number, line in text_lines(path, how):
+            if line.isspace():
+                continue
+            where = f"{path} line {number}"
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: not valid JSON ({_reason(error)}).") from None
+            empty = False
+            yield _object(value, where)
+        if empty:
+            raise InputError(f"{path}: is empty, where one JSON object a line is wanted.")
 
 
-def json_array(path: Path, how: How) -> Iterator[Record]:
+class JSONArray(Reader):
     """One JSON array of objects, element by element: memory is bounded by the largest element."""
-    decoder = json.JSONDecoder()
-    pieces = text_pieces(path, how)
-    buffer, wanted, number, ended = "", 0, 0, False
-    opened = False
-    while True:
-        buffer, ended = _refill(buffer, pieces, wanted)
-        if not opened:
-            if not buffer.startswith("["):
-                fault = "is empty" if not buffer else "does not begin with ["
-                raise InputError(f"{path}: {fault}, where a JSON array of objects is wanted.")
-            opened, buffer, wanted = True, buffer[1:].lstrip(), 0
-            continue
-        if buffer.startswith("]"):
-            _check_rest(buffer[1:], pieces, path)
-            break
-        try:
-            value, end = decoder.raw_decode(buffer)
-            rest, ended = _refill(buffer[end:], pieces, 1)
-            if not rest.startswith((",", "]")):
-                raise InputError(f"{path} element {number + 1}: no comma or ] after it.")
-        except (ValueError, RecursionError) as error:
-            if not ended and len(buffer) >= how.largest:
-                raise how.too_large(f"{path} element {number + 1}") from None
-            wanted = min(2 * max(len(buffer), _PIECE), how.largest + 1)
-            if ended:
-                raise InputError(f"{path} element {number + 1}: not valid JSON ({_reason(error)}).") from None
-            continue
-        number += 1
-        yield _object(value, f"{path} element {number}")
-        buffer, wanted = rest.removeprefix(","), 0
-    if not number:
-        raise InputError(f"{path}: the JSON array is empty.")
+
+    name = "json"
+    endings = (".json",)
+
+    def recognises(self, head: Head) -> bool:
+        return re.match(rb"\[\s*\{", head.start) is not None
+
+    def told(self, head: Head) -> str:
+        """What a file named .json holds, which is as often JSON lines as an array."""
+        return self.name if head.start.startswith(b"[") else JSONLines.name
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        decoder = json.JSONDecoder()
+        pieces = text_pieces(path, how)
+        buffer, wanted, number, ended = "", 0, 0, False
+        opened = False
+        while True:
+            buffer, ended = _refill(buffer, pieces, wanted)
+            if not opened:
+                if not buffer.startswith("["):
+                    fault = "is empty" if not buffer else "does not begin with ["
+                    raise InputError(f"{path}: {fault}, where a JSON array of objects is wanted.")
+                opened, buffer, wanted = True, buffer[1:].lstrip(), 0
+                continue
+            if buffer.startswith("]"):
+                _check_rest(buffer[1:], pieces, path)
+                break
+            try:
+                value, end = decoder.raw_decode(buffer)
+                rest, ended = _refill(buffer[end:], pieces, 1)
+                if not rest.startswith((",", "]")):
+                    raise InputError(f"{path} element {number + 1}: no comma or ] after it.")
+            except (ValueError, RecursionError) as error:
+                if not ended and len(buffer) >= how.largest:
+                    raise how.too_large(f"{path} element {number + 1}") from None
+                wanted = min(2 * max(len(buffer), _PIECE), how.largest + 1)
+                if ended:
+                    raise InputError(
+                        f"{path} element {number + 1}: not valid JSON ({_reason(error)})."
+                    ) from None
+                continue
+            number += 1
+            yield _object(value, f"{path} element {number}")
+            buffer, wanted = rest.removeprefix(","), 0
+        if not number:
+            raise InputError(f"{path}: the JSON array is empty.")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
@@ -108,8 +141,27 @@ def _object(value: Any, where: str) -> Record:
     return Record(value, where)
 
 
-def delimited(path: Path, how: How, *, tabs: bool) -> Iterator[Record]:
-    """CSV with a header line and quotes; or TSV with a header line and none, as its media type has it."""
+class CSV(Reader):
+    """A header line, then rows; fields may be quoted."""
+
+    name = "csv"
+    endings = (".csv",)
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        return _delimited(path, how, tabs=False)
+
+
+class TSV(Reader):
+    """A header line, then rows; fields are never quoted, as the media type has it."""
+
+    name = "tsv"
+    endings = (".tsv",)
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        return _delimited(path, how, tabs=True)
+
+
+def _delimited(path: Path, how: How, *, tabs: bool) -> Iterator[Record]:
     csv.field_size_limit(how.largest)
     kind = "TSV" if tabs else "CSV"
     delimiter = (how.delimiter or "\t") if tabs else delimiter_for(path, how)
@@ -161,29 +213,43 @@ def _header(names: list[str], where: str, kind: str) -> list[str]:
     return names
 
 
-def parquet(path: Path, how: How, fields: Collection[str] | None = None) -> Iterator[Record]:
-    """Rows in batches. With `fields`, only those columns are read, if all of them are there."""
-    from pyarrow.parquet import ParquetFile
+class Parquet(Reader):
+    """Rows in batches. With `how.fields`, only those columns are read, if all of them are there."""
 
-    check_regular(path)
-    number = 0
-    # A damaged file makes pyarrow, and its way to Python's values, fail in ways that have no common type.
-    try:
-        with ParquetFile(path, memory_map=False) as file:
-            chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
-            for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
-                for first in range(0, batch.num_rows, step := _rows_of(batch, path, number, how)):
-                    for row in batch.slice(first, step).to_pylist():
-                        number += 1
-                        yield Record(row, f"{path} row {number}")
-    except InputError:
-        raise
-    except Exception as error:
-        # Of a value that cannot be read, what pyarrow says may hold the value.
-        reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
-        raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
-    if not number:
-        raise InputError(f"{path}: has no rows.")
+    name = "parquet"
+    endings = (".parquet",)
+
+    def recognises(self, head: Head) -> bool:
+        return head.content.startswith(b"PAR1")
+
+    def read_folder(self, folder: Path, how: How) -> Iterator[Record]:
+        if not is_saved(folder):
+            _check_links(folder)
+        return hub_records(str(folder), how.split, how.fields)
+
+    def read(self, path: Path, how: How) -> Iterator[Record]:
+        from pyarrow.parquet import ParquetFile
+
+        check_regular(path)
+        number = 0
+        # A damaged file makes pyarrow, and its way to Python's values, fail in ways that have no common type.
+        try:
+            with ParquetFile(path, memory_map=False) as file:
+                fields = how.fields
+                chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
+                for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
+                    for first in range(0, batch.num_rows, step := _rows_of(batch, path, number, how)):
+                        for row in batch.slice(first, step).to_pylist():
+                            number += 1
+                            yield Record(row, f"{path} row {number}")
+        except InputError:
+            raise
+        except Exception as error:
+            # Of a value that cannot be read, what pyarrow says may hold the value.
+            reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
+            raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
+        if not number:
+            raise InputError(f"{path}: has no rows.")
 
 
 def _rows_at_a_time(file: Any) -> int:
@@ -210,6 +276,18 @@ def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
             if longest > how.largest:
                 raise how.too_large(f"{path} rows {before + 1} to {before + batch.num_rows}, {name!r}")
     return max(1, min(_ROWS, _BATCH_BYTES // longest))
+
+
+def _check_links(folder: Path) -> None:
+    """The library that reads data sets follows all links: none may lead out of the folder."""
+    passed_over = Counts()
+    for _ in walk(folder, counts=passed_over):
+        pass
+    if passed_over:
+        raise InputError(
+            f"{folder}: {passed_over[OUTSIDE]:,} of its files are links out of it or to nothing; copy the files there, "
+            "or give them as a pattern (*.parquet)."
+        )
 
 
 def _first_line(error: Exception) -> str:

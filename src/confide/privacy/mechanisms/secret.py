@@ -15,7 +15,7 @@ from confide.privacy.mechanisms.values import Alternative, ClaimParts, DataNeeds
 from confide.privacy.mechanisms.weighted import WeightedRows, solved
 from confide.privacy.row_weights import Spread, largest_c, need
 from confide.privacy.secret_targets import resolve
-from confide.sensitive.detectors import kinds
+from confide.sensitive.detectors import asked, kinds
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
 
@@ -271,12 +271,10 @@ class SecretProtection(WeightedRows):
 
 
 def _sources(secrets: Secrets) -> bool:
-    detector = secrets.detector
     return bool(
         secrets.words
         or secrets.patterns
-        or detector.level
-        or detector.patterns
+        or asked(secrets.detector)
         or secrets.column
         or secrets.rows
         or secrets.repository.names_secrets

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from confide.config.schema import Policy, Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.values import ClaimParts, Combine, DataNeeds, Terms
+from confide.sensitive.detectors import asked
 from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:
@@ -136,10 +136,8 @@ class Ordinary(DPSGD):
 
 def _named(policy: Policy) -> Iterator[str]:
     """The detectors of a config, without what a word list or an expression says."""
-    if policy.level is not None:
-        yield f"level {policy.level} of the spaCy pipeline {Path(policy.pipeline).name}"
-    if policy.patterns:
-        yield f"patterns {policy.patterns if policy.patterns == 'all' else ', '.join(policy.patterns)}"
+    for each, settings in asked(policy):
+        yield each.describe(settings)
     if policy.words is not None:
         yield "a list of words"
     if policy.expressions:

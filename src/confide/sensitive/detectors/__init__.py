@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from confide.sensitive.detectors.choice import detector, kinds
+from confide.sensitive.detectors.base import Detector
+from confide.sensitive.detectors.choice import asked, detector, kinds
 from confide.sensitive.detectors.entities import LEVELS, Entities, is_contextual
 from confide.sensitive.detectors.patterns import RECOGNISERS, Recognisers
 from confide.sensitive.detectors.processes import Processes
-from confide.sensitive.detectors.spans import Detector, Span
+from confide.sensitive.detectors.spans import Span, SpanFinder
 
 __all__ = [
     "LEVELS",
@@ -16,6 +17,8 @@ __all__ = [
     "Processes",
     "Recognisers",
     "Span",
+    "SpanFinder",
+    "asked",
     "detector",
     "is_contextual",
     "kinds",

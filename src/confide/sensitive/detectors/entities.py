@@ -17,10 +17,14 @@ The paper names these parts of speech and not the labels that count. Here a toke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from confide.config.schema import Detector as DetectorSection
+from confide.config.schema import Section
+from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.spans import Span
 from confide.utils.errors import InputError
 
@@ -61,7 +65,14 @@ _UNUSED = ("lemmatizer", "senter", "textcat", "textcat_multilabel", "entity_link
 _NOT_FOR_ENTITIES = ("tagger", "parser", "attribute_ruler", "morphologizer")
 
 
-class Entities:
+class LevelSettings(Section):
+    """Keys of `detector` itself."""
+
+    level: Level
+    pipeline: str
+
+
+class Entities(Detector):
     """What a pipeline finds of the kinds of a level.
 
     `pipeline` is the name of an installed spaCy package or a folder. A text longer than the pipeline takes at
@@ -69,6 +80,41 @@ class Entities:
 
     Raises InputError if spaCy or the pipeline is not there, or lacks a component or a kind that the level asks for.
     """
+
+    name = "entities"
+    Settings = LevelSettings
+    is_slow = True
+    has_section = False
+
+    @classmethod
+    def of(cls, settings: LevelSettings, key: str) -> Entities:
+        return cls(settings.pipeline, settings.level, f"{key}.pipeline")
+
+    @classmethod
+    def asked(cls, section: DetectorSection) -> LevelSettings | None:
+        if section.level is None:
+            return None
+        return LevelSettings(level=section.level, pipeline=section.pipeline)
+
+    @classmethod
+    def kinds(cls, settings: LevelSettings) -> tuple[str, ...]:
+        return LEVELS[settings.level]
+
+    @classmethod
+    def describe(cls, settings: LevelSettings) -> str:
+        return f"level {settings.level} of the spaCy pipeline {Path(settings.pipeline).name}"
+
+    @classmethod
+    def files(cls, settings: LevelSettings) -> tuple[str, ...]:
+        return (settings.pipeline,)
+
+    @classmethod
+    def check_secrets(cls, settings: LevelSettings, key: str) -> None:
+        if is_contextual(settings.level):
+            raise InputError(
+                f"{key}.level: {settings.level} marks nearly every word, and a word that stands everywhere is nobody's "
+                "secret; choose low-entity or high-entity, or mechanism selective"
+            )
 
     def __init__(self, pipeline: str, level: Level, key: str = "secrets.detector.pipeline") -> None:
         self._language = _load(pipeline, key)

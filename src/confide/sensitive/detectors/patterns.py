@@ -19,7 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from confide.config.schema import Detector as DetectorSection
+from confide.config.schema import Section
 from confide.data.readers.fields import nearest
+from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.keys import KEYS, Keys
 from confide.sensitive.detectors.spans import Span
 from confide.sensitive.detectors.windows import Places, Windows, find_joined, run_start, search
@@ -218,11 +221,39 @@ def _searches(kind: str, made: Any) -> list[tuple[Callable[[str], Places], Any]]
     return [(Windows(anchor, inside, 0, module), made)]
 
 
-class Recognisers:
+class PatternSettings(Section):
+    """A key of `detector` itself."""
+
+    patterns: list[str] | Literal["all"]
+
+
+class Recognisers(Detector):
     """Finds what the named recognisers find: `all`, or a list of names of `RECOGNISERS`.
 
     Raises InputError, naming `key`, for an unknown name or if Presidio or detect-secrets is not installed.
     """
+
+    name = "recognisers"
+    Settings = PatternSettings
+    codes = frozenset(RECOGNISERS)
+    has_section = False
+
+    @classmethod
+    def of(cls, settings: PatternSettings, key: str) -> Recognisers:
+        return cls(settings.patterns, f"{key}.patterns")
+
+    @classmethod
+    def asked(cls, section: DetectorSection) -> PatternSettings | None:
+        return PatternSettings(patterns=section.patterns) if section.patterns else None
+
+    @classmethod
+    def kinds(cls, settings: PatternSettings) -> tuple[str, ...]:
+        return RECOGNISERS if settings.patterns == "all" else tuple(settings.patterns)
+
+    @classmethod
+    def describe(cls, settings: PatternSettings) -> str:
+        named = settings.patterns
+        return f"patterns {named if isinstance(named, str) else ', '.join(named)}"
 
     def __init__(self, names: Sequence[str] | Literal["all"], key: str = "secrets.detector.patterns") -> None:
         chosen = list(RECOGNISERS) if names == "all" else list(dict.fromkeys(names))

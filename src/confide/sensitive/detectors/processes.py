@@ -20,8 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from confide.config.schema import Detector as Settings
-from confide.sensitive.detectors.choice import detector, fingerprint, kinds
+from confide.config import registry
+from confide.config.schema import Detector as DetectorSection
+from confide.config.schema import Section
+from confide.sensitive.detectors.base import Detector
+from confide.sensitive.detectors.choice import Asked, asked, fingerprint, kinds_of, made
 from confide.sensitive.detectors.spans import Span
 from confide.utils.errors import InputError
 
@@ -45,17 +48,17 @@ class Processes:
     Raises InputError as `detector` does, and if a process ends before its time.
     """
 
-    def __init__(self, settings: Settings, key: str, count: int | None = None) -> None:
-        # of a policy, the part that a detector is made from
-        self._settings = Settings(**settings.model_dump(include=set(Settings.model_fields)))
+    def __init__(self, section: DetectorSection, key: str, count: int | None = None) -> None:
+        self._asked = asked(section)
         self._key = key
-        self._own = detector(settings, key)
-        self._kinds = kinds(settings)
+        self._own = made(self._asked, key)
+        self._kinds = kinds_of(self._asked)
         self._count = len(os.sched_getaffinity(0)) if count is None else count
         self._workers: list[_Worker] = []
-        self._alone, self._chunk = (size[settings.level is None] for size in (_ALONE, _CHUNK))
+        fast = not any(each.is_slow for each, _ in self._asked)
+        self._alone, self._chunk = (size[fast] for size in (_ALONE, _CHUNK))
         self._seen = 0
-        self.fingerprint = fingerprint(settings, self._own)
+        self.fingerprint = fingerprint(self._asked, self._own)
 
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
         """One list a text, sorted by start."""
@@ -83,7 +86,7 @@ class Processes:
     def _find(self, texts: Sequence[str]) -> list[list[Span]]:
         if not self._workers:
             for _ in range(self._count):
-                self._workers.append(_Worker(self._settings, self._key))
+                self._workers.append(_Worker(self._asked, self._key))
         found: list[list[Span]] = [[] for _ in texts]
         waiting = _chunks(texts, self._chunk)
         busy: dict[Any, tuple[_Worker, int]] = {}
@@ -115,7 +118,7 @@ def _chunks(texts: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
 
 
 class _Worker:
-    def __init__(self, settings: Settings, key: str) -> None:
+    def __init__(self, parts: Asked, key: str) -> None:
         self._key = key
         self.connection, theirs = Pipe()
         command = [sys.executable, "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
@@ -127,7 +130,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_ONE_THREAD},
             )
-        self.send((settings.model_dump(), key))
+        self.send(([(each.name, settings.model_dump()) for each, settings in parts], key))
 
     def send(self, message: Any) -> None:
         with self._watched():
@@ -158,14 +161,19 @@ class _Worker:
             raise InputError(f"{self._key}: a process that looks for sensitive text ended {how}") from None
 
 
+def _asked_for(name: str, settings: dict[str, Any]) -> tuple[type[Detector], Section]:
+    each: type[Detector] = registry.detectors.get(name, Detector)
+    return each, each.Settings.model_validate(settings)
+
+
 def serve(descriptor: int) -> None:
     """What each process does: answer texts with bounds of each text's spans, starts, ends and numbers of kinds."""
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
         values, key = connection.recv()
-        settings = Settings.model_validate(values)
-        numbers = {kind: number for number, kind in enumerate(kinds(settings))}
         try:
-            own = detector(settings, key)
+            parts = [_asked_for(name, settings) for name, settings in values]
+            numbers = {kind: number for number, kind in enumerate(kinds_of(parts))}
+            own = made(parts, key)
             while True:
                 found = own.find(connection.recv())
                 spans = [span for each in found for span in each]

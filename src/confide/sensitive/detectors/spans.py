@@ -16,6 +16,6 @@ class Span:
     kind: str
 
 
-class Detector(Protocol):
+class SpanFinder(Protocol):
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
         """One list a text, sorted by start."""

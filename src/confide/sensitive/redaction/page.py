@@ -8,6 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from confide.sensitive.detectors import asked
 from confide.sensitive.redaction.pieces import Piece
 
 if TYPE_CHECKING:
@@ -48,12 +49,7 @@ def page(preview: Preview, config: Config) -> str:
 def describe(config: Config) -> str:
     """The detectors in words. Of expressions only the names: they may spell out what is sensitive."""
     detector = config.detector
-    parts = []
-    if detector.level is not None:
-        parts.append(f"level {detector.level} of {detector.pipeline}")
-    if detector.patterns:
-        named = detector.patterns
-        parts.append(f"patterns {named if isinstance(named, str) else ', '.join(named)}")
+    parts = [each.describe(settings) for each, settings in asked(detector)]
     if detector.words is not None:
         parts.append(f"the words of {detector.words}")
     if detector.expressions:

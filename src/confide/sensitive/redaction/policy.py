@@ -16,7 +16,7 @@ import numpy as np
 from confide.data.readers.dialogues import is_dialogue
 from confide.data.readers.documents import Document
 from confide.data.readers.fields import Template, clean_text, lookup
-from confide.sensitive.detectors import Processes, Span, kinds
+from confide.sensitive.detectors import Processes, Span, asked, kinds
 from confide.sensitive.detectors.cache import Cache
 from confide.sensitive.redaction.masking import outside
 from confide.sensitive.secrets.finders import Finder, Patterns
@@ -64,7 +64,7 @@ class Policy:
         Raises InputError, naming the key, if nothing is asked for or something of it cannot be had.
         """
         settings = config.detector
-        detects = settings.level is not None or bool(settings.patterns)
+        detects = bool(asked(settings))
         if not (detects or settings.words is not None or settings.expressions or settings.spans is not None):
             raise InputError(
                 "detector: says nothing of what is sensitive; give level, patterns, words, expressions or spans"

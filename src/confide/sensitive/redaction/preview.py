@@ -14,6 +14,7 @@ import numpy as np
 
 from confide.config.schema import Policy as Settings
 from confide.randomness.streams import RunKey
+from confide.sensitive.detectors import asked
 from confide.sensitive.detectors.spans import Span
 from confide.sensitive.redaction.counting import Places, Words
 from confide.sensitive.redaction.masking import Place, covered, merged
@@ -324,7 +325,7 @@ class _Detectors:
 def _detectors(config: Config, against: str | None, cache: Path | None, key: RunKey) -> Iterator[_Detectors]:
     """Opens the policies that a preview asks for, and closes them."""
     detector = config.detector
-    others = bool(detector.level or detector.patterns or detector.words or detector.expressions)
+    others = bool(asked(detector) or detector.words or detector.expressions)
     if against is not None and detector.spans is not None:
         raise InputError(
             f"--against {against}: detector.spans names {detector.spans}, which the other detectors are compared "

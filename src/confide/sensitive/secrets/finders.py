@@ -7,7 +7,7 @@ these are the data owner's own identifiers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from confide.config.schema import Secrets
 from confide.data.readers.documents import Document
 from confide.data.readers.fields import lookup
 from confide.data.spans import Mention
-from confide.sensitive.detectors import RECOGNISERS, Detector, detector, is_contextual, kinds
+from confide.sensitive.detectors import SpanFinder, asked, detector, kinds
 from confide.sensitive.secrets.expressions import Expression
 from confide.sensitive.secrets.folding import canonical
 from confide.utils.errors import InputError
@@ -85,8 +85,9 @@ class Detected:
     config claims is that of the detector.
     """
 
-    def __init__(self, detector: Detector) -> None:
-        self._detector = detector
+    def __init__(self, detector: SpanFinder, codes: Collection[str] = ()) -> None:
+        """`codes`: the kinds that are numbers and addresses."""
+        self._detector, self._codes = detector, frozenset(codes)
         self._numbers = _Numbers()
 
     def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
@@ -94,7 +95,7 @@ class Detected:
         return [
             _by_place(
                 Mention(
-                    self._numbers.name(span.kind, text[span.start : span.end], span.kind in RECOGNISERS),
+                    self._numbers.name(span.kind, text[span.start : span.end], span.kind in self._codes),
                     span.start,
                     span.end,
                 )
@@ -208,14 +209,12 @@ def finders(secrets: Secrets) -> list[Finder]:
         made.append(words)
     if secrets.patterns:
         made.append(Patterns(secrets.patterns))
-    level = secrets.detector.level
-    if level is not None and is_contextual(level):
-        raise InputError(
-            f"secrets.detector.level: {level} marks nearly every word, and a word that stands everywhere is nobody's "
-            "secret; choose low-entity or high-entity, or mechanism selective"
-        )
-    if level is not None or secrets.detector.patterns:
-        made.append(Detected(detector(secrets.detector)))
+    detectors = asked(secrets.detector)
+    for each, settings in detectors:
+        each.check_secrets(settings, "secrets.detector")
+    if detectors:
+        codes = {kind for each, _ in detectors for kind in each.codes}
+        made.append(Detected(detector(secrets.detector), codes))
     if columns:
         made.append(Column(columns))
     if secrets.rows is not None:

@@ -1,0 +1,1 @@
+"""Rules, a file for each few kinds of layers that compute alike."""

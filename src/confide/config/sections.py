@@ -1,0 +1,88 @@
+"""The schema of one config: the keys that all have, and the sections that its mechanism and its detectors bring."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field, create_model
+
+from confide.config import registry
+from confide.config.schema import Config, Detector, Policy, Privacy, Secrets, Train
+
+
+def schema_for(raw: Mapping[str, Any]) -> type[Config]:
+    """The config's schema, with the sections that its mechanism and its detectors have of their own."""
+    privacy, secrets = raw.get("privacy"), raw.get("secrets")
+    name = privacy.get("mechanism") if isinstance(privacy, Mapping) else None
+    of_secrets = secrets.get("detector") if isinstance(secrets, Mapping) else None
+    return schema_of(
+        name if isinstance(name, str) and name in registry.MECHANISMS else None,
+        _detectors(raw.get("detector")),
+        _detectors(of_secrets),
+    )
+
+
+def _detectors(section: Any) -> tuple[str, ...]:
+    """The detectors with a section of their own that a section `detector` of the config names."""
+    keys = set(section) - set(Policy.model_fields) if isinstance(section, Mapping) else set()
+    names = {registry.section(name): name for name in registry.DETECTORS}
+    if keys - set(names):
+        names |= {registry.section(name): name for name in registry.detectors.plugins()}
+    named = [name for key, name in names.items() if key in keys]
+    return tuple(name for name in named if registry.detectors.get(name, object).has_section)
+
+
+@functools.cache
+def schema_of(
+    mechanism: str | None, detectors: tuple[str, ...] = (), of_secrets: tuple[str, ...] = ()
+) -> type[Config]:
+    """The schema of configs with this mechanism and these detectors: the `Settings` of each are a section of its name.
+
+    Args:
+        mechanism: one of the registry's.
+        detectors: those with a section in `detector`; of_secrets: in `secrets.detector`.
+    """
+    own: dict[str, Any] = {}
+    settings = None if mechanism is None else registry.mechanism(mechanism).Settings
+    if mechanism is not None and settings is not None:
+        _check_settings(mechanism, settings)
+        section = Field(default_factory=settings, description=f"mechanism {mechanism}")
+        own[registry.section(mechanism)] = (settings, section)
+    # Where no detector has a section, the class stays as it is: two of one class are compared by their values.
+    if detectors:
+        own["detector"] = _wider(Config, "detector", _with_sections(Policy, detectors))
+    if of_secrets:
+        inner = _wider(Secrets, "detector", _with_sections(Detector, of_secrets))
+        own["secrets"] = _wider(Config, "secrets", create_model("Secrets", __base__=Secrets, detector=inner))
+    return create_model("Config", __base__=Config, **own) if own else Config
+
+
+def _wider(model: type[BaseModel], key: str, section: type[BaseModel]) -> Any:
+    """The field `key` of a model, with a subclass of its section; by default it is the section as it was."""
+    field = model.model_fields[key]
+    assert field.default_factory is not None
+    return section, Field(default_factory=field.default_factory, description=field.description)
+
+
+def _with_sections(base: type[Detector], detectors: tuple[str, ...]) -> type[BaseModel]:
+    """A section `detector` with those of detectors in it. Whoever names one asks for it: it has no default."""
+    own: dict[str, Any] = {}
+    for name in detectors:
+        key, found = registry.section(name), registry.detectors.get(name, object)
+        if key in Policy.model_fields:
+            raise TypeError(f"detector {name}: `detector` has a key of this name already")
+        own[key] = (found.Settings, Field(description=f"detector {name}"))
+    return create_model(base.__name__, __base__=base, **own)
+
+
+def _check_settings(mechanism: str, settings: type[BaseModel]) -> None:
+    """See that a mechanism reads all of its own settings, and that each has one place."""
+    if registry.section(mechanism) in Config.model_fields:
+        raise TypeError(f"mechanism {mechanism}: the config has a section of this name already")
+    taken = {*Train.model_fields, *Privacy.model_fields}
+    known = {field.name for field in dataclasses.fields(registry.mechanism(mechanism))}
+    for key in settings.model_fields:
+        if key in taken or key not in known:
+            why = "is a key of train or privacy" if key in taken else "is no field of the mechanism"
+            raise TypeError(f"mechanism {mechanism}: {key} of its Settings {why}")
