@@ -6,7 +6,6 @@ over its own predicted tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,6 @@ class Task:
         shares: rows of one unit may share a line of a batch; see `row_isolation.sharing`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
         loss: a program's own, called with model and batch, in place of the one below: float32[B].
-        fast: on a CPU, output layer and loss by code of our own (`logits`, `cross_entropy`); else as torch has them.
     """
 
     kind: str
@@ -55,7 +53,6 @@ class Task:
     device: torch.device
     shares: bool = False
     caches: bool = False
-    fast: bool = True
     loss: Loss | None = None
 
     @classmethod
@@ -169,8 +166,7 @@ class Task:
         if self.kind != "causal-lm":
             # Right padding never reaches back in a causal model, which is then free to use its fast path.
             inputs["attention_mask"] = batch["real"].long()
-        head = aligned(model) if self.fast else nullcontext()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), head:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), aligned(model):
             output = model(**inputs)
         logits: torch.Tensor = output.logits
         return logits
@@ -193,7 +189,7 @@ class Task:
 
     def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         flat = logits.reshape(-1, logits.shape[-1])
-        return cross_entropy(flat, targets.reshape(-1), self.fast).view(targets.shape)
+        return cross_entropy(flat, targets.reshape(-1)).view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
