@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from confide.clipping import ClippedSum
 from confide.models import loading as models
 from confide.models.fast.activations import fuse
+from confide.models.fast.switch import off
 from confide.privacy.mechanisms.values import Combine
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
@@ -35,7 +37,7 @@ class Setting:
 
     Attributes:
         model: in its first state; methods train copies.
-        task: confide's; what is not confide has the `ordinary` one.
+        task: confide's; what is not confide computes with `switch.off`, as transformers' own trainer does.
         rows: token arrays of one logical batch.
         micro_tokens: tokens of a physical micro-batch.
         clip_norm: the bound C.
@@ -46,11 +48,6 @@ class Setting:
     rows: list[np.ndarray]
     micro_tokens: int
     clip_norm: float = 1.0
-
-    @property
-    def ordinary(self) -> Task:
-        """As transformers' own trainer computes."""
-        return replace(self.task, fast=False)
 
     def draw(self, k: int) -> Draw:
         """The rows as units of k rows each; the last may have fewer."""
@@ -105,7 +102,7 @@ class Plain(Method):
 
     def __init__(self, setting: Setting, k: int, own_task: bool = False, compiled: bool = False):
         super().__init__(setting, k)
-        self.task = setting.task if own_task else setting.ordinary
+        self.own_ways: Callable[[], AbstractContextManager[None]] = nullcontext if own_task else off
         if own_task:
             fuse(self.model)
         if compiled:
@@ -116,8 +113,9 @@ class Plain(Method):
 
     def step(self) -> None:
         for batch, _, _ in self.setting.batches(self.k):
-            losses = self.task.row_loss(self.model, batch)
-            (losses.sum() / len(self.setting.rows)).backward()
+            with self.own_ways():
+                losses = self.setting.task.row_loss(self.model, batch)
+                (losses.sum() / len(self.setting.rows)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -243,7 +241,8 @@ class Hooks(Peer):
         self.private = DPOptimizer(self.optimizer, **self._options())
 
     def _backward(self, batch: Batch) -> None:
-        self.setting.ordinary.row_loss(self.wrapped, batch).mean().backward()
+        with off():
+            self.setting.task.row_loss(self.wrapped, batch).mean().backward()
 
 
 class Ghost(Peer):
@@ -264,7 +263,8 @@ class Ghost(Peer):
         self._criterion = DPLossFastGradientClipping(self.wrapped, self.private, _RowLoss())
 
     def _backward(self, batch: Batch) -> None:
-        self._criterion(self.setting.ordinary.row_loss(self.wrapped, batch)).backward()
+        with off():
+            self._criterion(self.setting.task.row_loss(self.wrapped, batch)).backward()
 
 
 class _RowLoss:

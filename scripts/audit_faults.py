@@ -76,7 +76,7 @@ AUDIT = [
         "tests/auditing/test_attack.py",
     ),
     Fault(
-        "audit",
+        "19",
         "every game has all of the probability of a false alarm",
         "auditing/attack.py::_Audit._share",
         "left / (len(self._views()) + numbers)",

@@ -111,14 +111,6 @@ PITFALLS = [
     ),
     Fault(
         "19",
-        "the best of several thresholds counts as if it were the only one",
-        "auditing/bounds.py::best_of",
-        "alpha / len(plans)",
-        "alpha",
-        "tests/auditing/test_bounds.py",
-    ),
-    Fault(
-        "19",
         "an advantage is measured on the rows that its threshold was chosen by",
         "auditing/rates.py::_advantage",
         "sample.members.among(second), sample.others.among(fourth)",

@@ -125,6 +125,14 @@ ROWS = [
     ),
     Fault(
         "company",
+        "verify compares what computes faster with itself: the switch turns nothing off",
+        "models/fast/switch.py::is_on",
+        "_on[-1]",
+        "True",
+        "tests/models/fast/test_switch.py",
+    ),
+    Fault(
+        "company",
         "the kernel of another function stands for an activation",
         "models/fast/activations.py::fuse",
         '"gelu_pytorch_tanh"',

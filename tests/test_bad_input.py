@@ -265,7 +265,6 @@ TYPED: dict[str, tuple[tuple[str, ...], str]] = {
     "eval of some folder": (("eval", "."), r"\.: nothing was trained here yet"),
     "eval of a twin that is not there": (("eval", "run", "--twin"), r"run: no twin was trained here"),
     "quickstart in a file": (("quickstart", "--folder", "text.jsonl"), r"text\.jsonl"),
-    "a study that is not there": (("study", "user-levle", "."), r"user-levle"),
 }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_help_loads_nothing_heavy():
 def test_help_names_every_verb_whole():
     found = confide("--help")
     assert found.code == 0
-    for verb in ("prepare", "plan", "train", "eval", "verify", "quickstart", "study"):
+    for verb in ("prepare", "plan", "train", "eval", "verify", "quickstart"):
         assert f"  {verb} " in found.out
     assert not [line for line in found.out.splitlines() if line.startswith("  ") and line.endswith("...")]
 

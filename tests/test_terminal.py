@@ -76,7 +76,6 @@ CASES = {
     "a run folder": (lambda w: ("prepare", w.path, f"run={QUOTED}"), 0),
     "a verb": (lambda w: (f"pl{EVIL}an", w.path), 2),
     "an option": (lambda w: ("plan", w.path, f"--{EVIL}"), 2),
-    "a study": (lambda w: ("study", EVIL, "."), 2),
     "a run that is none": (lambda w: ("eval", EVIL), 2),
     "what init writes": (lambda w: ("init", w.text, f"--out=o{EVIL}.yaml"), 0),
     "a data file": (in_file_name, 2),

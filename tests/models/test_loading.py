@@ -378,7 +378,7 @@ def test_a_vocabulary_larger_than_the_embeddings_is_refused(root):
 
 def llama_tokenizer(shared, folder):
     """A folder that a user can make of a model that came with bare pieces: a tokenizer.json beside the weights."""
-    from confide.studies.corpora import stories
+    from studies.corpora import stories
 
     return stories(shared / "data", folder)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from confide.privacy.accounting import MixtureOfGaussians
-from confide.studies import adaptive, corpora
+from studies import adaptive, corpora
 
 NOTHING = {"loss": 3.0, "perplexity": 20.0}
 

@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from studies.attacked import attacked
 
 from confide.auditing.attack import Options
-from confide.studies import exposure, extraction, user_inference
-from confide.studies.attacked import attacked
 from confide.utils.console import Console
 from confide.utils.errors import InputError
+from studies import exposure, extraction, user_inference
 from tests.test_resume import config as resumable
 
 QUIET = Console(quiet=True)

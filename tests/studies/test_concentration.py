@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from studies.concentration import filter_noise, sampling_noise
 
 from confide.planning.nearness import USERS, Nearness
 from confide.privacy.accounting.concentration import Filtered
-from confide.privacy.mechanisms.concentration import sampling_noise
-from confide.studies import concentration
+from studies import concentration
 from tests.studies.test_suggestion import data  # noqa: F401  # a fixture
 
 
@@ -43,3 +43,13 @@ def test_its_tables_tell_what_was_measured_and_where_the_noises_cross(tmp_path, 
     assert float(cells[6]) == pytest.approx(row["tau"] / row["median_norm"], abs=0.006)
     assert len(noises[-1].strip("|").split("|")) == len(noises[0].strip("|").split("|"))
     assert "<svg" in (tmp_path / "concentration.svg").read_text()
+
+
+@pytest.mark.parametrize(("epsilon", "part"), [(1.0, 1), (8.0, 1), (3.0, 8)])
+def test_the_filter_gains_only_below_a_tenth_of_the_clip_norm(epsilon, part):
+    """000, Figures 3 and 7; where a user is left out instead of replaced, the crossing is lower still."""
+    users, steps, delta = 2000, 100, 1e-5
+    noise = filter_noise(users, steps, epsilon, delta)
+    replaced = sampling_noise(users, users / part, steps, epsilon, delta)
+    left_out = sampling_noise(users, users / part, steps, epsilon, delta, "zero-out")
+    assert 0.02 < left_out / noise < 0.75 * replaced / noise < 0.1

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-
-from confide.studies import mean_estimation as study
-from confide.studies.mean_estimation import (
+from studies.mean_estimation import (
     D,
     K,
     N,
@@ -16,6 +14,8 @@ from confide.studies.mean_estimation import (
     drawn,
     interval,
 )
+
+from studies import mean_estimation as study
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 import pytest
 from scipy import stats
+from studies.noise_variance import ALIKE, ORTHOGONAL, Case
 
 from confide.privacy.accounting import MixtureOfGaussians, least_noise
-from confide.studies import noise_variance as study
-from confide.studies.noise_variance import ALIKE, ORTHOGONAL, Case
+from studies import noise_variance as study
 
 
 def test_variances_are_those_of_the_equations():

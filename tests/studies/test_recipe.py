@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from studies.recipe import CHOSEN, EPSILONS, PLAIN, SEEDS
 
-from confide.studies import corpora, recipe
-from confide.studies.recipe import CHOSEN, EPSILONS, PLAIN, SEEDS
 from confide.utils.errors import InputError
+from studies import corpora, recipe
 
 
 def test_recipes_ask_for_as_many_chunks():

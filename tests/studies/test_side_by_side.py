@@ -1,10 +1,10 @@
 """Runs in processes of their own end as they would alone."""
 
 import pytest
+from studies.side_by_side import fine_tuned
 
 from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
-from confide.studies.side_by_side import fine_tuned
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests.test_resume import config

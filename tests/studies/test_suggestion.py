@@ -8,9 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from confide.studies import corpora, recipe, suggestion
-from confide.studies.suggestion import (
+from studies.suggestion import (
     AVERAGED,
     AVERAGES,
     BUDGETS,
@@ -24,8 +22,10 @@ from confide.studies.suggestion import (
     _progress,
     rule,
 )
+
 from confide.utils.console import Console
 from confide.utils.errors import InputError
+from studies import corpora, recipe, suggestion
 
 LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
 

@@ -25,6 +25,7 @@ from confide.utils.rounding import (
     percent_at_most,
 )
 from tests.every_claim import CASES, config, data
+from tests.places import ROOT
 from tests.privacy.test_guarantee import fields
 
 NUMBERS = st.one_of(
@@ -248,13 +249,13 @@ CLAIMED = re.compile(
 """What is claimed, or estimated as a bound, by the names that it has here."""
 
 PLAIN = re.compile(r"[.,\d]*[gGeEf%]$")
-SOURCES = Path(confide.__file__).parent
+SOURCES, STUDIES = Path(confide.__file__).parent, ROOT / "studies"
 NOT_CLAIMED = {
     # A learning rate, an input that an error quotes, a length in tokens, and the like: nothing an attacker is bound by.
     ("runs/personalise.py", "rate"),
     ("runs/personalise.py", "rates[0]"),
     ("runs/verify.py", "most"),
-    ("planning/user_sampling.py", "most"),
+    ("studies/user_sampling.py", "most"),
     ("sensitive/redaction/page.py", "100 * tally['share_of_tokens'] / most"),
     ("cli/show.py", "rate"),
     ("cli/tune.py", "row['most']"),
@@ -293,10 +294,15 @@ def printed(tree: ast.AST):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(SOURCES.rglob("*.py")), ids=lambda p: p.relative_to(SOURCES).as_posix()
+    "name",
+    [
+        path.relative_to(above).as_posix()
+        for below, above in ((SOURCES, SOURCES), (STUDIES, ROOT))
+        for path in sorted(below.rglob("*.py"))
+    ],
 )
-def test_no_source_prints_a_claimed_number_to_the_nearest(path):
-    name = path.relative_to(SOURCES).as_posix()
+def test_no_source_prints_a_claimed_number_to_the_nearest(name):
+    path = (ROOT if name.startswith("studies/") else SOURCES) / name
     faults = [
         f"{name}:{line}: {expression} by {how}"
         for line, expression, how in printed(ast.parse(path.read_text("utf-8")))

@@ -9,20 +9,20 @@
 | the same, each drawn uniformly from many | `ceiling_epsilon` | zero-out, add/remove and replace-one |
 
 Every bound holds with probability 1 - alpha over the game, for a plan (how many guesses, which way) that was fixed
-before the scores were seen. `best_of` tries several plans and pays for it.
+before the scores were seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special, stats
 
 from confide.auditing.fdp import Sides, check_alpha, check_counts, f_dp
-from confide.privacy.accounting import Curve, MixtureOfGaussians
+from confide.privacy.accounting import Curve
 from confide.utils.errors import InputError
 
 Array = np.ndarray
@@ -268,44 +268,6 @@ def count_correct(answers: Array, coins: Array) -> int:
     return int(np.sum(answers == sides))
 
 
-@dataclass(frozen=True)
-class Best:
-    """The plan that showed most, how many of its guesses were right, and its bound, corrected for all plans."""
-
-    plan: Plan
-    correct: int
-    bound: float
-
-
-def best_of(
-    plans: Sequence[Plan],
-    scores: Array,
-    coins: Array,
-    bound: Callable[[Plan, int, float], float],
-    alpha: float = 0.05,
-) -> Best:
-    """The largest lower bound of several plans, each at alpha / (number of plans).
-
-    Formal guarantee: if `bound` fails with probability at most its level, this fails with at most alpha (Bonferroni),
-    for plans that were fixed before the scores were seen. Without the correction the largest over many thresholds
-    fails far more often.
-
-    Args:
-        bound: (plan, correct, level) -> lower bound on epsilon, as `one_run`.
-
-    Raises:
-        InputError: there is no plan, or what `guess` and `bound` raise.
-    """
-    check_alpha(alpha)
-    if not plans:
-        raise InputError("plans must hold at least one number of guesses")
-    found = []
-    for plan in plans:
-        right = count_correct(guess(scores, plan), coins)
-        found.append(Best(plan, right, bound(plan, right, alpha / len(plans))))
-    return max(found, key=lambda best: best.bound)
-
-
 # what a game could show ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Strongest:
@@ -338,23 +300,6 @@ def strongest(
 def strongest_clopper_pearson(inside: int, outside: int, delta: float, alpha: float = 0.05) -> float:
     """What so many runs with the unit and without it could show at most."""
     return clopper_pearson(inside, 0, 0, outside, delta, alpha)
-
-
-def strongest_k_ary(guesses: int, k: int, alpha: float = 0.05) -> float:
-    """What r guesses among k texts each could show at most."""
-    return k_ary(guesses, guesses, k, alpha)
-
-
-# Gaussian differential privacy ---------------------------------------------------------------------------------
-def gdp_epsilon(mu: float, delta: float) -> float:
-    """Epsilon at `delta` of mu-Gaussian differential privacy, N(mu, 1) against N(0, 1); within 1e-6, from above.
-
-    Raises:
-        InputError: mu or delta cannot be.
-    """
-    if not (mu > 0 and math.isfinite(mu)):
-        raise InputError(f"mu must be a number above 0, not {mu}")
-    return MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu).epsilon(delta)
 
 
 def _check_delta(delta: float) -> None:

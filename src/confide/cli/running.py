@@ -1,4 +1,4 @@
-"""The verbs of a run: from text to a trained model; and whole experiments."""
+"""The verbs of a run: from text to a trained model."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide import studies
 from confide.cli.base import (
     ConfigPath,
     Json,
@@ -347,18 +346,3 @@ def quickstart(
     from confide.cli import quickstart as job
 
     job.run(folder, as_json)
-
-
-@app.command()
-@verb
-def study(
-    name: Annotated[str, typer.Argument(help=", ".join(studies.NAMES))],
-    data: Annotated[
-        Path | None, typer.Argument(help="folder that holds the public data sets, for studies that read any")
-    ] = None,
-    folder: Annotated[Path, typer.Option(help="where to work")] = Path("runs/studies"),
-    as_json: Json = False,
-) -> None:
-    """Repeat one paper's experiment and print its table."""
-    found = studies.run(name, data, folder / name)
-    print_json(found) if as_json else print(found["markdown"])

@@ -5,7 +5,7 @@ the clip norm smaller; doubling n spreads the noise over more users, but each is
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,9 +16,8 @@ from torch import nn
 
 from confide.clipping import ClippedSum
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.accounting import MixtureOfGaussians, least_noise
+from confide.privacy.accounting import least_noise
 from confide.privacy.correlated_noise import sensitivity
-from confide.privacy.mechanisms.base import calibrated
 from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.privacy.sampling import Draw, Sampling
 from confide.randomness.seal import Seal
@@ -34,39 +33,6 @@ USERS = 128
 
 _FIRST = 16  # users that a measured path starts with, at most
 _PHASE = "gradient norms"
-
-
-# noise at a target ---------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Target:
-    """The user-level guarantee that noise must meet, on so many users and steps."""
-
-    epsilon: float
-    delta: float
-    steps: int
-    users: int
-
-    def uls_noise(self, n: float) -> float:
-        """Least noise multiplier of user-level sampling with n users expected a step (003, Theorem 2).
-
-        Raises:
-            InputError: n is more than there are users, or no noise meets the target.
-        """
-        process = MixtureOfGaussians.bernoulli(n / self.users, self.steps)
-        return calibrated(process, self.epsilon, self.delta)
-
-    def els_noise(self, batch: float, group_size: int, rows: int) -> float:
-        """Least noise multiplier of example-level sampling with `batch` rows expected a step (003, Theorem 1).
-
-        Args:
-            group_size: the most rows that a user has in use.
-            rows: in use, of all users.
-
-        Raises:
-            InputError: `batch` is more than there are rows, or no noise meets the target.
-        """
-        process = MixtureOfGaussians.binomial(group_size, batch / rows, self.steps)
-        return calibrated(process, self.epsilon, self.delta)
 
 
 def noise_variance(noise_multiplier: float, norm: float, count: float) -> float:
@@ -91,37 +57,6 @@ class Split:
     @property
     def budget(self) -> float:
         return self.k * self.n
-
-
-def splits(budget: float, ks: Iterable[int], least: float, most: float) -> list[Split]:
-    """The splits of a budget with k among `ks` and n from `least` to `most`.
-
-    Raises:
-        InputError: there is none.
-    """
-    found = [Split(k, budget / k) for k in ks if least <= budget / k <= most]
-    if not found:
-        raise InputError(
-            f"budget: no k that was given spends {budget:g} rows a step on {least:g} to {most:g} users"
-        )
-    return found
-
-
-def uls_variance(split: Split, norm: Callable[[int], float], target: Target) -> float:
-    """Noise variance of user-level sampling at a split.
-
-    Args:
-        norm: k -> L(k), of the mean gradient of k rows of a user; `gradient_norms` measures it.
-    """
-    return noise_variance(target.uls_noise(split.n), norm(split.k), split.n)
-
-
-def uls_variances(
-    choices: Sequence[Split], norm: Callable[[int], float], target: Target
-) -> list[tuple[Split, float]]:
-    """Each split with its noise variance, the least first; of equals the one with more users."""
-    found = [(split, uls_variance(split, norm, target)) for split in choices]
-    return sorted(found, key=lambda pair: (pair[1], -pair[0].n))
 
 
 # strategies (003, appendix I.1) --------------------------------------------------------------------------------
@@ -158,7 +93,7 @@ def estimate_and_double(
 
     Args:
         norm: k -> L(k), of the mean gradient of k rows of a user.
-        noise_multiplier: n -> s(n), as `Target.uls_noise`.
+        noise_multiplier: n -> s(n), of user-level sampling with n users expected a step.
 
     Returns:
         Every place of the path, the chosen one last.
@@ -173,25 +108,10 @@ def estimate_and_double(
     def by_n(split: Split) -> float:
         return float(noise_multiplier(2 * split.n) / (2 * noise_multiplier(split.n)))
 
-    return _path(start, budget, most_k, users, by_k, by_n)
+    return doubled(start, budget, most_k, users, by_k, by_n)
 
 
-def greedy_local_oracle(
-    loss: Callable[[Split], float], start: Split, budget: float, most_k: int, users: int
-) -> tuple[Place, ...]:
-    """As `estimate_and_double`, by the loss that training with either doubling would end at: what no estimate beats,
-    where one doubling is looked at at a time."""
-
-    def by_k(split: Split) -> float:
-        return loss(Split(2 * split.k, split.n))
-
-    def by_n(split: Split) -> float:
-        return loss(Split(split.k, 2 * split.n))
-
-    return _path(start, budget, most_k, users, by_k, by_n)
-
-
-def _path(
+def doubled(
     start: Split,
     budget: float,
     most_k: int,
@@ -199,6 +119,11 @@ def _path(
     by_k: Callable[[Split], float],
     by_n: Callable[[Split], float],
 ) -> tuple[Place, ...]:
+    """Double k where `by_k` is less than `by_n`, else n, until the budget is reached; return every place passed.
+
+    Raises:
+        InputError: not even `most_k` rows of all users spend the budget.
+    """
     path: list[Place] = []
     split = start
     while split.budget < budget:
@@ -218,21 +143,6 @@ def _path(
         else:
             split = Split(split.k, 2 * split.n)
     return (*path, Place(split))
-
-
-def max_cohort(choices: Sequence[Split]) -> Split:
-    """The split with the most users."""
-    return max(choices, key=lambda split: split.n)
-
-
-def max_group_size(choices: Sequence[Split]) -> Split:
-    """The split with the most rows a user."""
-    return max(choices, key=lambda split: split.k)
-
-
-def random_split(choices: Sequence[Split], generator: np.random.Generator) -> Split:
-    """Any of the splits, with equal probability."""
-    return choices[int(generator.integers(len(choices)))]
 
 
 def measured_split(job: Job, epsilon: float) -> dict[str, Any]:

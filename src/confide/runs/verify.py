@@ -152,9 +152,9 @@ def _batch(job: Job, draw: Draw, part: Pack) -> tuple[Batch, torch.Tensor]:
 
 
 def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
-    """The loss of each row, line by line, by torch's own loss."""
+    """The loss of each row, line by line."""
     batch, _ = _batch(job, draw, part)
-    return each_row(replace(job.task, fast=False).row_loss(job.model, batch), batch)
+    return each_row(job.task.row_loss(job.model, batch), batch)
 
 
 def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:

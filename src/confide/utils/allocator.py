@@ -13,7 +13,7 @@ def keep_freed_memory() -> bool:
     every page of them anew, a third of a small model's step. The price is that blocks of many sizes leave gaps: the
     process holds up to 1.6 times what a run has in use at its peak. What is free by now, say after an earlier run of
     this process, is given back here, since blocks of other sizes would be laid beside it. Over many runs gaps grow all
-    the same: these are better given a process each, as `studies/side_by_side.py` does.
+    the same: these are better given a process each, as the studies do.
     """
     # -1 is never: 2 GB, the largest number, is less than a step may free.
     return set_thresholds(mmap=1 << 30, trim=-1, pad=1 << 26)

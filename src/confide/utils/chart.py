@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from confide.utils.rounding import at_least, at_most
-from confide.utils.svg import BLUE, FAINT, GOLD, GREEN, INK, RED, opening, text
+from confide.utils.svg import BLUE, FAINT, GOLD, GREEN, INK, RED, opening, round_step, text
 
 WIDTH, HEIGHT = 420, 300  # of one panel
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 62, 48
@@ -123,8 +123,6 @@ class _Axis:
             powers = range(math.ceil(self.low), math.floor(self.high) + 1)
             step = max(1, math.ceil(len(powers) / 6))
             return [2.0**power for power in powers[::step]]
-        rough = (self.high - self.low) / 5
-        unit = 10 ** math.floor(math.log10(rough))
-        step_size = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough)
+        step_size = round_step((self.high - self.low) / 5)
         start = math.ceil(self.low / step_size)
         return [place * step_size for place in range(start, math.floor(self.high / step_size) + 1)]

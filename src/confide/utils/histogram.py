@@ -1,10 +1,8 @@
 """A picture of how many rows the units have, as inline SVG."""
 
-from itertools import count
-
 import numpy as np
 
-from confide.utils.svg import BLUE, FAINT, INK, RED, opening, text
+from confide.utils.svg import BLUE, FAINT, INK, RED, opening, round_step, text
 
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 76, 64
@@ -80,8 +78,7 @@ def _y(units: float, top: int) -> float:
 
 def _ticks(largest: int) -> list[int]:
     """Zero to at least `largest` in at most six round steps."""
-    steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
-    step = next(step for step in steps if 5 * step >= largest)
+    step = int(round_step(max(1.0, largest / 5)))
     return list(range(0, largest + step, step))
 
 

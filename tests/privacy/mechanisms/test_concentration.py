@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from studies.concentration import filter_noise, sampling_noise
 
 from confide.config.loading import check
 from confide.data.shape import Shape
@@ -15,9 +16,7 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting.concentration import Filtered, Moves
 from confide.privacy.mechanisms.concentration import (
     ConcentrationFilter,
-    filter_noise,
     laplace,
-    sampling_noise,
 )
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import settle, state_guarantee
@@ -194,16 +193,6 @@ def test_the_twin_is_the_mean_over_all():
 
 
 # the comparison ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("epsilon", "part"), [(1.0, 1), (8.0, 1), (3.0, 8)])
-def test_the_filter_gains_only_below_a_tenth_of_the_clip_norm(epsilon, part):
-    """000, Figures 3 and 7; where a user is left out instead of replaced, the crossing is lower still."""
-    users, steps, delta = 2000, 100, 1e-5
-    noise = filter_noise(users, steps, epsilon, delta)
-    replaced = sampling_noise(users, users / part, steps, epsilon, delta)
-    left_out = sampling_noise(users, users / part, steps, epsilon, delta, "zero-out")
-    assert 0.02 < left_out / noise < 0.75 * replaced / noise < 0.1
-
-
 def test_a_plan_shows_the_crossing():
     size = planning.Size(1000, 500, 2, 16, 100)
     found = planning.plan(config(), SHAPE, size).to_json()

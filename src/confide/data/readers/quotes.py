@@ -8,12 +8,8 @@ form; a quote without any mark stays.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
 
-from confide.data.readers.documents import Counts, Record
-from confide.data.readers.fields import clean_text, lookup
-from confide.utils.errors import InputError
+from confide.data.readers.fields import clean_text
 
 _I = re.IGNORECASE
 # "> ", "|> ", "JS> ": always a quote. Other marks are one only below an attribution line.
@@ -41,13 +37,13 @@ _STAMP = re.compile(
 _DATED = re.compile(r"[ \t]*(?:sent|date)[ \t]*:.*\d", _I)
 
 
-def strip_quotes(body: str, signature: bool = False) -> str:
+def strip_quotes(body: str) -> str:
     """The message without what it quotes; unchanged, to the character, if it quotes nothing.
 
     Out go: lines marked as quotes, with their attribution ("On ... wrote:", "In article <...> ... writes:");
     and all that follows a banner ("-----Original Message-----", "---- Forwarded by ...") or the header that
-    Lotus and Outlook put above a quoted original (To:, cc:, Subject: by a line with date and time). With
-    `signature` also what follows a line "-- ", if it is at most 20 lines.
+    Lotus and Outlook put above a quoted original (To:, cc:, Subject: by a line with date and time). A signature
+    stays.
     """
     lines = clean_text(body).split("\n")
     end = _original_begins(lines)
@@ -56,37 +52,7 @@ def strip_quotes(body: str, signature: bool = False) -> str:
     for index, line in enumerate(lines[:end]):
         if _QUOTED.match(line) or (marks and line.lstrip(" \t")[:1] in marks):
             drop[index] = True
-    if signature:
-        _drop_signature(lines, drop)
     return "\n".join(_rest(lines, drop)) if any(drop) else body
-
-
-def without_quotes(
-    records: Iterable[Record],
-    field: str = "body",
-    counts: Counter[str] | None = None,
-    signature: bool = False,
-) -> Iterator[Record]:
-    """`strip_quotes` on one field of each record.
-
-    Counts: `messages`, `messages with quotes`, `characters` before, `characters removed`, `nothing left`
-    (messages that were all quote; they stay, empty). Raises InputError if the field is missing or no text.
-    """
-    tally: Counter[str] = Counts() if counts is None else counts
-    for name in ("messages", "messages with quotes", "characters", "characters removed", "nothing left"):
-        tally.setdefault(name, 0)
-    for record in records:
-        body = lookup(record.fields, field, record.where, "stripping quotes")
-        if not isinstance(body, str | None):
-            raise InputError(f"{record.where}: field {field!r} holds a {type(body).__name__}, not text.")
-        before = clean_text(body or "")
-        after = strip_quotes(before, signature)
-        tally["messages"] += 1
-        tally["messages with quotes"] += after != before
-        tally["characters"] += len(before)
-        tally["characters removed"] += len(before) - len(after)
-        tally["nothing left"] += bool(before.strip()) and not after.strip()
-        yield Record(dict(record.fields) | {field: after}, record.where)
 
 
 def _original_begins(lines: list[str]) -> int:
@@ -162,14 +128,6 @@ def _attributions(lines: list[str], drop: list[bool]) -> str:
         if quoted and not _QUOTED.match(below):
             marks += mark
     return marks
-
-
-def _drop_signature(lines: list[str], drop: list[bool]) -> None:
-    last = next((index for index in range(len(lines) - 1, -1, -1) if lines[index].strip()), -1)
-    for index in range(max(0, last - 20), last + 1):
-        if lines[index] in ("-- ", "--"):
-            drop[index:] = [True] * (len(lines) - index)
-            return
 
 
 def _rest(lines: list[str], drop: list[bool]) -> list[str]:

@@ -7,12 +7,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from confide.models.fast.switch import is_on
+
 IGNORE = -100
 _SMALL = 1e-30  # float32 holds a probability above it in full
 _PIECE = 1 << 20  # logits that are copied at a time
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, fast: bool = True) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(logits)[target] of each place: float32[n]; 0 where the target is IGNORE.
 
     One backward pass may follow, not two.
@@ -20,10 +22,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, fast: bool = True) -> Tensor:
     Args:
         logits: float[n, classes].
         targets: int64[n].
-        fast: False takes torch's own, wherever the logits lie.
     """
     logits = logits.float()
-    if fast and logits.requires_grad and torch.is_grad_enabled() and logits.device.type == "cpu":
+    if is_on() and logits.requires_grad and torch.is_grad_enabled() and logits.device.type == "cpu":
         losses: Tensor = _OfSoftmax.apply(logits, targets)
         return losses
     return functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from confide.models.fast.onednn import LINE
+from confide.models.fast.switch import is_on
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def aligned(model: nn.Module) -> Iterator[None]:
     Not where no gradient is asked for: torch's loss would then make a whole copy of such logits.
     """
     find = getattr(model, "get_output_embeddings", None)
-    head = find() if find is not None and torch.is_grad_enabled() else None
+    head = find() if find is not None and is_on() and torch.is_grad_enabled() else None
     if not isinstance(head, nn.Linear) or not _gains(head):
         yield
         return

@@ -10,13 +10,11 @@ import numpy as np
 from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.accounting import Process, replaced
 from confide.privacy.accounting.concentration import NEAR, TEST_SCALE, THRESHOLD_SCALE, Filtered
-from confide.privacy.mechanisms.base import Mechanism, calibrated
-from confide.privacy.mechanisms.group import example_level
+from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.uls import UserLevelSampling, averaging_faults
 from confide.privacy.mechanisms.values import Alternative, ClaimParts, Combine, Sampler, Score, Terms
-from confide.privacy.sampling import Halt, Sampling
+from confide.privacy.sampling import Halt
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.rounding import at_most
 
@@ -276,21 +274,3 @@ def _clipping_faults(config: "Config") -> Iterator[tuple[str, str]]:
         )
     if config.train.divisor is not None:
         yield "train.divisor", "the filter divides by how many units it keeps: remove it"
-
-
-def filter_noise(users: int, steps: int, epsilon: float, delta: float) -> float:
-    """Standard deviation of the filter's noise on the mean gradient, in units of tau (000, Figures 3 and 7)."""
-    return Filtered(users, steps, epsilon, delta).noise_multiplier / users
-
-
-def sampling_noise(
-    users: int, drawn: float, steps: int, epsilon: float, delta: float, adjacency: str = "replace-one"
-) -> float:
-    """That of user sampling with `drawn` of the users a step, in units of the clip norm.
-
-    Over `filter_noise` it is the crossing: the filter adds less noise where tau / clip norm is below it.
-    """
-    process: Process = example_level(users, Sampling("poisson", drawn / users), steps)
-    if adjacency == "replace-one":
-        process = replaced(process)
-    return calibrated(process, epsilon, delta) / drawn  # type: ignore[arg-type]  # frozen values

@@ -18,8 +18,6 @@ from confide.sensitive.secrets.python_imports import PythonModules
 from confide.utils.errors import InputError
 
 KEY = "secrets.repository"
-KINDS = ("paths", "owners", "authors", "packages")
-"""Classes of the secrets: what stands before the colon of their ids."""
 
 UNCOMMITTED = "files with changes that are not committed, whose author git does not know"
 CODEOWNERS = (".github/CODEOWNERS", "CODEOWNERS", "docs/CODEOWNERS")  # GitHub takes the first that is there

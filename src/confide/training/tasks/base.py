@@ -8,7 +8,6 @@ over its own predicted tokens.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -47,7 +46,6 @@ class Task(ABC):
         shares: rows of one unit may share a line of a batch; see `row_isolation.sharing`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
         loss: a program's own, called with model and batch, in place of the one below: float32[B].
-        fast: on a CPU, output layer and loss by code of our own (`logits`, `cross_entropy`); else as torch has them.
     """
 
     facts: ClassVar[TaskFacts]
@@ -61,7 +59,6 @@ class Task(ABC):
     device: torch.device
     shares: bool = False
     caches: bool = False
-    fast: bool = True
     loss: Loss | None = None
 
     @classmethod
@@ -176,15 +173,14 @@ class Task(ABC):
         if not self.facts.is_causal:
             # Right padding never reaches back in a causal model, which is then free to use its fast path.
             inputs["attention_mask"] = batch["real"].long()
-        head = aligned(model) if self.fast else nullcontext()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), head:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), aligned(model):
             output = model(**inputs)
         logits: torch.Tensor = output.logits
         return logits
 
     def _losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         flat = logits.reshape(-1, logits.shape[-1])
-        return cross_entropy(flat, targets.reshape(-1), self.fast).view(targets.shape)
+        return cross_entropy(flat, targets.reshape(-1)).view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""

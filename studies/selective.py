@@ -24,10 +24,10 @@ from confide.runs.preparation import load
 from confide.sensitive.detectors import Span
 from confide.sensitive.redaction.policy import Policy
 from confide.sensitive.redaction.screening import Marks, sample
-from confide.studies import corpora
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from confide.utils.rounding import at_most
+from studies import corpora, main
 
 EPSILON = 3.0
 STEPS = 40  # of every run; one in two phases takes half of them in each
@@ -342,3 +342,7 @@ def _table(rows: list[Row]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -15,9 +15,9 @@ from confide.config.loading import check
 from confide.config.schema import Config
 from confide.runs.folder import Run
 from confide.runs.loop import Outcome, fine_tune, gap_closed
-from confide.studies import corpora
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most
+from studies import corpora, main
 
 EPSILONS = (8.0, 3.0)
 DELTA = 1e-5
@@ -155,3 +155,7 @@ def _table(rows: Sequence[Row]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from confide.auditing.attack import Options
-from confide.studies import corpora
-from confide.studies.attacked import attacked, epsilon_of, in_table
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.console import Console
 from confide.utils.files import write_text
+from studies import corpora, main
+from studies.attacked import attacked, epsilon_of, in_table
 
 NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Noise multipliers of DP-SGD; with 0 rows are clipped and nothing else."""
@@ -128,3 +128,7 @@ def _table(rows: list[Row]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -20,10 +20,10 @@ from confide.config.schema import Config
 from confide.privacy.accounting import MixtureOfGaussians, compose
 from confide.runs.folder import Run
 from confide.runs.loop import Outcome, fine_tune
-from confide.studies import corpora
-from confide.studies.attacked import is_estimate
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most
+from studies import corpora, main
+from studies.attacked import is_estimate
 
 SIGMAS = (1.0, 5.0)
 EPSILON = 3.0
@@ -184,3 +184,7 @@ def _table(rows: list[Row]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -3,13 +3,13 @@
 import hashlib
 import itertools
 import json
+import lzma
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from confide.data.helpdesk import Slot, generate, luhn_digit, parse, read_tables, write_jsonl
+from make_helpdesk import BUNDLED, Slot, as_jsonl, generate, luhn_digit, parse, read_tables
 
 FACTS = {"product", "item", "other", "order", "number", "card", "n", "nn", "amount", "date"}
 PATTERNS = {
@@ -138,9 +138,11 @@ def test_the_phrase_notation() -> None:
     assert parse("a{|b}") == ["a", type(choice)([[], ["b"]])]  # type: ignore[call-arg,arg-type]
 
 
-def test_the_file_holds_one_record_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "mails.jsonl"
-    count = write_jsonl(path, customers=12, seed=5)
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert records == list(generate(12, seed=5))
-    assert len(records) == count
+def test_a_file_holds_one_record_a_line() -> None:
+    lines = as_jsonl(customers=12, seed=5).decode().splitlines()
+    assert [json.loads(line) for line in lines] == list(generate(12, seed=5))
+
+
+def test_what_is_bundled_is_what_the_script_makes() -> None:
+    # Unpacked: another version of xz may pack the same text otherwise.
+    assert lzma.decompress(BUNDLED.read_bytes()) == as_jsonl(), "run scripts/make_helpdesk.py"

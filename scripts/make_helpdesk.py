@@ -1,22 +1,27 @@
-"""A synthetic helpdesk: mails of invented customers to an invented shop, with secrets at known places.
+"""Make the synthetic helpdesk of `confide quickstart`: mails of invented customers, with secrets at known places.
+
+    python scripts/make_helpdesk.py    # writes src/confide/bundled/helpdesk.jsonl.xz anew
 
 Every customer has a name, a phone, a card, a few products, a favourite trouble and a style of their own, and
-writes 1 to 60 mails. A mail is put together from the phrase tables in `bundled/helpdesk`; it depends on the
+writes 1 to 60 mails. A mail is put together from the tables in `helpdesk_phrases`; it depends on the
 seed and the customer alone, so the first 100 customers of 2,000 are those of 100, on every platform. Nobody is
 real: phone numbers lie in the fictitious range 555-0100 to 555-0199, cards in ranges set aside for tests.
 """
 
 import hashlib
 import json
-import os
+import lzma
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
+BUNDLED = Path(__file__).resolve().parents[1] / "src" / "confide" / "bundled" / "helpdesk.jsonl.xz"
+PHRASES = Path(__file__).resolve().with_name("helpdesk_phrases")
+CUSTOMERS = 2000
 MOST_MAILS = 60  # of a customer
 WORDS = (30, 150)  # of a mail, greeting and signature included
 CARD_RANGES = ("424242", "400000", "411111", "555555")  # payment providers use these for tests
@@ -94,7 +99,7 @@ class Customer:
     paragraphs: bool
 
 
-def generate(customers: int = 2000, seed: int = 0) -> Iterator[dict[str, Any]]:
+def generate(customers: int = CUSTOMERS, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Mails, customer by customer: {"customer", "number", "topic", "text", "secrets"}.
 
     `number` counts a customer's mails from 1; `secrets` is a list of {"kind": name | phone | order | card,
@@ -113,11 +118,14 @@ def generate(customers: int = 2000, seed: int = 0) -> Iterator[dict[str, Any]]:
             yield {"customer": customer.id, "number": number, **desk.mail()}
 
 
-def write_jsonl(path: str | os.PathLike[str], customers: int = 2000, seed: int = 0) -> int:
-    """Write the mails to a file, one JSON object a line; returns how many."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in generate(customers, seed))
-        return sum(1 for line in lines if file.write(line))
+def as_jsonl(customers: int = CUSTOMERS, seed: int = 0) -> bytes:
+    """Return the mails, one JSON object a line."""
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in generate(customers, seed))
+    return "".join(lines).encode()
+
+
+def main() -> None:
+    BUNDLED.write_bytes(lzma.compress(as_jsonl(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def make_customer(index: int, seed: int, draw: Draw) -> Customer:
@@ -324,9 +332,9 @@ def count_words(text: str) -> int:
 
 @cache
 def read_tables() -> Tables:
-    """The phrase tables of `bundled/helpdesk`; their format is told at the head of each file."""
+    """The phrase tables of `helpdesk_phrases`; their format is told at the head of each file."""
     lines: dict[str, list[str]] = {}
-    for file in sorted(files("confide").joinpath("bundled/helpdesk").iterdir(), key=lambda file: file.name):
+    for file in sorted(PHRASES.glob("*.txt")):
         for line in file.read_text(encoding="utf-8").splitlines():
             if line.startswith("["):
                 table = lines.setdefault(line.strip("[]"), [])
@@ -356,3 +364,7 @@ def parse(line: str) -> Phrase:
         elif piece:
             options[-1][-1].append(piece)
     return options[0][0]
+
+
+if __name__ == "__main__":
+    main()

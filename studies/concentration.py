@@ -12,16 +12,20 @@ import numpy as np
 from confide.config.loading import check
 from confide.config.schema import Config
 from confide.planning.nearness import USERS, Nearness, nearness
+from confide.privacy.accounting import Process, replaced
 from confide.privacy.accounting.concentration import Filtered
-from confide.privacy.mechanisms.concentration import Concentration, filter_noise, sampling_noise
+from confide.privacy.mechanisms.base import calibrated
+from confide.privacy.mechanisms.concentration import Concentration
+from confide.privacy.mechanisms.group import example_level
+from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.studies import corpora
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from confide.utils.rounding import at_most
+from studies import corpora, main
 
 KEY = RunKey.from_text("study concentration")
 DOCUMENTS = 4000  # that are read
@@ -135,3 +139,25 @@ def _picture(measured: list[Nearness], noises: list[dict[str, Any]], users: int)
         Panel("how far users' gradients are apart", "distance / median norm", "share of pairs below", lines)
     )
     return panels_svg("The concentration filter beside user sampling", panels)
+
+
+def filter_noise(users: int, steps: int, epsilon: float, delta: float) -> float:
+    """Standard deviation of the filter's noise on the mean gradient, in units of tau (000, Figures 3 and 7)."""
+    return Filtered(users, steps, epsilon, delta).noise_multiplier / users
+
+
+def sampling_noise(
+    users: int, drawn: float, steps: int, epsilon: float, delta: float, adjacency: str = "replace-one"
+) -> float:
+    """That of user sampling with `drawn` of the users a step, in units of the clip norm.
+
+    Over `filter_noise` it is the crossing: the filter adds less noise where tau / clip norm is below it.
+    """
+    process: Process = example_level(users, Sampling("poisson", drawn / users), steps)
+    if adjacency == "replace-one":
+        process = replaced(process)
+    return calibrated(process, epsilon, delta) / drawn  # type: ignore[arg-type]  # frozen values
+
+
+if __name__ == "__main__":
+    main(run)

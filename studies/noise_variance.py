@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from confide.planning.user_sampling import Split, Target, noise_variance, uls_variance
+from confide.planning.user_sampling import Split, noise_variance
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from confide.utils.rounding import at_most
+from studies import main
+from studies.user_sampling import Target, uls_variance
 
 N, K, STEPS, DELTA, NORM = 1024, 32, 1000, 1e-6, 10.0
 EPSILONS = (0.25, 1.0, 4.0, 16.0)
@@ -224,3 +226,7 @@ def _conjecture_table(conjecture: Mapping[str, Mapping[str, Any]]) -> str:
         cells = [name, str(found["points"]), str(found["above_one"]), str(found["refuted"])]
         lines.append("| " + " | ".join([*cells, f"{found['largest_ratio']:.4f}", at]) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from confide.auditing.attack import Options
-from confide.studies import corpora
-from confide.studies.attacked import attacked, epsilon_of, in_table
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
+from studies import corpora, main
+from studies.attacked import attacked, epsilon_of, in_table
 
 EPSILON = 8.0
 STEPS = 400
@@ -117,3 +117,7 @@ def _measured(found: tuple[float, float, float]) -> str:
 def _shares(found: tuple[float, float, float]) -> str:
     value, low, high = found
     return f"{value:.1%} ({percent_at_least(low)} to {percent_at_most(high)})"
+
+
+if __name__ == "__main__":
+    main(run)

@@ -8,6 +8,7 @@ import numpy as np
 from confide.data.readers import Counts, documents, records
 from confide.data.readers.enron import clean_enron
 from confide.utils.errors import InputError
+from studies import main
 
 
 def run(data: Path, folder: Path) -> dict[str, Any]:
@@ -38,3 +39,7 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
         f"{statistics['median']:g} | {statistics['min']} | {statistics['max']:,} |"
     )
     return {"counts": dict(counts), "statistics": statistics, "markdown": "\n".join(lines)}
+
+
+if __name__ == "__main__":
+    main(run)

@@ -30,6 +30,7 @@ from confide.utils.console import Console
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 from confide.utils.rounding import at_least
+from studies import main
 
 SOURCE = "arxiv-abstracts-small/abstracts.jsonl.xz"
 RANKS = (
@@ -200,3 +201,7 @@ def _tables(
             cells.append("" if loss is None else f"{loss:.3f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

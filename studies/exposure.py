@@ -13,11 +13,11 @@ from typing import Any
 
 from confide.auditing.attack import Options
 from confide.runs.preparation import load
-from confide.studies import corpora
-from confide.studies.attacked import attacked, epsilon_of, in_table, is_estimate
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.console import Console
 from confide.utils.files import write_text
+from studies import corpora, main
+from studies.attacked import attacked, epsilon_of, in_table, is_estimate
 
 TIMES = (1, 10, 100, 1000)
 EACH = 4  # numbers planted so often
@@ -162,3 +162,7 @@ def _table(rows: list[Row]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -17,8 +17,15 @@ from scipy import stats
 from confide.planning.user_sampling import (
     USERS,
     Split,
-    Target,
     estimate_and_double,
+)
+from confide.utils.chart import Panel, Points, panels_svg
+from confide.utils.console import Console
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
+from studies import main
+from studies.user_sampling import (
+    Target,
     greedy_local_oracle,
     max_cohort,
     max_group_size,
@@ -26,10 +33,6 @@ from confide.planning.user_sampling import (
     splits,
     uls_variances,
 )
-from confide.utils.chart import Panel, Points, panels_svg
-from confide.utils.console import Console
-from confide.utils.files import write_text
-from confide.utils.rounding import at_most
 
 N, K, D = 256, 16, 32  # users, rows of each, coordinates
 STEPS, DELTA = 256, 1e-6
@@ -459,3 +462,7 @@ def _claims_table(checked: Sequence[dict[str, Any]]) -> str:
         held = "yes" if one["holds"] else "no"
         lines.append(f"| {one['claim']} | {one['difference']:.3f} | {low:.3f} to {high:.3f} | {held} |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

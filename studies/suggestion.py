@@ -31,12 +31,13 @@ from confide.planning.suggest import SQUARES, log_progress, suggest
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
 from confide.runs.loop import Outcome
-from confide.studies import recipe as recipes
-from confide.studies.recipe import Recipe
-from confide.studies.side_by_side import fine_tuned
 from confide.tuning.space import altered
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most
+from studies import main
+from studies import recipe as recipes
+from studies.recipe import Recipe
+from studies.side_by_side import fine_tuned
 
 EPSILONS = (8.0, 3.0, 1.0)
 ROWS = 7_680
@@ -374,3 +375,7 @@ def _table(found: Compared) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

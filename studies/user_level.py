@@ -12,9 +12,9 @@ from confide.config.loading import check
 from confide.config.schema import Config
 from confide.runs.folder import Run
 from confide.runs.loop import Outcome, fine_tune, gap_closed
-from confide.studies import corpora
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most
+from studies import corpora, main
 
 _SHARED: dict[str, Any] = {
     "model": "bundled",
@@ -91,3 +91,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
             f"{row['gap_closed']:.0%} |"
         )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,105 @@
+"""Ways to split a compute budget between users and rows, and their noise (003, section 3 and appendices C and I)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from confide.planning.user_sampling import Place, Split, doubled, noise_variance
+from confide.privacy.accounting import MixtureOfGaussians
+from confide.privacy.mechanisms.base import calibrated
+from confide.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class Target:
+    """The user-level guarantee that noise must meet, on so many users and steps."""
+
+    epsilon: float
+    delta: float
+    steps: int
+    users: int
+
+    def uls_noise(self, n: float) -> float:
+        """Least noise multiplier of user-level sampling with n users expected a step (003, Theorem 2).
+
+        Raises:
+            InputError: n is more than there are users, or no noise meets the target.
+        """
+        process = MixtureOfGaussians.bernoulli(n / self.users, self.steps)
+        return calibrated(process, self.epsilon, self.delta)
+
+    def els_noise(self, batch: float, group_size: int, rows: int) -> float:
+        """Least noise multiplier of example-level sampling with `batch` rows expected a step (003, Theorem 1).
+
+        Args:
+            group_size: the most rows that a user has in use.
+            rows: in use, of all users.
+
+        Raises:
+            InputError: `batch` is more than there are rows, or no noise meets the target.
+        """
+        process = MixtureOfGaussians.binomial(group_size, batch / rows, self.steps)
+        return calibrated(process, self.epsilon, self.delta)
+
+
+def splits(budget: float, ks: Iterable[int], least: float, most: float) -> list[Split]:
+    """The splits of a budget with k among `ks` and n from `least` to `most`.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [Split(k, budget / k) for k in ks if least <= budget / k <= most]
+    if not found:
+        raise InputError(
+            f"budget: no k that was given spends {budget:g} rows a step on {least:g} to {most:g} users"
+        )
+    return found
+
+
+def uls_variance(split: Split, norm: Callable[[int], float], target: Target) -> float:
+    """Noise variance of user-level sampling at a split.
+
+    Args:
+        norm: k -> L(k), of the mean gradient of k rows of a user; `gradient_norms` measures it.
+    """
+    return noise_variance(target.uls_noise(split.n), norm(split.k), split.n)
+
+
+def uls_variances(
+    choices: Sequence[Split], norm: Callable[[int], float], target: Target
+) -> list[tuple[Split, float]]:
+    """Each split with its noise variance, the least first; of equals the one with more users."""
+    found = [(split, uls_variance(split, norm, target)) for split in choices]
+    return sorted(found, key=lambda pair: (pair[1], -pair[0].n))
+
+
+# strategies (003, appendix I.1) --------------------------------------------------------------------------------
+def greedy_local_oracle(
+    loss: Callable[[Split], float], start: Split, budget: float, most_k: int, users: int
+) -> tuple[Place, ...]:
+    """As `estimate_and_double`, by the loss that training with either doubling would end at: what no estimate beats,
+    where one doubling is looked at at a time."""
+
+    def by_k(split: Split) -> float:
+        return loss(Split(2 * split.k, split.n))
+
+    def by_n(split: Split) -> float:
+        return loss(Split(split.k, 2 * split.n))
+
+    return doubled(start, budget, most_k, users, by_k, by_n)
+
+
+def max_cohort(choices: Sequence[Split]) -> Split:
+    """The split with the most users."""
+    return max(choices, key=lambda split: split.n)
+
+
+def max_group_size(choices: Sequence[Split]) -> Split:
+    """The split with the most rows a user."""
+    return max(choices, key=lambda split: split.k)
+
+
+def random_split(choices: Sequence[Split], generator: np.random.Generator) -> Split:
+    """Any of the splits, with equal probability."""
+    return choices[int(generator.integers(len(choices)))]
