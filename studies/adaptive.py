@@ -98,7 +98,7 @@ class _Study:
             outcome.steps,
             float(np.mean(noises) / sigma) if sigma and noises else 1.0,
             guarantee.epsilon if is_private else None,
-            not is_estimate(run, guarantee),
+            not is_estimate(guarantee),
             _public(noises, sigma, guarantee.sampling_probability[1], guarantee.delta)
             if is_nominal
             else None,

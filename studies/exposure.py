@@ -108,7 +108,7 @@ def _row(method: str, own: dict[str, Any], common: dict[str, Any], folder: Path,
     return Row(
         method,
         epsilon_of(outcome),
-        is_estimate(trained, outcome.guarantee),
+        is_estimate(outcome.guarantee),
         float(outcome.final["perplexity"]),
         count,
         prepared.facts["canaries"]["missed"] if masks else None,

@@ -237,7 +237,7 @@ def memory(ranks: Ranks) -> dict:
     steps(alone, draws, 0.5, WIDE, Ranks())
     said: list[str] = []
     step, _ = steps(together, [], 0.5, 128, ranks)
-    step.sampler, step.say, honest = Fixed(draws), said.append, step.task.row_loss
+    step.sampler, step.gradients.say, honest = Fixed(draws), said.append, step.task.row_loss
 
     def scarce(model, batch):
         if ranks.number == 1 and batch["input_ids"].numel() > 40:

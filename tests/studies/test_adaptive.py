@@ -48,6 +48,7 @@ def test_nominal_at_equal_epsilon_has_the_noise_whose_mean_gamma_is_that_of_plai
             epsilon=8.0 if nominal else 3.0,
             sampling_probability=(0.05, 0.05),
             delta=1e-5,
+            estimates=("gamma tells of the rows",) if nominal and gammas[0] < 1 else (),
         )
         base = {"loss": 4.99, "perplexity": 147.0}
         return SimpleNamespace(finished=True, final=NOTHING, base=base, steps=2, guarantee=guarantee)

@@ -106,7 +106,7 @@ class Step:
         # finds another size for the same config, the noise must be another. A published key hides nothing, and repeats.
         self.noise_key = key if key.published else key.bound_to(combine.binding())
         self.fast = noise == "fast"
-        self.ranks, self.say, self.observer = ranks or Ranks(), say, observer
+        self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
         self.scheduler = optimisation.scheduler(self.optimizer)
@@ -271,7 +271,7 @@ class Step:
         before = state.get("micro_tokens", now)
         assert isinstance(before, int)
         if before < now:
-            self.say(f"micro-batches of {before:,} tokens, as before")
+            self.gradients.say(f"micro-batches of {before:,} tokens, as before")
         self.gradients.micro_tokens = min(before, now)  # of a larger machine, perhaps
 
 

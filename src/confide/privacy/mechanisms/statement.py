@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 
+PUBLISHED_KEY = "the run key is published: no guarantee against who knows it"
+"""Why the figures of a run with a published key are an estimate."""
+
 _COARSE = 1e-3
 """The interval at which many whole runs are composed: each of their curves may span a million points."""
 
@@ -255,7 +258,7 @@ def _estimates(setting: Setting, parts: ClaimParts, published: bool, config: "Co
     """Reasons why the figures of a claim are an estimate."""
     reasons = [*parts.estimate_reasons, *setting.tuning.doubts()]
     if published:
-        reasons.append("the run key is published: no guarantee against who knows it")
+        reasons.append(PUBLISHED_KEY)
     if config.privacy.noise == "fast" and setting.noise_multiplier > 0:
         reasons.append("the noise comes from a generator that keeps no secrets (noise: fast)")
     return tuple(reasons)
