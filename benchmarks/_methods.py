@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from confide.clipping import ClippedSum
 from confide.models import loading as models
-from confide.models.fast.activations import fuse
+from confide.models.fast.activations import install_fast_layers
 from confide.models.fast.switch import off
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
 from confide.training.packing import pack
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks import Batch, Task
 from confide.utils.memory import OutOfMemory
 
@@ -84,7 +84,7 @@ class Method(ABC):
     @abstractmethod
     def step(self) -> None: ...
 
-    def held(self) -> int:
+    def optimizer_copies(self) -> int:
         """Bytes that lie there between two steps: weights, buffers, gradients and the optimiser's state."""
         own = list(chain(self.model.parameters(), self.model.buffers()))
         own += [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -104,7 +104,7 @@ class Plain(Method):
         super().__init__(setting, k)
         self.own_ways: Callable[[], AbstractContextManager[None]] = nullcontext if own_task else off
         if own_task:
-            fuse(self.model)
+            install_fast_layers(self.model)
         if compiled:
             self.model.compile()
         self.name = "plain, compiled" if compiled else "plain, by confide" if own_task else "plain"
@@ -138,13 +138,13 @@ class Confide(Method):
 
     def __init__(self, setting: Setting, k: int):
         super().__init__(setting, k)
-        fuse(self.model)
+        install_fast_layers(self.model)
         draw = setting.draw(k)
-        self.trainer = Step(
+        self.trainer = PrivateStep(
             self.model,
             setting.task,
             _Same(draw),
-            Combine(setting.clip_norm, NOISE_MULTIPLIER, 1 / draw.groups),
+            Aggregation(setting.clip_norm, NOISE_MULTIPLIER, 1 / draw.groups),
             OPTIMISATION,
             RunKey.from_text("benchmark"),
             micro_tokens=setting.micro_tokens,

@@ -21,14 +21,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from confide.auditing.game import Claim, play
 from confide.clipping import ClippedSum
 from confide.data.unit_graph import GraphWriter, UnitGraph
-from confide.privacy.accounting import Curve, MixtureOfGaussians, Process
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.accounting import DominatingPair, MixtureOfGaussians, PrivacyProfile
+from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.privacy.sampling import Draw
 from confide.randomness.seal import Seal
 from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks.causal_lm import CausalLM
 from confide.training.white_box import Readings
 
@@ -66,9 +66,11 @@ class ByRow:
 
     def draw(self, step: int) -> Draw:
         draw = self.inner.draw(step)
-        assert draw.who is not None
+        assert draw.unit_ids is not None
         alone = np.arange(len(draw.rows))
-        return replace(draw, group=alone, weight=np.ones(len(alone), np.float32), who=draw.who[draw.group])
+        return replace(
+            draw, group=alone, weight=np.ones(len(alone), np.float32), unit_ids=draw.unit_ids[draw.group]
+        )
 
 
 def tiny(users: int, seed: int) -> GPT2LMHeadModel:
@@ -94,7 +96,7 @@ def tiny(users: int, seed: int) -> GPT2LMHeadModel:
 
 
 @cache
-def claimed(process: Process, noise_multiplier: float) -> Curve:
+def claimed(process: DominatingPair, noise_multiplier: float) -> PrivacyProfile:
     return process.curve(noise_multiplier)
 
 
@@ -115,17 +117,17 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
     mechanism = UserLevelSampling(
         batch=game.rate * game.users, steps=game.steps, clip_norm=CLIP, rows_per_unit=ROWS, selection="random"
     )
-    setting = settle(mechanism, graph.shape(), None, game.noise, DELTA)
+    setting = calibrate(mechanism, graph.shape(), None, game.noise, DELTA)
     sampler = mechanism.sampler(graph, key, "main", lambda: np.zeros(0))
-    combine = mechanism.combine(setting.terms, setting.noise_multiplier)
+    aggregation = mechanism.aggregation(setting.parameters, setting.noise_multiplier)
     broken = game.fault if is_broken else ""
     if broken == "no noise":
-        combine = replace(combine, noise_multiplier=0.0)
+        aggregation = replace(aggregation, noise_multiplier=0.0)
     if broken == "half the noise":
-        combine = replace(combine, noise_multiplier=combine.noise_multiplier / 2)
+        aggregation = replace(aggregation, noise_multiplier=aggregation.noise_multiplier / 2)
     assert isinstance(sampler, UnitSampler)
     if broken.startswith("sampling"):
-        sampler = replace(sampler, sampling=replace(setting.terms.sampling, rate=10 * game.rate))
+        sampler = replace(sampler, sampling=replace(setting.parameters.sampling, rate=10 * game.rate))
     model = tiny(game.users, seed)
     task = CausalLM(0, None, game.users + 2, (0,), frozenset(), False, torch.device("cpu"))
     readings = Readings(
@@ -138,11 +140,11 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         np.arange(game.users),
         Seal(key),
     )
-    step = Step(
+    step = PrivateStep(
         model,
         task,
         ByRow(sampler) if broken == "clipping by row" else sampler,
-        combine,
+        aggregation,
         Optimisation(game.steps, 1e-3),
         key,
         observer=readings,
@@ -151,7 +153,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         step.gradients.clipped = ClippedSum(model, step.gradients.losses, None)
     for number in range(game.steps):
         step(number)
-    curve = claimed(setting.terms.process, setting.noise_multiplier)
+    curve = claimed(setting.parameters.process, setting.noise_multiplier)
     claim = Claim(mechanism.unit, mechanism.adjacency, curve.epsilon(DELTA), DELTA, curve, one_row=False)
     return play(claim, "steps", readings.scores(game.steps), coins, game.guesses).verdict()
 

@@ -142,7 +142,7 @@ def compare(case: str, methods: Sequence[Method], args: argparse.Namespace) -> l
     memory = []
     for method in methods:
         gc.collect()
-        memory.append(method.held() + _measure.peak(method.step, device))
+        memory.append(method.optimizer_copies() + _measure.peak(method.step, device))
     rows: list[dict[str, Any]] = []
     for method, own, used in zip(methods, times, memory, strict=True):
         middle, low, high = _measure.ratio(own, times[0])

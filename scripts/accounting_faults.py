@@ -46,7 +46,7 @@ ACCOUNTING = [
     Fault(
         "accounting",
         "rounding makes mass far from epsilon 0",
-        "privacy/accounting/processes.py::MixtureLoss._above",
+        "privacy/accounting/pairs.py::MixtureLoss._above",
         "np.where(own < 0, -1.0, 1.0)",
         "np.ones_like(own)",
         "tests/privacy/accounting/test_exact_dots.py",
@@ -54,9 +54,9 @@ ACCOUNTING = [
     Fault(
         "accounting",
         "losses end where masses fall short of 1",
-        "privacy/accounting/processes.py::MixtureLoss._above",
+        "privacy/accounting/pairs.py::MixtureLoss._above",
         "float(self.sampling_probs[self.sensitivities == 0].sum())",
         "max(0.0, 1 - float(self._sampling_prob))",
-        "tests/privacy/accounting/test_processes.py",
+        "tests/privacy/accounting/test_pairs.py",
     ),
 ]

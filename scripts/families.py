@@ -32,7 +32,7 @@ from confide.clipping import UnsupportedModule, UnsupportedParameter
 from confide.config.schema import Adapter
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
-from confide.training.row_isolation import refuse_company
+from confide.training.row_isolation import check_row_independence
 from confide.training.tasks import Task
 from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
@@ -197,10 +197,10 @@ def try_one(kind: str, adapter: str) -> Found:
         models.drop_nothing(module)
     try:
         model = brute_force.shaken(models._adapt(model, Adapter(kind=adapter, rank=3), task.facts.name))
-        refuse_company(task, model.train(), rows, Ranks())
+        check_row_independence(task, model.train(), rows, Ranks())
         batch, unit = task.collate(rows), torch.tensor(UNITS)
-        _, norms = brute_force.clipped_sum(model, task.line_loss, batch, unit, torch.ones(len(rows)), None)
-        brute_force.check(model, task.line_loss, batch, unit, float(norms.median()) * 0.9, TOLERANCE)
+        _, norms = brute_force.clipped_sum(model, task.packed_loss, batch, unit, torch.ones(len(rows)), None)
+        brute_force.check(model, task.packed_loss, batch, unit, float(norms.median()) * 0.9, TOLERANCE)
     except (InputError, UnsupportedModule, UnsupportedParameter) as error:
         return Found(why=str(error))
     except AssertionError as error:

@@ -6,7 +6,7 @@ MECHANISMS = [
     Fault(
         "1",
         "noise for another norm than the clip's",
-        "privacy/mechanisms/values.py::Combine.noise_scale",
+        "privacy/mechanisms/values.py::Aggregation.noise_scale",
         "self.noise_multiplier",
         "self.noise_multiplier * 0.5",
         "tests/training/test_step.py tests/privacy/mechanisms/test_mechanisms.py::test_clip_and_noise_use_one_norm",
@@ -15,8 +15,8 @@ MECHANISMS = [
         "7",
         "rows clipped one by one where users are claimed",
         "privacy/mechanisms/uls.py::UnitSampler.draw",
-        "Draw(rows, group, weight.astype(np.float32), labels, who=units)",
-        "Draw(rows, np.arange(len(rows)), weight.astype(np.float32), labels, who=units)",
+        "Draw(rows, group, weight.astype(np.float32), labels, unit_ids=units)",
+        "Draw(rows, np.arange(len(rows)), weight.astype(np.float32), labels, unit_ids=units)",
         "tests/privacy/mechanisms",
     ),
     Fault(
@@ -30,7 +30,7 @@ MECHANISMS = [
     Fault(
         "28",
         "user sampling on rows with two owners",
-        "privacy/mechanisms/uls.py::UserLevelSampling.terms",
+        "privacy/mechanisms/uls.py::UserLevelSampling.parameters",
         "not shape.single_owner",
         "False",
         "tests/privacy/mechanisms",
@@ -38,7 +38,7 @@ MECHANISMS = [
     Fault(
         "32",
         "an add-or-remove claim with derived rates",
-        "privacy/mechanisms/base.py::Mechanism.faults",
+        "privacy/mechanisms/base.py::Mechanism.validation_errors",
         "if privacy.adjacency == 'add-or-remove':\n    ...",
         "",
         "tests/privacy/mechanisms/test_mechanisms.py -k add_or_remove",
@@ -62,7 +62,7 @@ MECHANISMS = [
     Fault(
         "selective",
         "light noise is accounted for and not added",
-        "privacy/mechanisms/selective.py::Selective.stages",
+        "privacy/mechanisms/selective.py::Selective.phases",
         "self._light_noise(shape) if self.is_light else 0.0",
         "0.0",
         "tests/privacy/mechanisms/test_selective.py tests/test_selective_run.py",
@@ -86,7 +86,7 @@ MECHANISMS = [
     Fault(
         "concentration",
         "the threshold is drawn anew in each step",
-        "privacy/mechanisms/concentration.py::ConcentrationFilter.passes",
+        "privacy/mechanisms/concentration.py::ConcentrationAggregation.passes",
         'key.stream(phase, "concentration threshold")',
         'key.stream(phase, "concentration threshold", step)',
         "tests/privacy/mechanisms/test_concentration.py tests.training.test_unit_comparison.py",
@@ -94,15 +94,15 @@ MECHANISMS = [
     Fault(
         "sweep",
         "a sweep is accounted for as one run",
-        "privacy/mechanisms/tuned.py::Counted.terms",
-        "Repeated(terms.process, self.trials)",
-        "terms.process",
+        "privacy/mechanisms/tuned.py::CountedSweep.parameters",
+        "Repeated(parameters.process, self.trials)",
+        "parameters.process",
         "tests/privacy/mechanisms/test_tuned.py tests/tuning/test_sweep.py",
     ),
     Fault(
         "correlation",
         "correlated noise is not scaled by its matrix's largest column",
-        "privacy/mechanisms/values.py::Combine.noise_scale",
+        "privacy/mechanisms/values.py::Aggregation.noise_scale",
         "self.noise_multiplier * self.clip_norm * sensitivity(self.bands)",
         "self.noise_multiplier * self.clip_norm",
         "tests/privacy/test_correlated_noise.py",

@@ -46,8 +46,8 @@ NOISE = [
     Fault(
         "30",
         "the same noise in two sizes",
-        "training/step.py::Step.__init__",
-        "key if key.published else key.bound_to(combine.binding())",
+        "training/step.py::PrivateStep.__init__",
+        "key if key.published else key.bound_to(aggregation.binding())",
         "key",
         "tests/training/test_step.py",
     ),

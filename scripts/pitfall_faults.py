@@ -6,9 +6,9 @@ PITFALLS = [
     Fault(
         "2",
         "an empty draw is skipped",
-        "training/step.py::Step.__call__",
-        "if isinstance(draw, Halt):\n    return draw",
-        "if isinstance(draw, Halt):\n    return draw\n"
+        "training/step.py::PrivateStep.__call__",
+        "if isinstance(draw, StopTraining):\n    return draw",
+        "if isinstance(draw, StopTraining):\n    return draw\n"
         "if not draw.groups:\n    return self._report(step, draw, [], 0.0)",
         "tests/training/test_step.py -k empty_draw",
     ),
@@ -40,7 +40,7 @@ PITFALLS = [
     Fault(
         "6",
         "the divisor of user sampling is int(N q)",
-        "privacy/mechanisms/uls.py::UserLevelSampling.terms",
+        "privacy/mechanisms/uls.py::UserLevelSampling.parameters",
         "self.divisor or rate * shape.units",
         "self.divisor or max(1, int(rate * shape.units))",
         "tests/privacy/mechanisms/test_mechanisms.py",
@@ -48,7 +48,7 @@ PITFALLS = [
     Fault(
         "6",
         "the divisor of row sampling is int(N q)",
-        "privacy/mechanisms/rows.py::CappedRows.terms",
+        "privacy/mechanisms/rows.py::CappedRows.parameters",
         "self.divisor or rate * rows",
         "self.divisor or max(1, int(rate * rows))",
         "tests/privacy/mechanisms/test_mechanisms.py",
@@ -64,7 +64,7 @@ PITFALLS = [
     Fault(
         "9",
         "the optimiser moves copies of the weights",
-        "training/step.py::Step.__init__",
+        "training/step.py::PrivateStep.__init__",
         "optimisation.build(list(self.parameters.values()))",
         "optimisation.build([nn.Parameter(p.detach().clone()) for p in self.parameters.values()])",
         "tests/training/test_step.py -k lora",
@@ -240,7 +240,7 @@ PITFALLS = [
     Fault(
         "28",
         "row sampling within users takes rows with two owners",
-        "privacy/mechanisms/rows.py::CappedRows.terms",
+        "privacy/mechanisms/rows.py::CappedRows.parameters",
         "not shape.single_owner",
         "False",
         "tests/privacy/mechanisms/test_mechanisms.py",
@@ -248,9 +248,10 @@ PITFALLS = [
     Fault(
         "29",
         "noise is divided by the clip norm once more than the sum",
-        "training/step.py::Step._add_noise",
-        "add_noise(self._with_sources(total, step), noise_scale, self.combine.scale)",
-        "add_noise(self._with_sources(total, step), noise_scale / (self.combine.clip_norm or 1), self.combine.scale)",
+        "training/step.py::PrivateStep._add_noise",
+        "add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)",
+        "add_noise(self._with_sources(total, step), noise_scale / (self.aggregation.clip_norm or 1), "
+        "self.aggregation.scale)",
         "tests/training/test_step.py::test_a_step_is_the_formula",
     ),
     Fault(
@@ -304,7 +305,7 @@ PITFALLS = [
     Fault(
         "38",
         "user-level protection without a field that names the user",
-        "privacy/mechanisms/base.py::Mechanism.faults",
+        "privacy/mechanisms/base.py::Mechanism.validation_errors",
         "cls.needs.named_unit and config.data.unit is None",
         "False",
         "tests/config/test_loading.py",
@@ -376,10 +377,10 @@ PITFALLS = [
     Fault(
         "accounting",
         "only one direction of a curve counts",
-        "privacy/accounting/curves.py::Curve.epsilon",
+        "privacy/accounting/curves.py::PrivacyProfile.epsilon",
         "max(self.removal.epsilon(delta), self.addition.epsilon(delta))",
         "self.addition.epsilon(delta)",
-        "tests/privacy/accounting/test_curves.py tests/privacy/accounting/test_processes.py",
+        "tests/privacy/accounting/test_curves.py tests/privacy/accounting/test_pairs.py",
     ),
     Fault(
         "accounting",

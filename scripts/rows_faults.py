@@ -6,7 +6,7 @@ ROWS = [
     Fault(
         "lines",
         "whether a model keeps rows of a line apart is not looked at",
-        "training/row_isolation.py::sharing",
+        "training/row_isolation.py::detect_packing_support",
         "not ranks.any(not apart)",
         "True",
         "tests/training/test_line_packing.py",
@@ -47,7 +47,7 @@ ROWS = [
         "27",
         "a model whose rows depend on each other trains",
         "runs/job.py::Job.of",
-        "refuse_company(task, model, prepared.train.fetch(some), ranks)",
+        "check_row_independence(task, model, prepared.train.fetch(some), ranks)",
         "pass",
         "tests/training/test_row_isolation.py",
     ),
@@ -134,7 +134,7 @@ ROWS = [
     Fault(
         "company",
         "the kernel of another function stands for an activation",
-        "models/fast/activations.py::fuse",
+        "models/fast/activations.py::install_fast_layers",
         '"gelu_pytorch_tanh"',
         '"gelu"',
         "tests/models/fast/test_activations.py",
@@ -159,8 +159,8 @@ ROWS = [
         "company",
         "a layer made of one of ours is taken for an ordinary one, whatever it computes",
         "models/fast/onednn.py::written",
-        "isinstance(module, Quick) and kind.forward is Quick.forward",
-        "isinstance(module, Quick)",
+        "isinstance(module, OneDNNLayer) and kind.forward is OneDNNLayer.forward",
+        "isinstance(module, OneDNNLayer)",
         "tests/models/fast/test_onednn.py",
     ),
     Fault(

@@ -6,7 +6,7 @@ RUNS = [
     Fault(
         "15",
         "a resumed run forgets what its optimiser knew",
-        "training/step.py::Step.restore",
+        "training/step.py::PrivateStep.restore",
         "self.optimizer.load_state_dict({**optimizer, 'state': split})",
         "",
         "tests/training/test_step.py::test_state_restores_to_the_bit",
@@ -14,7 +14,7 @@ RUNS = [
     Fault(
         "15",
         "a resumed run forgets the mean of its weights",
-        "training/phases.py::Course.restore",
+        "training/phases.py::PhaseRunner.restore",
         "self._averages.restore(state['average'])",
         "",
         "tests/training/test_averaging.py",
@@ -30,7 +30,7 @@ RUNS = [
     Fault(
         "16",
         "a checkpoint holds the key of its noise",
-        "training/step.py::Step.state",
+        "training/step.py::PrivateStep.state",
         "{'weights': weights, 'optimizer': optimizer, 'micro_tokens': self.gradients.micro_tokens}",
         "{'weights': weights, 'optimizer': optimizer, 'micro_tokens': self.gradients.micro_tokens, "
         "'noise': self.noise_key._secret.hex()}",
@@ -155,9 +155,9 @@ RUNS = [
     Fault(
         "35",
         "the noise key is bound to how a class is called",
-        "training/step.py::Step.__init__",
-        "key.bound_to(combine.binding())",
-        "key.bound_to(repr((type(combine), combine)).encode())",
+        "training/step.py::PrivateStep.__init__",
+        "key.bound_to(aggregation.binding())",
+        "key.bound_to(repr((type(aggregation), aggregation)).encode())",
         "tests/training/test_step.py::test_noise_is_the_one_that_recorded_steps_had",
     ),
     Fault(
@@ -179,25 +179,25 @@ RUNS = [
     Fault(
         "36",
         "under a secret key noise depends on the size of micro-batches",
-        "training/step.py::Step.__init__",
-        "key.bound_to(combine.binding())",
-        "key.bound_to(combine.binding(), str(micro_tokens).encode())",
+        "training/step.py::PrivateStep.__init__",
+        "key.bound_to(aggregation.binding())",
+        "key.bound_to(aggregation.binding(), str(micro_tokens).encode())",
         "tests/training/test_step.py::test_micro_batches_make_no_difference",
     ),
     Fault(
         "36",
         "under a secret key each start of a run has noise of its own",
-        "training/step.py::Step.__init__",
-        "key.bound_to(combine.binding())",
-        "key.bound_to(combine.binding(), __import__('os').urandom(4))",
+        "training/step.py::PrivateStep.__init__",
+        "key.bound_to(aggregation.binding())",
+        "key.bound_to(aggregation.binding(), __import__('os').urandom(4))",
         "tests/test_resume.py -k stopping",
     ),
     Fault(
         "36",
         "under a secret key ranks have noise of their own",
-        "training/step.py::Step.__init__",
-        "key.bound_to(combine.binding())",
-        "key.bound_to(combine.binding(), bytes([(ranks or Ranks()).number]))",
+        "training/step.py::PrivateStep.__init__",
+        "key.bound_to(aggregation.binding())",
+        "key.bound_to(aggregation.binding(), bytes([(ranks or Ranks()).number]))",
         "tests/test_distributed.py -k two_ranks",
     ),
     Fault(
@@ -299,7 +299,7 @@ RUNS = [
     Fault(
         "api",
         "a scheduler begins anew where a run is resumed",
-        "training/step.py::Step.restore",
+        "training/step.py::PrivateStep.restore",
         "self.scheduler.load_state_dict(...)",
         "pass",
         "tests/api/test_verbs.py",

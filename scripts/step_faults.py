@@ -28,8 +28,8 @@ STEPS = [
     Fault(
         "6",
         "divided by what was drawn",
-        "training/step.py::Step._add_noise",
-        "add_noise(self._with_sources(total, step), noise_scale, self.combine.scale)",
+        "training/step.py::PrivateStep._add_noise",
+        "add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)",
         "add_noise(self._with_sources(total, step), noise_scale, 1 / max(len(self.sampler.draw(step).rows), 1))",
         "tests/training/test_step.py",
     ),
@@ -44,7 +44,7 @@ STEPS = [
     Fault(
         "8",
         "parts of a split parameter take the same noise",
-        "training/step.py::Step._with_sources",
+        "training/step.py::PrivateStep._with_sources",
         "first_index(self.parameters[name])",
         "0",
         "tests/test_distributed.py -k two_ranks",
@@ -52,7 +52,7 @@ STEPS = [
     Fault(
         "9",
         "only biases and norms are summed",
-        "training/step.py::Step.__call__",
+        "training/step.py::PrivateStep.__call__",
         "like(vector, self.parameters[name])",
         "like(vector * (vector.dim() < 2), self.parameters[name])",
         "tests/training/test_step.py",
@@ -60,7 +60,7 @@ STEPS = [
     Fault(
         "10",
         "the schedule is ignored",
-        "training/step.py::Step._set_rate",
+        "training/step.py::PrivateStep._set_rate",
         'group["lr"] = rate',
         'group["lr"] = self.optimisation.learning_rate',
         "tests/training/test_step.py",
@@ -92,15 +92,15 @@ STEPS = [
     Fault(
         "29",
         "normalised clipping divides before the noise",
-        "training/step.py::Step._with_sources",
+        "training/step.py::PrivateStep._with_sources",
         "(vector, self._source(step, name), first_index(self.parameters[name]))",
-        "(vector.div_(self.combine.clip_norm or 1), self._source(step, name), first_index(self.parameters[name]))",
+        "(vector.div_(self.aggregation.clip_norm or 1), self._source(step, name), first_index(self.parameters[name]))",
         "tests/training/test_step.py",
     ),
     Fault(
         "ledger",
         "the ledger hears after the weights have moved",
-        "training/step.py::Step.__call__",
+        "training/step.py::PrivateStep.__call__",
         "if before_update is not None:\n    before_update(draw)",
         "",
         "tests/training/test_step.py::test_the_ledger_hears_before_the_weights_move",
@@ -132,9 +132,9 @@ STEPS = [
     Fault(
         "adaptive",
         "a step's noise is not the one that was paid for",
-        "training/step.py::Step._add_noise",
-        "self.combine.noise_scale * factor",
-        "self.combine.noise_scale",
+        "training/step.py::PrivateStep._add_noise",
+        "self.aggregation.noise_scale * factor",
+        "self.aggregation.noise_scale",
         "tests/training/test_step.py",
     ),
     Fault(
@@ -156,7 +156,7 @@ STEPS = [
     Fault(
         "correlation",
         "a run that goes on forgets the noise before",
-        "privacy/correlated_noise.py::Correlated.at",
+        "privacy/correlated_noise.py::BandedNoise.at",
         'if step < self._next:\n    raise AssertionError(f"step {step} comes after step {self._next - 1}")',
         "if not self._said:\n"
         "    self._next = step\n"

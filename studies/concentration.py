@@ -12,7 +12,7 @@ import numpy as np
 from confide.config.loading import check
 from confide.config.schema import Config
 from confide.planning.nearness import USERS, Nearness, nearness
-from confide.privacy.accounting import Process, replaced
+from confide.privacy.accounting import DominatingPair, replaced
 from confide.privacy.accounting.concentration import Filtered
 from confide.privacy.mechanisms.base import calibrated
 from confide.privacy.mechanisms.concentration import Concentration
@@ -61,7 +61,7 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
         console.say(f"{USERS} users' gradients over {k} chunks each")
         measured.append(nearness(job, k, KEY))
     noises = [noise(job, epsilon) for epsilon in EPSILONS]
-    write_text(folder / "concentration.svg", _picture(measured, noises, job.setting.terms.units))
+    write_text(folder / "concentration.svg", _picture(measured, noises, job.setting.parameters.units))
     rows = [one.facts() for one in measured]
     return {"distances": rows, "noise": noises, "markdown": _tables(rows, noises)}
 
@@ -70,7 +70,7 @@ def noise(job: Job, epsilon: float) -> dict[str, Any]:
     """Noise on the mean gradient: of the filter in units of tau, of user sampling in units of the clip norm."""
     mechanism = job.mechanism
     assert isinstance(mechanism, Concentration)
-    users, delta = job.setting.terms.units, job.setting.delta
+    users, delta = job.setting.parameters.units, job.setting.delta
     filtered = Filtered(users, STEPS, epsilon, delta)
     noise_of_filter = filter_noise(users, STEPS, epsilon, delta)
     sampled = {k: sampling_noise(users, ROWS / k, STEPS, epsilon, delta) for k in DRAWN_KS}
@@ -153,7 +153,7 @@ def sampling_noise(
 
     Over `filter_noise` it is the crossing: the filter adds less noise where tau / clip norm is below it.
     """
-    process: Process = example_level(users, Sampling("poisson", drawn / users), steps)
+    process: DominatingPair = example_level(users, Sampling("poisson", drawn / users), steps)
     if adjacency == "replace-one":
         process = replaced(process)
     return calibrated(process, epsilon, delta) / drawn  # type: ignore[arg-type]  # frozen values

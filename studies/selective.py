@@ -17,7 +17,7 @@ from confide.config.loading import check
 from confide.config.schema import Config
 from confide.data.documents import training_documents
 from confide.privacy import mechanisms
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.statement import calibrate
 from confide.runs.folder import Run
 from confide.runs.loop import Outcome, fine_tune
 from confide.runs.preparation import load
@@ -143,7 +143,7 @@ def _in_the_paper(config: Config, outcome: Outcome) -> float | None:
     changed = config.privacy.model_copy(update={"adjacency": "zero-out"})
     mechanism = mechanisms.build(config.model_copy(update={"privacy": changed}))
     noise, delta = guarantee.noise_multiplier, guarantee.delta
-    return settle(mechanism, prepared.train.shape(), None, noise, delta).curve().epsilon(delta)
+    return calibrate(mechanism, prepared.train.shape(), None, noise, delta).curve().epsilon(delta)
 
 
 # the corpora ---------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from confide.data.shape import Shape
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Trials
 from confide.privacy.guarantee import Guarantee
-from confide.privacy.mechanisms.statement import settle, state_guarantee
-from confide.privacy.mechanisms.tuned import UNTUNED, Counted, Searched, Tuning
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
+from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep, SweepAccounting, UncountedSweep
 
 USERS, STEPS = 200, 12
 DETECTOR = {"patterns": ["email"], "recall": 1.0}
@@ -73,12 +73,12 @@ def stated(name: str) -> Guarantee:
     return made(*CASES[name])
 
 
-def made(mechanism: str, changes: dict[str, Any], tuning: Tuning = UNTUNED) -> Guarantee:
+def made(mechanism: str, changes: dict[str, Any], tuning: SweepAccounting = UNTUNED) -> Guarantee:
     """Args: changes: as of `config`."""
     settings = config(mechanism, **changes)
     privacy = settings.privacy
     shape = data(several_owners=mechanism == "owners")
-    setting = settle(
+    setting = calibrate(
         mechanisms.build(settings), shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta, tuning
     )
     return state_guarantee(setting, setting.mechanism.all_steps, False, settings, {"code": "confide test"})
@@ -91,7 +91,7 @@ _LIGHT = {
     "epsilon": 3.0,
 }
 _AFTER = {"redacted": {"steps": 5}}
-CASES: dict[str, tuple[str, dict[str, Any], Tuning]] = {
+CASES: dict[str, tuple[str, dict[str, Any], SweepAccounting]] = {
     "none": ("none", {}, UNTUNED),
     "dp-sgd": ("dp-sgd", {}, UNTUNED),
     "dp-sgd, replace-one": ("dp-sgd", {"adjacency": "replace-one"}, UNTUNED),
@@ -110,12 +110,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Tuning]] = {
     "uls, replace-one": ("uls", {"adjacency": "replace-one"}, UNTUNED),
     "uls, add-or-remove": ("uls", LITERAL | {"sampling_rate": 0.1, "divisor": 20.0}, UNTUNED),
     "uls, small delta": ("uls", {"delta": 1e-7}, UNTUNED),
-    "uls, sweep": ("uls", {}, Counted(Trials(8.0))),
-    "uls, searched": ("uls", {}, Searched(12, (7.123456789, 1.23456e-3))),
+    "uls, sweep": ("uls", {}, CountedSweep(Trials(8.0))),
+    "uls, searched": ("uls", {}, UncountedSweep(12, (7.123456789, 1.23456e-3))),
     "els": ("els", {}, UNTUNED),
     "els, replace-one": ("els", {"adjacency": "replace-one"}, UNTUNED),
     "els, add-or-remove": ("els", LITERAL | {"sampling_rate": 0.04, "divisor": 20.0}, UNTUNED),
-    "els, replace-one, sweep": ("els", {"adjacency": "replace-one"}, Counted(Trials(8.0))),
+    "els, replace-one, sweep": ("els", {"adjacency": "replace-one"}, CountedSweep(Trials(8.0))),
     "group": ("group", {}, UNTUNED),
     "owners": ("owners", {}, UNTUNED),
     "owners, replace-one": ("owners", {"adjacency": "replace-one"}, UNTUNED),

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from confide.models.fast import onednn as products
-from confide.models.fast.activations import fuse
+from confide.models.fast.activations import install_fast_layers
 
 needs_onednn = pytest.mark.skipif(not products.exist(), reason="torch has no oneDNN here")
 
@@ -31,5 +31,5 @@ def everywhere(monkeypatch):
 def quick(model: nn.Module) -> nn.Module:
     """A copy that computes so."""
     model = copy.deepcopy(model)
-    fuse(model)
+    install_fast_layers(model)
     return model

@@ -12,8 +12,8 @@ from pydantic import Field, create_model
 
 from confide.config.loading import check
 from confide.config.schema import Data
-from confide.privacy.mechanisms.concentration import ConcentrationFilter
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.concentration import ConcentrationAggregation
+from confide.privacy.mechanisms.values import Aggregation
 from confide.runs import folder as runs
 from confide.runs.folder import Run
 
@@ -81,12 +81,12 @@ def test_a_setting_that_a_later_version_adds_changes_no_draw():
 
 
 def test_noise_is_bound_to_numbers_and_not_to_names():
-    combine = Combine(1.5, 0.8, 0.125, bands=2)
+    aggregation = Aggregation(1.5, 0.8, 0.125, bands=2)
     assert (
-        combine.binding() == b"clip norm, noise multiplier, scale, bands: 0x1.8000000000000p+0 "
+        aggregation.binding() == b"clip norm, noise multiplier, scale, bands: 0x1.8000000000000p+0 "
         b"0x1.999999999999ap-1 0x1.0000000000000p-3 2"
     )
-    filtering = ConcentrationFilter(None, 0.8, 0.125, 0.5, 20, 4.0)
+    filtering = ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)
     assert (
         filtering.binding() == b"clip norm, noise multiplier, scale, bands: none 0x1.999999999999ap-1 "
         b"0x1.0000000000000p-3 1; tau, users, epsilon: 0x1.0000000000000p-1 20 0x1.0000000000000p+2"
@@ -94,7 +94,7 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
 
 
 @pytest.mark.parametrize(
-    "made", [Combine(1.5, 0.8, 0.125, bands=2), ConcentrationFilter(None, 0.8, 0.125, 0.5, 20, 4.0)]
+    "made", [Aggregation(1.5, 0.8, 0.125, bands=2), ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)]
 )
 def test_noise_is_bound_to_every_field(made):
     for field in fields(made):

@@ -16,11 +16,11 @@ from confide.clipping import ClippedSum
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
 from confide.distributed.ranks import Ranks
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.randomness.streams import RunKey
 from confide.training import memory_fit as physical
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from tests import small
 from tests.training.test_step import Fixed, snapshot, some_draw
 
@@ -79,11 +79,11 @@ def test_steps_with_secure_noise_in_micro_batches_that_fit(bf16):
         task = replace(small.task(), autocast=bf16, device=DEVICE)
         tokens = physical.fit(model, task, 12, ranks, 0)
         assert tokens >= 12
-        step = Step(
+        step = PrivateStep(
             model,
             task,
             Fixed([some_draw()] * 3),
-            Combine(0.5, 1.0, 0.25),
+            Aggregation(0.5, 1.0, 0.25),
             Optimisation(3, 0.01),
             RunKey.from_text("device"),
             micro_tokens=max(12, min(tokens, 64) // share),

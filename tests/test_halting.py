@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from confide.privacy.mechanisms.uls import UserLevelSampling
-from confide.privacy.sampling import Halt
+from confide.privacy.sampling import StopTraining
 from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from tests.test_resume import config, released
@@ -21,7 +21,7 @@ class Ending:
 
     def draw(self, step):
         if step >= self.last:
-            return Halt("the budget is spent")
+            return StopTraining("the budget is spent")
         return replace(self.sampler.draw(step), noise_factor=self.factors[step % len(self.factors)])
 
 

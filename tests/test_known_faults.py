@@ -1,4 +1,4 @@
-"""The list of `scripts/faults.py` follows the sources: each fault can still be put in, and its tests are there.
+"""The list of `scripts/mutations.py` follows the sources: each fault can still be put in, and its tests are there.
 
 Whether those tests notice it takes an hour, and is what the script itself finds out.
 """
@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-import faults
+import mutations
 from fault import SOURCES, CannotBePutIn, Fault, put_in
 from known_faults import FAULTS
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_put_in_is_said(tmp_path, place, old, new, why):
     ],
 )
 def test_a_fault_is_noticed_by_a_test_that_fails_and_by_nothing_else(code, said, what):
-    assert faults.judged(code, said).what == what
+    assert mutations.judged(code, said).what == what
 
 
 def test_what_was_noticed_is_not_tried_again_until_something_changes(tmp_path):
@@ -180,26 +180,26 @@ def test_what_was_noticed_is_not_tried_again_until_something_changes(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/x.py").write_text("def test(): pass\n")
     fault = Fault("own", "a fault", "box.py::area", "width * width", "0", "tests/x.py")
-    first = faults.name(fault, tmp_path)
-    assert faults.name(fault, tmp_path) == first
-    kept = faults.Kept(tmp_path / "kept", again=False)
-    kept.add(first, fault, faults.Outcome(faults.NOTICED, "why"), 1.0)
-    kept.add("other", fault, faults.Outcome(faults.SURVIVED, "why"), 1.0)
-    read = faults.Kept(tmp_path / "kept", again=False)
-    assert read.get(first) == faults.Outcome(faults.NOTICED, "why")
+    first = mutations.name(fault, tmp_path)
+    assert mutations.name(fault, tmp_path) == first
+    kept = mutations.Kept(tmp_path / "kept", again=False)
+    kept.add(first, fault, mutations.Outcome(mutations.NOTICED, "why"), 1.0)
+    kept.add("other", fault, mutations.Outcome(mutations.SURVIVED, "why"), 1.0)
+    read = mutations.Kept(tmp_path / "kept", again=False)
+    assert read.get(first) == mutations.Outcome(mutations.NOTICED, "why")
     assert read.get("other") is None
-    assert faults.Kept(tmp_path / "kept", again=True).get(first) is None
+    assert mutations.Kept(tmp_path / "kept", again=True).get(first) is None
     names = {first}
     for path, text in (("tests/x.py", "def test(): assert 1\n"), ("src/confide/box.py", SOURCE + "x = 1\n")):
         (tmp_path / path).write_text(text)
-        names.add(faults.name(fault, tmp_path))
+        names.add(mutations.name(fault, tmp_path))
     assert len(names) == 3
 
 
 def test_faults_are_chosen_by_row_or_words():
-    assert {fault.row for fault in faults.chosen(["3"])} == {"3"}
-    assert [fault.what for fault in faults.chosen(["int(N q)"])] == [
+    assert {fault.row for fault in mutations.chosen(["3"])} == {"3"}
+    assert [fault.what for fault in mutations.chosen(["int(N q)"])] == [
         "the divisor of user sampling is int(N q)",
         "the divisor of row sampling is int(N q)",
     ]
-    assert len(faults.chosen([])) == len(FAULTS)
+    assert len(mutations.chosen([])) == len(FAULTS)

@@ -19,7 +19,7 @@ from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.models import loading as models
 from confide.privacy import mechanisms
 from confide.privacy.accounting import GroupOf, MixtureOfGaussians
-from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.randomness.streams import FastStream, RunKey, add_noise
 from confide.runs import preparation
 from confide.runs.folder import Run
@@ -48,7 +48,7 @@ def shape(counts: list[int]) -> Shape:
 
 
 def guarantee(settings: Config, counts: list[int]) -> dict:
-    setting = settle(mechanisms.build(settings), shape(counts), None, 2.0, settings.privacy.delta)
+    setting = calibrate(mechanisms.build(settings), shape(counts), None, 2.0, settings.privacy.delta)
     return state_guarantee(setting, 20, False, settings, {"date": "today"}).to_json()
 
 
@@ -56,7 +56,7 @@ def guarantee(settings: Config, counts: list[int]) -> dict:
 @pytest.mark.parametrize("mechanism", ["els", "group"])
 def test_a_unit_that_is_added_may_have_as_many_rows_as_the_cap(mechanism):
     settings = added(mechanism, rows_per_unit=4)
-    process = mechanisms.build(settings).terms(shape([1, 1, 2, 1])).process
+    process = mechanisms.build(settings).parameters(shape([1, 1, 2, 1])).process
     one = MixtureOfGaussians.bernoulli(0.25, 20)
     assert process == (MixtureOfGaussians.binomial(4, 0.25, 20) if mechanism == "els" else GroupOf(one, 4))
 
@@ -188,7 +188,7 @@ def test_noise_of_few_bits_is_no_theorem():
     low = torch.Generator().manual_seed(seed % 2**32)
     every_bit_counts = not torch.equal(FastStream(stream).normal(64), torch.randn(64, generator=low))
     settings = config("uls", noise="fast")
-    setting = settle(mechanisms.build(settings), shape([3, 1, 2, 4, 1, 1]), None, 2.0, 1e-3)
+    setting = calibrate(mechanisms.build(settings), shape([3, 1, 2, 4, 1, 1]), None, 2.0, 1e-3)
     claimed = state_guarantee(setting, 20, False, settings, {"date": "today"})
     assert every_bit_counts or not claimed.theorem
 
@@ -228,8 +228,8 @@ def test_no_test_on_the_output_beats_the_claimed_curve(tmp_path, mechanism):
         mechanism, {"batch": 3.0, "steps": 2}, noise_multiplier=s, rows_per_unit=2, clip_norm=0.5
     )
     made = mechanisms.build(settings)
-    setting = settle(made, graph.shape(), None, s, 1e-3)
-    combine, rate = made.combine(setting.terms, s), setting.terms.sampling.rate
+    setting = calibrate(made, graph.shape(), None, s, 1e-3)
+    aggregation, rate = made.aggregation(setting.parameters, s), setting.parameters.sampling.rate
     worlds = [np.zeros((trials, 2)), np.zeros((trials, 2))]
     for world, trial in np.ndindex(2, trials):
         key = RunKey.from_text(f"{mechanism} {world} {trial}")
@@ -238,9 +238,9 @@ def test_no_test_on_the_output_beats_the_claimed_curve(tmp_path, mechanism):
             draw = sampler.draw(step)
             groups = {int(group) for group, row in zip(draw.group, draw.rows, strict=True) if row.max() == 1}
             noise = torch.zeros(1)
-            add_noise([(noise, key.stream("main", "noise", step, "w"), 0)], combine.noise_scale)
+            add_noise([(noise, key.stream("main", "noise", step, "w"), 0)], aggregation.noise_scale)
             total = (1 - world) * len(groups) * settings.privacy.clip_norm + float(noise)
-            worlds[world][trial, step] = total * combine.scale * setting.terms.divisor
+            worlds[world][trial, step] = total * aggregation.scale * setting.parameters.divisor
     law = [1 - rate, rate] if mechanism == "uls" else [(1 - rate) ** 2, 2 * rate * (1 - rate), rate**2]
     losses = [
         np.log(sum(w * np.exp((2 * x * v - v * v) / (2 * s * s)) for v, w in enumerate(law))).sum(1)

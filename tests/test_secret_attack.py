@@ -23,10 +23,10 @@ from confide.config.loading import check
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms.secret import SecretProtection
-from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
+from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate, state_guarantee
 from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks.causal_lm import CausalLM
 
 OWN, OTHERS = 3, 5  # rows with the secret, and without
@@ -60,7 +60,7 @@ class Game:
 
     graphs: list[UnitGraph]
     mechanism: SecretProtection
-    setting: Setting
+    setting: CalibratedMechanism
     posterior: float
 
     @property
@@ -80,22 +80,24 @@ class Game:
         """Train with candidate `truth`, and guess it from the weights before and after every step."""
         model = Language(self.k)
         key, steps = RunKey.from_text(name), self.mechanism.steps
-        combine = self.mechanism.combine(self.setting.terms, noise)
+        aggregation = self.mechanism.aggregation(self.setting.parameters, noise)
         task = CausalLM(0, None, VOCABULARY, (0,), frozenset(), False, torch.device("cpu"))
         sampler = self.mechanism.sampler(self.graphs[truth], key, "main", lambda: np.zeros(0))
         optimisation = Optimisation(steps=steps, learning_rate=RATE, optimizer="sgd")
-        step = Step(model, task, sampler, combine, optimisation, key)
+        step = PrivateStep(model, task, sampler, aggregation, optimisation, key)
         score = np.zeros(self.k)
         for number in range(steps):
             before = copy.deepcopy(model)
             step(number)
-            total = (flat(before) - flat(model)) / (RATE * combine.scale)  # of clipped gradients and noise
+            total = (flat(before) - flat(model)) / (
+                RATE * aggregation.scale
+            )  # of clipped gradients and noise
             score += self.likelihoods(before, total, noise * CLIP)
         return int(np.argmax(score))
 
     def likelihoods(self, model: Language, total: np.ndarray, deviation: float) -> np.ndarray:
         """Log-likelihood of a noised sum under each candidate, but for what is the same for all."""
-        rate = self.setting.terms.sampling.rate
+        rate = self.setting.parameters.sampling.rate
         *own, other = clipped(model, [*range(FIRST, FIRST + self.k), PUBLIC[1]])
         a, b = np.arange(OWN + 1)[:, None], np.arange(OTHERS + 1)[None, :]
         with np.errstate(divide="ignore"):
@@ -157,7 +159,7 @@ def game(folder: Path, k: int, posterior: float, steps: int, batch: float) -> Ga
     )
     mechanism = mechanisms.build(config)
     assert isinstance(mechanism, SecretProtection)
-    settings = [settle(mechanism, graph.shape()) for graph in graphs]
+    settings = [calibrate(mechanism, graph.shape()) for graph in graphs]
     # What is public is the same whichever candidate it is.
     assert len({setting.noise_multiplier for setting in settings}) == 1
     claims = [state_guarantee(setting, steps, False, config, {"date": "today"}) for setting in settings]

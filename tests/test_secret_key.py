@@ -44,8 +44,8 @@ def test_each_run_has_a_key_of_its_own(runs):
     jobs = [Job.of(Run.load(run), Console(quiet=True)) for run in runs]
     streams = [job.key.stream("main", "draw").uint64(4).tolist() for job in jobs]
     assert streams[0] != streams[1]
-    samplers = [job.sampler(job.stages()[0]) for job in jobs]
-    draws = [[sampler.draw(step).who.tolist() for step in range(20)] for sampler in samplers]
+    samplers = [job.sampler(job.phases()[0]) for job in jobs]
+    draws = [[sampler.draw(step).unit_ids.tolist() for step in range(20)] for sampler in samplers]
     assert draws[0] != draws[1]
 
 
@@ -72,7 +72,7 @@ def test_no_other_file_of_a_run_holds_the_key(runs):
     """Pitfall 16: neither the key nor one derived from it stands in a checkpoint, a log or a release."""
     for run in runs:
         job = Job.of(Run.load(run), Console(quiet=True))
-        keys = [job.run.key(), job.key, job._steps(job.stages()[0], print).noise_key]
+        keys = [job.run.key(), job.key, job._steps(job.phases()[0], print).noise_key]
         secrets = [key._secret for key in keys]
         secrets += [key.stream("main", "noise", 0, "x")._key for key in keys]
         for name, content in files_below(run).items():

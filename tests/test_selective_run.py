@@ -72,14 +72,14 @@ class Watch:
         self.seen: dict[str, list[str]] = {}
         self.batches: dict[str, int] = {}
         phase = {"now": "before"}
-        from confide.training.phases import Course
+        from confide.training.phases import PhaseRunner
 
-        take, load = Course.__call__, models.load_model
+        take, load = PhaseRunner.__call__, models.load_model
 
-        def call(course, number, before_update=None):
-            phase["now"] = course.stage(number).name
+        def call(phase_runner, number, before_update=None):
+            phase["now"] = phase_runner.phase(number).name
             try:
-                return take(course, number, before_update)
+                return take(phase_runner, number, before_update)
             finally:
                 phase["now"] = "between"
 
@@ -97,7 +97,7 @@ class Watch:
             model.register_forward_pre_hook(look, with_kwargs=True)
             return model
 
-        monkeypatch.setattr(Course, "__call__", call)
+        monkeypatch.setattr(PhaseRunner, "__call__", call)
         monkeypatch.setattr(models, "load_model", watched)
 
     def leaks(self, phase: str) -> int:
@@ -296,7 +296,7 @@ def test_an_adapter_with_added_tokens_loads_as_its_card_says(tmp_path, monkeypat
     names: dict = {}
     exec(code, names)
     job = Job.of(run, _quiet())
-    job.course().restore(job.trained()[1])
+    job.phase_runner().restore(job.trained()[1])
     ids = torch.tensor([job.tokenizer("USR: the printer")["input_ids"]])
     assert torch.allclose(names["model"](ids).logits, job.model.eval()(ids).logits, atol=1e-5)
 

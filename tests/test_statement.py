@@ -11,7 +11,7 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
 from confide.privacy.guarantee import NOT_COVERED, PRIORS, Guarantee
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
 
@@ -40,7 +40,7 @@ def config(mechanism="uls", task="causal-lm", **changes):
 
 def stated(mechanism="uls", steps=STEPS, published=False, **changes):
     settings = config(mechanism, **changes)
-    setting = settle(mechanisms.build(settings), SHAPE, None, settings.privacy.noise_multiplier, DELTA)
+    setting = calibrate(mechanisms.build(settings), SHAPE, None, settings.privacy.noise_multiplier, DELTA)
     return state_guarantee(setting, steps, published, settings, PROVENANCE)
 
 
@@ -135,7 +135,7 @@ def test_none_protects_nobody_and_says_so():
 
 def test_a_twin_of_a_private_run_protects_nobody():
     settings = config("uls")
-    setting = settle(NonPrivate.twin(mechanisms.build(settings)), SHAPE, delta=DELTA)
+    setting = calibrate(NonPrivate.twin(mechanisms.build(settings)), SHAPE, delta=DELTA)
     found = state_guarantee(setting, STEPS, False, settings, PROVENANCE)
     assert (found.notion, found.clip_norm, found.noise_multiplier) == ("none", None, 0.0)
 
@@ -170,7 +170,7 @@ def test_truncated_draws_of_several_rows_a_user_have_no_theorem():
 
     mechanism = replace(mechanisms.build(config("els")), sampling="truncated", max_batch=6)
     with pytest.raises(InputError, match=r"privacy\.sampling: no theorem"):
-        settle(mechanism, SHAPE, None, NOISE, DELTA)
+        calibrate(mechanism, SHAPE, None, NOISE, DELTA)
 
 
 @pytest.mark.parametrize("name", ["uls", "dp-sgd"])
@@ -221,14 +221,14 @@ def test_before_the_first_step_the_bound_of_one_is_stated():
 
 def test_settle_meets_the_target_with_the_least_noise():
     mechanism = mechanisms.build(config("els"))
-    setting = settle(mechanism, SHAPE, 3.0, None, DELTA)
+    setting = calibrate(mechanism, SHAPE, 3.0, None, DELTA)
     assert 2.98 < setting.curve().epsilon(DELTA) <= 3.0
     assert setting.curve(steps=2).epsilon(DELTA) < setting.curve().epsilon(DELTA)
     assert setting.noise_per_gradient() == setting.noise_multiplier / 4.0
 
 
 def test_the_default_delta_follows_from_the_data():
-    assert settle(mechanisms.build(config("els")), SHAPE, None, NOISE).delta == pytest.approx(
+    assert calibrate(mechanisms.build(config("els")), SHAPE, None, NOISE).delta == pytest.approx(
         min(CAPPED**-1.1, 1 / N)
     )
 
@@ -243,7 +243,7 @@ def test_the_claim_says_what_became_of_documents_without_a_unit():
         raw = config(mechanism).model_dump(exclude_unset=True)
         raw["data"]["without_unit"] = without_unit
         settings = check(raw)
-        setting = settle(mechanisms.build(settings), SHAPE, None, NOISE, DELTA)
+        setting = calibrate(mechanisms.build(settings), SHAPE, None, NOISE, DELTA)
         return state_guarantee(setting, STEPS, False, settings, PROVENANCE)
 
     refused, dropped, own = (stated("uls", each) for each in ("refuse", "drop", "own"))

@@ -23,8 +23,8 @@ from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_split, part_of, shard, whole
 from confide.models import loading as models
 from confide.models.fast import onednn as products
-from confide.models.fast.activations import fuse
-from confide.privacy.mechanisms.values import Combine
+from confide.models.fast.activations import install_fast_layers
+from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
 from confide.runs import job
@@ -33,7 +33,7 @@ from confide.runs.loop import fine_tune
 from confide.training import evaluation
 from confide.training.averaging import Averages
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks import Task
 from tests import small
 from tests.test_resume import config
@@ -82,7 +82,7 @@ def model_of(family: str, adapter: str) -> torch.nn.Module:
     for module in model.modules():
         models.drop_nothing(module)
     if family == "llama":
-        fuse(model)
+        install_fast_layers(model)
     model = models._adapt(model, Adapter(kind=adapter, rank=4), task)
     with torch.no_grad():  # a LoRA factor starts at zero, and with it the gradient of its partner
         for parameter in models.trainable(model).values():
@@ -98,18 +98,18 @@ def task_of(model: torch.nn.Module) -> Task:
 
 def steps(
     model, draws: list[Draw], clip: float | None, micro_tokens: int, ranks: Ranks, bands: int = 1
-) -> tuple[Step, list]:
-    combine = Combine(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
+) -> tuple[PrivateStep, list]:
+    aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
     task = task_of(model)
     if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
         task = replace(task, shares=ranks.several)
-    step = Step(
+    step = PrivateStep(
         model,
         task,
         Fixed(draws),
-        combine,
+        aggregation,
         optimisation,
         PUBLISHED if model.config.model_type in ("llama", "bert") else SECRET,
         micro_tokens=micro_tokens,
@@ -307,13 +307,13 @@ def interrupted(folder: Path, ranks: Ranks) -> dict:
     """A run of which only the second rank is told to stop, in its third step: both stop after the same one."""
     run = Run(config(folder, train__steps=6))
 
-    class Told(Step):
+    class Told(PrivateStep):
         def __call__(self, step, before_update=None):
             if step == 2 and not ranks.first:
                 signal.raise_signal(signal.SIGINT)
             return super().__call__(step, before_update)
 
-    with mock.patch.object(job, "Step", Told):
+    with mock.patch.object(job, "PrivateStep", Told):
         outcome = fine_tune(run, ranks=ranks)
     return {"steps": outcome.steps, "finished": outcome.finished}
 

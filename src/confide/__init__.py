@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from confide.privacy.accounting import least_noise
     from confide.privacy.guarantee import Guarantee
     from confide.runs.loop import Outcome
-    from confide.training.step import Step as PrivateStep
+    from confide.training.step import PrivateStep
     from confide.utils.errors import CheckFailed, InputError
 
 _WHERE = {
@@ -35,7 +35,7 @@ _WHERE = {
     "InputError": "confide.utils.errors:InputError",
     "Outcome": "confide.runs.loop:Outcome",
     "Plan": "confide.planning.plan:Plan",
-    "PrivateStep": "confide.training.step:Step",
+    "PrivateStep": "confide.training.step:PrivateStep",
     "audit": "confide.api.verbs:audit",
     "least_noise": "confide.privacy.accounting:least_noise",
     "load_config": "confide.api.verbs:load_config",

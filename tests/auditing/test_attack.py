@@ -116,7 +116,7 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     setting = dataclasses.replace(job.setting, noise_multiplier=20.0)
     false = dataclasses.replace(job, setting=setting)
     options = attack.Options(attacks=("claim",))
-    monkeypatch.setattr(Job, "readings", lambda self, stage: _Nothing(len(job.manifest().canaries)))
+    monkeypatch.setattr(Job, "readings", lambda self, phase: _Nothing(len(job.manifest().canaries)))
     assert attack.audit(false, options)["verdict"] == "violation"
 
 

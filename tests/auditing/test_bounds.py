@@ -24,7 +24,7 @@ from confide.auditing.bounds import (
     strongest_clopper_pearson,
 )
 from confide.auditing.fdp import f_dp, f_dp_least_correct, f_dp_p_value, f_dp_refutes
-from confide.privacy.accounting import Curve, Direction, MixtureOfGaussians
+from confide.privacy.accounting import Direction, MixtureOfGaussians, PrivacyProfile
 from confide.utils.errors import InputError
 
 TRIALS, ALPHA = 2000, 0.05
@@ -161,7 +161,7 @@ def test_the_recursion_is_the_linear_program(sides, choices):
             A_eq=np.ones((1, r + 1)),
             b_eq=[1],
         ).fun
-        thinned = Curve(Direction(e, removal), Direction(e, addition), 0.0)
+        thinned = PrivacyProfile(Direction(e, removal), Direction(e, addition), 0.0)
         found = f_dp_p_value(thinned, m, r, v, sides, choices)
         assert found == pytest.approx(slow, rel=2e-3)
         assert f_dp_p_value(curve, m, r, v, sides, choices) <= found * 1.001  # more vertices, tighter

@@ -6,7 +6,7 @@ import pytest
 from confide.auditing import attack
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.dp_sgd import DPSGD
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.runs.canaries import GRAPH
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -29,9 +29,9 @@ def protected(folder, adjacency=None, **canaries) -> Run:
     return Run(config(folder, "crt", canaries=settings, train=train, privacy=privacy))
 
 
-def bare(self, terms, noise_multiplier):
+def bare(self, parameters, noise_multiplier):
     """Clipped, and without noise."""
-    return Combine(self.clip_norm, 0.0, 1 / terms.divisor / self.clip_norm)
+    return Aggregation(self.clip_norm, 0.0, 1 / parameters.divisor / self.clip_norm)
 
 
 def test_each_canary_is_a_redacted_row_with_its_number_or_a_mask(tmp_path):
@@ -102,7 +102,7 @@ def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch,
     found = attack.audit(Job.of(kept, QUIET), CLAIM)
     assert found["game"] == "mask"
     assert found["verdict"] == "consistent"
-    monkeypatch.setattr(DPSGD, "combine", bare)
+    monkeypatch.setattr(DPSGD, "aggregation", bare)
     broken = protected(tmp_path / "broken", adjacency)
     fine_tune(broken, QUIET)
     assert attack.audit(Job.of(broken, QUIET), CLAIM)["verdict"] == "violation"

@@ -9,7 +9,7 @@ from scipy import stats
 
 from confide.auditing import rates as module
 from confide.auditing.rates import advantage, auroc, ceiling, rates, true_positive_rate
-from confide.privacy.accounting import Curve, MixtureOfGaussians
+from confide.privacy.accounting import MixtureOfGaussians, PrivacyProfile
 
 TRIALS = 2000
 SLACK = 2 * math.sqrt(0.05 * 0.95 / TRIALS)
@@ -265,7 +265,7 @@ def test_the_best_attack_reaches_the_ceiling_and_does_not_pass_it():
 
 
 def test_without_noise_everything_is_permitted():
-    found = ceiling(Curve.unprotected())
+    found = ceiling(PrivacyProfile.unprotected())
     assert (found.auroc, found.advantage, found.balanced_accuracy) == (1.0, 1.0, 1.0)
     assert found.true_positive_rate == ((0.01, 1.0), (0.001, 1.0))
 
@@ -278,7 +278,7 @@ def test_results_are_plain_json():
     assert found["balanced_accuracy"]["value"] == pytest.approx((1 + found["advantage"]["value"]) / 2)
     hopeless = rates(np.zeros(3), np.ones(3)).to_json()
     assert json.loads(json.dumps(hopeless, allow_nan=False))["threshold"] is None
-    json.dumps(ceiling(Curve.unprotected()).to_json(), allow_nan=False)
+    json.dumps(ceiling(PrivacyProfile.unprotected()).to_json(), allow_nan=False)
 
 
 def test_what_cannot_be_compared_is_refused():

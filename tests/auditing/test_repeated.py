@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from confide.auditing import repeated
-from confide.auditing.attack import Told
+from confide.auditing.attack import CanaryScores
 from confide.auditing.bounds import clopper_pearson
 from confide.auditing.game import Claim
 from confide.config.loading import check
@@ -111,9 +111,9 @@ def test_the_threshold_lies_in_the_middle_of_the_best_gap(scores, coins, expecte
     assert repeated.threshold(np.array(scores), np.array(coins, bool)) == expected
 
 
-def told(seed: str, claim: Claim = CLAIM, coin: bool = True) -> Told:
+def told(seed: str, claim: Claim = CLAIM, coin: bool = True) -> CanaryScores:
     manifest = Manifest(seed, "presence", "digits", "{}", (Canary("c", ("1",), int(not coin), 1),))
-    return Told(claim, manifest, np.array([1.0]), np.array([coin]))
+    return CanaryScores(claim, manifest, np.array([1.0]), np.array([coin]))
 
 
 def test_runs_of_two_claims_or_with_the_same_coins_are_refused():
@@ -135,7 +135,7 @@ def test_runs_of_two_claims_or_with_the_same_coins_are_refused():
 def test_the_order_of_the_runs_changes_nothing():
     generator = np.random.default_rng(1)
     runs = [
-        Told(CLAIM, told(f"{i}").manifest, generator.normal(size=1), generator.random(1) < 0.5)
+        CanaryScores(CLAIM, told(f"{i}").manifest, generator.normal(size=1), generator.random(1) < 0.5)
         for i in range(40)
     ]
     assert repeated.repeated(runs) == repeated.repeated(runs[::-1])

@@ -9,7 +9,7 @@ from confide.auditing.game import ALPHA, Claim
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians, between
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.mechanisms.weighted import WeightedRows
 from confide.runs.canaries import Canary, Manifest
 from confide.runs.folder import Run
@@ -61,10 +61,10 @@ def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch)
     assert found["verdict"] == "consistent"
     assert "one text against another" in found["games"][0]["words"]
 
-    def bare(self, terms, noise_multiplier):
-        return Combine(self.clip_norm, 0.0, 1 / terms.divisor / self.clip_norm)
+    def bare(self, parameters, noise_multiplier):
+        return Aggregation(self.clip_norm, 0.0, 1 / parameters.divisor / self.clip_norm)
 
-    monkeypatch.setattr(WeightedRows, "combine", bare)
+    monkeypatch.setattr(WeightedRows, "aggregation", bare)
     broken = protected(tmp_path / "broken", insertions=3)
     fine_tune(broken, QUIET)
     found = attack.audit(Job.of(broken, QUIET), CLAIM)

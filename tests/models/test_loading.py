@@ -20,7 +20,7 @@ from confide.config.loading import check
 from confide.config.schema import Policy
 from confide.models import files as model_files
 from confide.models import loading as models
-from confide.models.fast.activations import fuse
+from confide.models.fast.activations import install_fast_layers
 from confide.randomness.streams import RunKey
 from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
@@ -256,7 +256,7 @@ def test_saved_whole_and_loaded_it_is_the_same_model(root, tmp_path, kind, task)
     again = auto.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([[5, 6, 7, 8]])
     assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
-    fuse(again)  # all that they differ by
+    install_fast_layers(again)  # all that they differ by
     assert torch.equal(model(ids).logits, again(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("a b c")["input_ids"]
 
@@ -559,7 +559,7 @@ def test_a_release_with_new_tokens_loads_by_itself(tmp_path, kind, task, tied, r
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("USR: hello SYS: yes")["input_ids"]])
     assert {small.TOKENS, small.TOKENS + 1} <= set(ids[0].tolist())
     assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
-    fuse(again)  # all that they differ by
+    install_fast_layers(again)  # all that they differ by
     assert torch.equal(model(ids).logits, again(ids).logits)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from confide.planning.nearness import Nearness, nearness
-from confide.privacy.mechanisms.concentration import ConcentrationFilter
+from confide.privacy.mechanisms.concentration import ConcentrationAggregation
 from confide.randomness.streams import RunKey
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -38,13 +38,13 @@ def test_tau_is_the_least_that_four_fifths_of_all_pairs_do_not_exceed():
 def test_what_is_measured_is_what_a_step_compares(tmp_path):
     """With rows of every unit whole, a step by the same gradients passes at tau and not below."""
     job = Job.of(Run(settings(tmp_path, 1.0)), Console(quiet=True))
-    users = job.setting.terms.units
+    users = job.setting.parameters.units
     found = nearness(job, 64, KEY)
     assert found.distances.shape == (users, users)  # there are fewer than 64
 
     def passes(tau):
         near = (found.distances <= tau).sum(0)
-        return ConcentrationFilter(None, 0.0, 1.0, tau, users, 1e9).passes(near, KEY, "main", 0)
+        return ConcentrationAggregation(None, 0.0, 1.0, tau, users, 1e9).passes(near, KEY, "main", 0)
 
     assert passes(found.tau)
     assert not passes(0.9 * found.tau)
@@ -62,7 +62,7 @@ def test_a_plan_tells_the_tau_with_which_a_run_begins(tmp_path):
     assert found["tau"] == pytest.approx(found["ratio"] * found["median_norm"])
     job = Job.of(Run(config), Console(quiet=True))
     weights = sum(p.numel() for p in job.model.parameters())
-    assert planned["gradients_bytes"] == 4 * job.setting.terms.units * weights
+    assert planned["gradients_bytes"] == 4 * job.setting.parameters.units * weights
     said = confide("plan", path, "--measure").out
     assert "for a gradient of every unit" in said
     assert "no guarantee covers a tau that is chosen from this" in said

@@ -14,7 +14,7 @@ from confide.planning import cost
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms import base
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.statement import calibrate
 from confide.utils.errors import InputError
 from tests import small
 
@@ -60,19 +60,19 @@ def test_the_chosen_row_is_the_setting_that_training_uses_and_all_meet_the_targe
     settings = config()
     found = planning.plan(settings, SHAPE, SIZE).to_json()
     mechanism = mechanisms.build(settings)
-    setting = settle(mechanism, SHAPE, 4.0, None, None)
+    setting = calibrate(mechanism, SHAPE, 4.0, None, None)
     chosen = found["chosen"]
     assert chosen["noise_multiplier"] == setting.noise_multiplier
-    assert chosen["noise_per_gradient"] == setting.noise_multiplier / setting.terms.divisor
+    assert chosen["noise_per_gradient"] == setting.noise_multiplier / setting.parameters.divisor
     assert chosen["epsilon"] == setting.curve().epsilon(setting.delta) <= 4.0
     assert chosen["delta"] == setting.delta
     others = [other.mechanism for other in planning.alternatives(mechanism, SHAPE, settings)]
     assert len(others) == len(found["neighbours"]) == 8
     for row, other in zip(found["neighbours"], others, strict=True):
-        terms = other.terms(SHAPE)
-        reached = terms.process.curve(row["noise_multiplier"]).epsilon(setting.delta)
+        parameters = other.parameters(SHAPE)
+        reached = parameters.process.curve(row["noise_multiplier"]).epsilon(setting.delta)
         assert 3.9 < reached <= 4.0, row["change"]
-        assert row["noise_per_gradient"] == row["noise_multiplier"] / terms.divisor
+        assert row["noise_per_gradient"] == row["noise_multiplier"] / parameters.divisor
         assert row["epsilon"] == 4.0
     # 9 settings, but other rows per unit leave the process of user sampling as it is.
     assert base.calibrated.cache_info().misses == 7
@@ -148,15 +148,17 @@ def test_literal_constants_move_with_the_batch(cheap):
     settings = config(sampling_rate=0.2, divisor=6.0, noise_multiplier=1.0, delta=1e-3)
     found = planning.alternatives(mechanisms.build(settings), SHAPE, settings)
     made = {each.change: each.mechanism for each in found}
-    doubled = made["batch 12"].terms(SHAPE)
+    doubled = made["batch 12"].parameters(SHAPE)
     assert (doubled.sampling.rate, doubled.divisor) == (0.4, 12.0)
-    other = made["els, as many rows a step"].terms(SHAPE)
+    other = made["els, as many rows a step"].parameters(SHAPE)
     assert other.divisor == pytest.approx(other.expected_batch)
 
 
 def test_given_noise_the_neighbours_meet_the_epsilon_that_it_gives(cheap):
     found = planning.plan(config(noise_multiplier=1.3), SHAPE, SIZE).to_json()
-    epsilon = settle(mechanisms.build(config()), SHAPE, None, 1.3).curve().epsilon(found["chosen"]["delta"])
+    epsilon = (
+        calibrate(mechanisms.build(config()), SHAPE, None, 1.3).curve().epsilon(found["chosen"]["delta"])
+    )
     assert found["chosen"]["noise_multiplier"] == 1.3
     assert found["chosen"]["epsilon"] == pytest.approx(epsilon)
     assert {row["epsilon"] for row in found["neighbours"]} == {found["chosen"]["epsilon"]}
@@ -228,12 +230,12 @@ from confide.planning import cost
 from confide.planning import plan as planning
 from confide.config.loading import check
 from confide.utils.errors import InputError
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.randomness.streams import RunKey
 from confide.privacy.sampling import Draw
 from confide.training.tasks.causal_lm import CausalLM
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 
 settings = check(json.loads(sys.argv[1]))
 model = models.load_model(settings)
@@ -251,8 +253,8 @@ def status(name):
 
 before = status("VmRSS") - 4 * size.parameters
 key, tokens = RunKey.from_text("x"), settings.train.micro_tokens
-combine, optimisation = Combine(1.0, 1.0, 1.0), Optimisation(5, 1e-3)
-step = Step(model, task, Sampler(), combine, optimisation, key, "main", "fast", tokens)
+aggregation, optimisation = Aggregation(1.0, 1.0, 1.0), Optimisation(5, 1e-3)
+step = PrivateStep(model, task, Sampler(), aggregation, optimisation, key, "main", "fast", tokens)
 step(1)
 print(json.dumps([status("VmHWM") - before, cost.memory(settings, size)]))
 """
@@ -288,7 +290,7 @@ def test_a_plan_without_noise_has_no_neighbours_and_one_in_two_phases_names_its_
     assert (redacted["chosen"]["epsilon"], redacted["neighbours"]) == (0.0, [])
     twice = raw | {"privacy": {"mechanism": "selective", "epsilon": 3.0}, "redacted": {"steps": 30}}
     found = planning.plan(check(twice), shape, SIZE).to_json()
-    assert [(stage["name"], stage["steps"]) for stage in found["stages"]] == [("redacted", 30), ("main", 20)]
+    assert [(phase["name"], phase["steps"]) for phase in found["stages"]] == [("redacted", 30), ("main", 20)]
     assert len(found["neighbours"]) == 4
 
 

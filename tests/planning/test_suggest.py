@@ -15,7 +15,7 @@ from confide.planning.plan import Size
 from confide.planning.suggest import log_progress, suggest
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.statement import calibrate
 from confide.tuning.space import altered
 from confide.utils.errors import InputError
 from tests.command import confide
@@ -58,10 +58,14 @@ def test_hundreds_of_settings_are_considered(found):
 def test_every_suggestion_meets_the_target_and_spends_the_budget(found):
     for row in found["ranked"]:
         mechanism = mechanisms.build(altered(config(), row["settings"]))
-        setting = settle(mechanism, shape(), None, row["noise_multiplier"], row["settings"]["privacy.delta"])
+        setting = calibrate(
+            mechanism, shape(), None, row["noise_multiplier"], row["settings"]["privacy.delta"]
+        )
         assert setting.curve().epsilon(setting.delta) <= 8.0
         assert setting.curve().epsilon(setting.delta) > 7.9
-        computed = mechanism.rows_computed(setting.terms)  # a batch is rounded down to what can be written
+        computed = mechanism.rows_computed(
+            setting.parameters
+        )  # a batch is rounded down to what can be written
         assert 0.99 * found["budget_rows"] < computed <= found["budget_rows"] * (1 + 1e-9)
         batch = row["settings"]["train.batch"]
         assert batch == float(f"{batch:.3g}") or (isinstance(batch, int) and batch >= 100)
@@ -129,7 +133,7 @@ def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
         raw = check(
             altered(config(), first["settings"] | {"privacy.bands": bands}, "test").model_dump(mode="json")
         )
-        setting = settle(mechanisms.build(raw), shape(), raw.privacy.epsilon, None, raw.privacy.delta)
+        setting = calibrate(mechanisms.build(raw), shape(), raw.privacy.epsilon, None, raw.privacy.delta)
         noises.append(setting.noise_multiplier * sensitivity(bands) * noise_in_weights(bands, rates))
     assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
     assert told["bands"] * first["sampling_probability"] <= 1
@@ -222,7 +226,7 @@ def test_the_settings_are_those_that_were_accounted_for(few, sampling, resample)
     for row in suggest(settings, shape(), SIZE, rows=20_000, count=12)["ranked"]:
         mechanism = mechanisms.build(altered(settings, row["settings"]))
         assert mechanism.sampling == "poisson"
-        assert mechanism.terms(shape()).rows_per_unit in (None, row["rows_per_unit"])
+        assert mechanism.parameters(shape()).rows_per_unit in (None, row["rows_per_unit"])
 
 
 def test_it_is_quick(timed):

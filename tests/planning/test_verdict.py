@@ -12,7 +12,7 @@ from confide.data.shape import Shape
 from confide.planning.plan import Size
 from confide.planning.verdict import MOST, PART, verdict
 from confide.privacy import mechanisms
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.statement import calibrate
 from tests.command import World, confide, tiny_model
 
 SIZE = Size(5_300_000, 5_300_000, 4, 256, 8192)
@@ -28,7 +28,7 @@ def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_
     )
     shape = Shape(np.full(units, 40, np.int64), 40 * units, 2000 * units, True)
     mechanism = mechanisms.build(config)
-    setting = settle(
+    setting = calibrate(
         mechanism, shape, config.privacy.epsilon, config.privacy.noise_multiplier, config.privacy.delta
     )
     chosen = {

@@ -12,10 +12,10 @@ from confide.config.loading import check
 from confide.planning import plan as planning
 from confide.privacy import accounting, mechanisms
 from confide.privacy.accounting import MixtureOfGaussians
-from confide.privacy.correlated_noise import Correlated, coefficients, noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import BandedNoise, coefficients, noise_in_weights, sensitivity
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import settle, state_guarantee
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
+from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
 from confide.runs import verify
@@ -68,14 +68,14 @@ def test_without_bands_noise_adds_up():
 def test_noise_is_the_inverse_matrix_times_independent_noise(bands):
     generator = np.random.default_rng(0)
     z = generator.normal(size=(9, 5))
-    correlated = Correlated(bands, lambda step: {"w": torch.tensor(z[step])})
+    correlated = BandedNoise(bands, lambda step: {"w": torch.tensor(z[step])})
     found = np.stack([correlated.at(step)["w"].numpy() for step in range(9)])
     assert np.allclose(found, np.linalg.solve(matrix(bands, 9), z))
 
 
 def test_steps_before_a_resumed_one_are_made_up_for():
     z = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
-    whole, late = (Correlated(4, lambda step: {"w": z[step].clone()}) for _ in range(2))
+    whole, late = (BandedNoise(4, lambda step: {"w": z[step].clone()}) for _ in range(2))
     for step in range(9):
         found = whole.at(step)["w"]
     assert torch.equal(late.at(8)["w"], found)
@@ -89,18 +89,18 @@ def test_a_step_adds_it_to_the_sum_times_the_sensitivity():
     bands, clip, s, scale = 3, 0.7, 0.9, 0.25
     draws = [some_draw(seed=1), NOTHING, some_draw((2, 1), seed=2), NOTHING, NOTHING]
 
-    def updates(combine):
+    def updates(aggregation):
         found = []
         for number in range(5):  # each from the same weights, so that gradients are the same
             model = small.gpt2()
             before = snapshot(model)
-            step_of(model, draws, combine)(number)
+            step_of(model, draws, aggregation)(number)
             found.append(moved(before, model))
         return found
 
-    independent = updates(Combine(clip, s, scale))
-    bare = updates(Combine(clip, 0.0, scale))
-    found = updates(Combine(clip, s, scale, bands=bands))
+    independent = updates(Aggregation(clip, s, scale))
+    bare = updates(Aggregation(clip, 0.0, scale))
+    found = updates(Aggregation(clip, s, scale, bands=bands))
     for name in bare[0]:
         noise = np.stack(
             [(a[name] - b[name]).numpy().ravel() for a, b in zip(independent, bare, strict=True)]
@@ -142,11 +142,11 @@ def shape(tmp_path_factory):
 def test_a_unit_takes_part_in_as_many_turns_as_are_accounted_for(shape, name, units):
     mechanism = build(name, bands=6)
     rate = 6 * 5 / units
-    assert mechanism.terms(shape).process == MixtureOfGaussians.bernoulli(rate, 9)  # of 50 steps
-    assert mechanism.terms(shape, 6).process == MixtureOfGaussians.bernoulli(rate, 1)
-    assert mechanism.terms(shape, 7).process == MixtureOfGaussians.bernoulli(rate, 2)
-    assert any("6 groups" in fact for fact in mechanism.terms(shape).facts)
-    setting = settle(mechanism, shape, 4.0)
+    assert mechanism.parameters(shape).process == MixtureOfGaussians.bernoulli(rate, 9)  # of 50 steps
+    assert mechanism.parameters(shape, 6).process == MixtureOfGaussians.bernoulli(rate, 1)
+    assert mechanism.parameters(shape, 7).process == MixtureOfGaussians.bernoulli(rate, 2)
+    assert any("6 groups" in fact for fact in mechanism.parameters(shape).facts)
+    setting = calibrate(mechanism, shape, 4.0)
     assert setting.curve().epsilon(setting.delta) <= 4.0
     assert setting.noise_per_gradient() == setting.noise_multiplier * sensitivity(6) / 5
 
@@ -154,7 +154,7 @@ def test_a_unit_takes_part_in_as_many_turns_as_are_accounted_for(shape, name, un
 @pytest.mark.parametrize("bands", [1, 6])
 def test_epsilon_follows_from_what_the_guarantee_says(shape, bands):
     """Somebody who has guarantee.json alone."""
-    setting = settle(build("uls", bands=bands), shape, 4.0)
+    setting = calibrate(build("uls", bands=bands), shape, 4.0)
     settings = mechanism_config("uls", bands=bands)
     stated = state_guarantee(setting, 50, False, settings, {"state": "planned"}).to_json()
     turns = math.ceil(stated["steps"] / stated["bands"])
@@ -204,7 +204,7 @@ def test_the_same_guarantee_leaves_less_noise_in_the_weights(shape):
     steps = 8
 
     def last(bands: int) -> float:
-        setting = settle(build("uls", steps=steps, epsilon=8.0, bands=bands), shape, 8.0)
+        setting = calibrate(build("uls", steps=steps, epsilon=8.0, bands=bands), shape, 8.0)
         inverse = np.linalg.solve(matrix(bands, steps), np.eye(steps))
         return setting.noise_multiplier * sensitivity(bands) * np.linalg.norm(inverse.sum(axis=0))
 
@@ -248,7 +248,7 @@ def test_only_those_that_say_so_correlate():
 
 def test_replacing_is_accounted_for_turn_by_turn(shape):
     plain, replaced = (
-        build("uls", bands=6, adjacency=kind).terms(shape) for kind in ("zero-out", "replace-one")
+        build("uls", bands=6, adjacency=kind).parameters(shape) for kind in ("zero-out", "replace-one")
     )
     assert replaced.zeroed == plain.process
     assert replaced.process == accounting.replaced(plain.process)
@@ -260,13 +260,13 @@ def test_a_twin_draws_alike_and_adds_nothing(tmp_path):
     private = build("uls", bands=4)
     twin = NonPrivate.twin(private)
     ours, theirs = (each.sampler(graph, KEY, "main", lambda: None) for each in (private, twin))
-    assert all(np.array_equal(ours.draw(step).who, theirs.draw(step).who) for step in range(8))
-    assert twin.combine(twin.terms(graph.shape()), 0.0).noise_scale == 0
+    assert all(np.array_equal(ours.draw(step).unit_ids, theirs.draw(step).unit_ids) for step in range(8))
+    assert twin.aggregation(twin.parameters(graph.shape()), 0.0).noise_scale == 0
 
 
 def test_more_groups_than_a_step_can_draw_from_are_refused(shape):
     with pytest.raises(InputError, match="at most 8"):
-        build("uls", bands=9).terms(shape)
+        build("uls", bands=9).parameters(shape)
 
 
 def test_an_audit_of_sums_takes_independent_noise(tmp_path):
@@ -301,7 +301,7 @@ def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
     job = Job.of(Run(config(tmp_path / "a", privacy__bands=3)), QUIET)
     assert noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr(Correlated, "at", lambda self, step: self._independent(step))
+        patch.setattr(BandedNoise, "at", lambda self, step: self._independent(step))
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
         patch.setattr("confide.privacy.mechanisms.values.sensitivity", lambda bands: 1.0)

@@ -178,11 +178,11 @@ def test_an_absent_canary_moves_nothing(tmp_path):
     """The sum is the same whether an absent canary is drawn or its group is left out."""
     run = Run(planted(tmp_path / "a"))
     job = Job.of(run, Console(quiet=True))
-    step = job._steps(job.stages()[0], lambda text: None)
+    step = job._steps(job.phases()[0], lambda text: None)
     absent = job.manifest().units(job.prepared.train)[job.manifest().coins == 1]
     draws = (step.sampler.draw(number) for number in range(24))
-    draw = next(each for each in draws if 0 < np.isin(each.who, absent).sum() < len(each.who))
-    is_absent = np.isin(draw.who, absent)
+    draw = next(each for each in draws if 0 < np.isin(each.unit_ids, absent).sum() < len(each.unit_ids))
+    is_absent = np.isin(draw.unit_ids, absent)
     step.gradients.add(draw, 0)
     whole = step.gradients.take()
     step.gradients.add(draw.only(~is_absent), 0)
@@ -190,7 +190,7 @@ def test_an_absent_canary_moves_nothing(tmp_path):
     # the two pack their rows differently, which moves last bits; a unit that counts moves the sum by up to 1
     moved = math.sqrt(sum(float((whole[name] - rest[name]).square().sum()) for name in whole))
     assert moved < 1e-5
-    counted = draw.only(np.isin(draw.who, draw.who[~is_absent][:1], invert=True))
+    counted = draw.only(np.isin(draw.unit_ids, draw.unit_ids[~is_absent][:1], invert=True))
     step.gradients.add(counted, 0)
     without = step.gradients.take()
     assert math.sqrt(sum(float((whole[name] - without[name]).square().sum()) for name in whole)) > 1e-3
@@ -225,10 +225,10 @@ def test_a_draw_of_some_groups_is_numbered_anew():
     from confide.privacy.sampling import Draw
 
     rows = [np.array([i]) for i in range(5)]
-    draw = Draw(rows, np.array([0, 0, 1, 2, 2]), np.arange(5, dtype=np.float32), who=np.array([7, 8, 9]))
+    draw = Draw(rows, np.array([0, 0, 1, 2, 2]), np.arange(5, dtype=np.float32), unit_ids=np.array([7, 8, 9]))
     some = draw.only(np.array([True, False, True]))
     assert [int(row[0]) for row in some.rows] == [0, 1, 3, 4]
     assert some.group.tolist() == [0, 0, 1, 1]
     assert some.weight.tolist() == [0, 1, 3, 4]
-    assert some.who is not None
-    assert some.who.tolist() == [7, 9]
+    assert some.unit_ids is not None
+    assert some.unit_ids.tolist() == [7, 9]

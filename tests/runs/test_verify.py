@@ -16,7 +16,7 @@ from confide.config.loading import check
 from confide.models import loading as models
 from confide.models.fast import onednn as products
 from confide.privacy.mechanisms.uls import UserLevelSampling
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -207,7 +207,7 @@ def half_the_noise(patch):
 
 def half_the_noise_by_the_value_that_says_how_much(patch):
     patch.setattr(
-        Combine, "noise_scale", property(lambda self: self.noise_multiplier * (self.clip_norm or 0) / 2)
+        Aggregation, "noise_scale", property(lambda self: self.noise_multiplier * (self.clip_norm or 0) / 2)
     )
 
 
@@ -232,38 +232,38 @@ def no_noise_on_one_parameter(patch):
 
 
 def the_same_noise_in_every_step(patch):
-    source = training.Step._source
-    patch.setattr(training.Step, "_source", lambda self, step, name: source(self, 0, name))
+    source = training.PrivateStep._source
+    patch.setattr(training.PrivateStep, "_source", lambda self, step, name: source(self, 0, name))
 
 
 def noise_in_empty_steps_alone(patch):
-    call = training.Step.__call__
+    call = training.PrivateStep.__call__
 
     def sly(self, step, before_update=None):
-        kept = self.combine
+        kept = self.aggregation
         if self.sampler.draw(step).groups:
-            self.combine = replace(kept, noise_multiplier=0.0)
+            self.aggregation = replace(kept, noise_multiplier=0.0)
         try:
             return call(self, step, before_update)
         finally:
-            self.combine = kept
+            self.aggregation = kept
 
-    patch.setattr(training.Step, "__call__", sly)
+    patch.setattr(training.PrivateStep, "__call__", sly)
 
 
 def divide_by_what_was_drawn(patch):
     """Pitfall 6."""
-    call = training.Step.__call__
+    call = training.PrivateStep.__call__
 
     def sly(self, step, before_update=None):
-        kept, drawn = self.combine, self.sampler.draw(step).groups
-        self.combine = replace(kept, scale=kept.scale * 7 / max(drawn, 1))
+        kept, drawn = self.aggregation, self.sampler.draw(step).groups
+        self.aggregation = replace(kept, scale=kept.scale * 7 / max(drawn, 1))
         try:
             return call(self, step, before_update)
         finally:
-            self.combine = kept
+            self.aggregation = kept
 
-    patch.setattr(training.Step, "__call__", sly)
+    patch.setattr(training.PrivateStep, "__call__", sly)
 
 
 def divide_a_loss_by_the_tokens_of_the_batch(patch):
@@ -314,12 +314,12 @@ def forget_the_weights_of_a_line(patch):
 
 def skip_an_empty_draw(patch):
     """Pitfall 2."""
-    call = training.Step.__call__
+    call = training.PrivateStep.__call__
 
     def skipping(self, step, before_update=None):
         return call(self, step, before_update) if self.sampler.draw(step).groups else None
 
-    patch.setattr(training.Step, "__call__", skipping)
+    patch.setattr(training.PrivateStep, "__call__", skipping)
 
 
 def leave_a_parameter_to_the_optimiser_alone(patch):
@@ -361,7 +361,7 @@ FAULTS = [
 @pytest.mark.parametrize(("fault", "seen_by"), FAULTS, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_fault_is_seen(job, monkeypatch, fault, seen_by):
     made = job()
-    assert made.task.shares
+    assert made.task.packs_rows
     fault(monkeypatch)
     found = verify.verify(made)
     failed = {c["name"] for c in found["checks"] if not c["ok"]}
@@ -431,19 +431,21 @@ def test_dropout_is_seen(job):
 
 def test_noise_where_none_is_claimed_is_seen(job, monkeypatch):
     made = job(mechanism="none")
-    monkeypatch.setattr(type(made.mechanism), "combine", lambda self, terms, s: Combine(0.5, 1.0, 1.0))
+    monkeypatch.setattr(
+        type(made.mechanism), "aggregation", lambda self, parameters, s: Aggregation(0.5, 1.0, 1.0)
+    )
     failed = {c["name"] for c in verify.verify(made)["checks"] if not c["ok"]}
     assert {NAMES["noise"], NAMES["empty"], NAMES["step"]} <= failed
 
 
 def test_a_mechanism_that_clips_or_divides_otherwise_than_the_config_says_is_seen(job, monkeypatch):
     made = job()
-    honest = UserLevelSampling.combine
+    honest = UserLevelSampling.aggregation
     for changes in ({"clip_norm": 1.0}, {"scale": 0.1}, {"noise_multiplier": 0.7}):
         monkeypatch.setattr(
             UserLevelSampling,
-            "combine",
-            lambda self, terms, s, changes=changes: replace(honest(self, terms, s), **changes),
+            "aggregation",
+            lambda self, parameters, s, changes=changes: replace(honest(self, parameters, s), **changes),
         )
         assert not verify.verify(made)["ok"], changes
 

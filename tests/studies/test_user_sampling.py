@@ -17,7 +17,7 @@ from studies.user_sampling import (
 from confide.data.shape import Shape
 from confide.planning.user_sampling import Split, noise_variance
 from confide.privacy.mechanisms.els import ExampleLevelSampling
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.uls import UserLevelSampling
 from confide.utils.errors import InputError
 from tests.planning.test_user_sampling import path
@@ -32,7 +32,7 @@ def shape(rows):
 
 def test_noise_of_uls_is_what_the_mechanism_is_given():
     mechanism = UserLevelSampling(batch=16.0, steps=TARGET.steps, rows_per_unit=2)
-    setting = settle(mechanism, shape([4] * 64), TARGET.epsilon, None, TARGET.delta)
+    setting = calibrate(mechanism, shape([4] * 64), TARGET.epsilon, None, TARGET.delta)
     assert TARGET.uls_noise(16) == setting.noise_multiplier
     assert noise_variance(setting.noise_multiplier, 3.0, 16) == pytest.approx(
         (3 * setting.noise_per_gradient()) ** 2
@@ -42,7 +42,7 @@ def test_noise_of_uls_is_what_the_mechanism_is_given():
 def test_noise_of_els_is_what_the_mechanism_is_given():
     rows = [1, 3, 8, 9] * 16
     mechanism = ExampleLevelSampling(batch=32.0, steps=TARGET.steps, rows_per_unit=4)
-    setting = settle(mechanism, shape(rows), TARGET.epsilon, None, TARGET.delta)
+    setting = calibrate(mechanism, shape(rows), TARGET.epsilon, None, TARGET.delta)
     in_use = sum(min(4, own) for own in rows)
     assert TARGET.els_noise(32, 4, in_use) == setting.noise_multiplier
 

@@ -11,7 +11,7 @@ from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
 from confide.training.averaging import Averages
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests.test_halting import ending  # noqa: F401  # a fixture
@@ -56,14 +56,14 @@ def test_none_keeps_nothing():
 @pytest.mark.parametrize("kind", ["tail", "ema"])
 def test_the_mean_of_the_iterates_is_released(tmp_path, monkeypatch, kind):
     seen = []
-    take = Step.__call__
+    take = PrivateStep.__call__
 
     def watched(self, step, before_update=None):
         report = take(self, step, before_update)
         seen.append({name: p.detach().double().clone() for name, p in self.parameters.items()})
         return report
 
-    monkeypatch.setattr(Step, "__call__", watched)
+    monkeypatch.setattr(PrivateStep, "__call__", watched)
     run = Run(config(tmp_path, train__average={"kind": kind, "share": 0.25}))
     fine_tune(run)
     last = STEPS // 4
@@ -94,11 +94,11 @@ def test_evaluation_is_of_what_is_released(tmp_path):
     run = Run(config(tmp_path, train__average={"kind": "ema", "share": 0.5}))
     outcome = fine_tune(run)
     job = Job.of(run, Console(quiet=True))
-    course, (_, state) = job.course(), job.trained()
-    course.restore(state)
+    phase_runner, (_, state) = job.phase_runner(), job.trained()
+    phase_runner.restore(state)
     job.model.load_state_dict(load_file(run.release / "model.safetensors"), strict=False)
     assert job.evaluate()["loss"] == pytest.approx(outcome.final["loss"], rel=1e-6)
-    course.restore(state)
+    phase_runner.restore(state)
     assert job.evaluate()["loss"] != pytest.approx(outcome.final["loss"], rel=1e-9)
 
 

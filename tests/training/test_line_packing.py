@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from confide.clipping import ClippedSum
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -23,7 +23,7 @@ from confide.training import tasks
 from confide.training.line_packing import WORTH, shared
 from confide.training.microbatch import micro_batch
 from confide.training.packing import pack
-from confide.training.row_isolation import sharing
+from confide.training.row_isolation import detect_packing_support
 from confide.training.tasks import IGNORE, Task
 from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.console import Console
@@ -92,13 +92,13 @@ def test_models_that_keep_rows_apart_are_seen_to(kind, attention):
         pytest.skip("Gemma 2 has eager attention only")
     model, task = of_family(kind, attn_implementation=attention)
     model.train()
-    assert sharing(task, model, LONGEST, Ranks()).shares
+    assert detect_packing_support(task, model, LONGEST, Ranks()).packs_rows
     assert model.training
 
 
 def test_a_line_may_be_wider_than_the_positions_that_a_model_has():
     model, task = of_family("gpt2")
-    assert sharing(task, model, model.config.n_positions, Ranks()).shares
+    assert detect_packing_support(task, model, model.config.n_positions, Ranks()).packs_rows
     with pytest.raises(IndexError):
         task.logits(model, task.collate([np.ones(model.config.n_positions + 1, np.int64)]))
 
@@ -125,7 +125,7 @@ def test_of_further_families_it_is_seen_too(kind):
     torch.manual_seed(0)
     config = getattr(transformers, kind + "Config")(**(sizes | (KEEPS | OTHERS)[kind]))
     model = transformers.AutoModelForCausalLM.from_config(config)
-    assert sharing(task_of(model), model, LONGEST, Ranks()).shares == (kind in KEEPS)
+    assert detect_packing_support(task_of(model), model, LONGEST, Ranks()).packs_rows == (kind in KEEPS)
 
 
 class Leak(torch.nn.Module):
@@ -151,13 +151,13 @@ class Leak(torch.nn.Module):
 @pytest.mark.parametrize("how", ["attends", "counts on", "narrow", "a little"])
 def test_a_leak_is_seen(how):
     model, task = of_family("gpt2")
-    assert sharing(task, Leak(model, "not at all"), LONGEST, Ranks()).shares
-    assert not sharing(task, Leak(model, how), LONGEST, Ranks()).shares
+    assert detect_packing_support(task, Leak(model, "not at all"), LONGEST, Ranks()).packs_rows
+    assert not detect_packing_support(task, Leak(model, how), LONGEST, Ranks()).packs_rows
 
 
 def test_other_tasks_share_nothing():
     for kind in ("masked-lm", "classification"):
-        assert not sharing(small.task(kind), small.gpt2(), LONGEST, Ranks()).shares
+        assert not detect_packing_support(small.task(kind), small.gpt2(), LONGEST, Ranks()).packs_rows
 
 
 class Second:
@@ -173,7 +173,7 @@ class Second:
 def test_ranks_share_lines_together_or_not_at_all_and_the_first_looks_for_all():
     model, task = of_family("gpt2")
     model.forward = None  # it takes no pass of its own
-    assert not sharing(task, model, LONGEST, Second()).shares
+    assert not detect_packing_support(task, model, LONGEST, Second()).packs_rows
 
 
 @pytest.mark.parametrize("lengths", [[64] * 20_000, [1, 2] * 10_000, list(range(1, 2001))])
@@ -194,9 +194,9 @@ def test_a_run_looks_and_says_where_lines_are_not_shared(tmp_path, capsys, monke
     if not apart:
         monkeypatch.setattr(isolation, "_keeps_apart", lambda *asked: False)
     job = Job.of(Run(config(tmp_path)), Console())
-    assert job.task.shares == apart
+    assert job.task.packs_rows == apart
     assert ("rows of a unit get a line each" in capsys.readouterr().err) != apart
-    assert not Job.of(Run(config(tmp_path, privacy__mechanism="els")), Console()).task.shares
+    assert not Job.of(Run(config(tmp_path, privacy__mechanism="els")), Console()).task.packs_rows
     assert "a line each" not in capsys.readouterr().err
 
 
@@ -241,11 +241,13 @@ def test_a_step_is_the_formula(clip, micro_tokens):
     expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25)
     model = small.gpt2()
     before = snapshot(model)
-    step = step_of(model, [draw], Combine(clip, noise, 0.25), micro_tokens=micro_tokens, task=sharing_task())
+    step = step_of(
+        model, [draw], Aggregation(clip, noise, 0.25), micro_tokens=micro_tokens, task=sharing_task()
+    )
     report = step(0)
     for name, got in moved(before, model).items():
         assert torch.allclose(got, expected[name], atol=2e-6 + lifted(clip), rtol=1e-4), name
-    plain = step_of(small.gpt2(), [draw], Combine(clip, noise, 0.25))(0)
+    plain = step_of(small.gpt2(), [draw], Aggregation(clip, noise, 0.25))(0)
     assert report.rows == plain.rows == len(draw.rows)
     assert report.loss == pytest.approx(plain.loss, rel=1e-5)
     assert report.clipped == plain.clipped
@@ -256,7 +258,7 @@ def test_a_unit_moves_the_sum_by_its_own_gradient_alone_however_it_is_laid_out()
     draw, sums = ragged(), []
     for wanted in (np.ones(5, bool), np.arange(5) != 2):
         model = small.gpt2()
-        step = step_of(model, [draw.only(wanted)], Combine(0.05, 0.0, 1.0), task=sharing_task())
+        step = step_of(model, [draw.only(wanted)], Aggregation(0.05, 0.0, 1.0), task=sharing_task())
         before = snapshot(model)
         step(0)
         sums.append(torch.cat([v.flatten() for v in moved(before, model).values()]))
@@ -271,7 +273,7 @@ def test_lines_of_a_model_with_checkpoints():
     sums = []
     for shares in (False, True):
         own = replace(task, shares=shares)
-        total = ClippedSum(model, own.line_loss, 0.5)
+        total = ClippedSum(model, own.packed_loss, 0.5)
         for part in pack(draw, 8192, shares):
             batch, weight = micro_batch(own, draw, part, KEY.stream)
             total.add(batch, torch.from_numpy(part.units), weight)

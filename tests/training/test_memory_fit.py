@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from confide.distributed.ranks import Ranks
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.training import memory_fit as physical
 from confide.utils import memory
 from confide.utils.errors import InputError
@@ -152,11 +152,11 @@ def scarce(step, most):
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_the_same_draw_in_halves(noise):
-    draw, combine = some_draw((1, 3, 2, 1, 1, 4)), Combine(0.5, noise, 0.25)
+    draw, aggregation = some_draw((1, 3, 2, 1, 1, 4)), Aggregation(0.5, noise, 0.25)
     plenty, little = small.gpt2(), small.gpt2()
-    step_of(plenty, [draw], combine)(0)
+    step_of(plenty, [draw], aggregation)(0)
     said: list[str] = []
-    step = step_of(little, [draw], combine, micro_tokens=64, say=said.append)
+    step = step_of(little, [draw], aggregation, micro_tokens=64, say=said.append)
     failures = scarce(step, 40)
     report = step(0)
     assert failures
@@ -170,11 +170,11 @@ def test_the_same_draw_in_halves(noise):
 
 def test_units_added_before_memory_ran_out_are_not_added_twice():
     """The first micro-batches are small and fit; the sum that holds them already is dropped."""
-    draw, combine = some_draw((1,) * 12), Combine(0.5, 0.0, 1.0)
+    draw, aggregation = some_draw((1,) * 12), Aggregation(0.5, 0.0, 1.0)
     plenty, little = small.gpt2(), small.gpt2()
     start = snapshot(plenty)
-    step_of(plenty, [draw], combine)(0)
-    step = step_of(little, [draw], combine, micro_tokens=32)
+    step_of(plenty, [draw], aggregation)(0)
+    step = step_of(little, [draw], aggregation, micro_tokens=32)
     sizes: list[int] = []
     honest, used_up = step.task.row_loss, []
 
@@ -194,14 +194,14 @@ def test_units_added_before_memory_ran_out_are_not_added_twice():
 
 
 def test_not_even_one_row():
-    step = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0), micro_tokens=32)
+    step = step_of(small.gpt2(), [some_draw()], Aggregation(0.5, 1.0, 1.0), micro_tokens=32)
     scarce(step, 2)
     with pytest.raises(InputError, match="not even one row of 11 tokens fits"):
         step(0)
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory():
-    step = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0))
+    step = step_of(small.gpt2(), [some_draw()], Aggregation(0.5, 1.0, 1.0))
     object.__setattr__(
         step.task, "row_loss", lambda model, batch: (_ for _ in ()).throw(RuntimeError("shapes differ"))
     )
@@ -218,10 +218,12 @@ def test_a_real_refusal_of_the_allocator_is_known():
 
 @pytest.mark.parametrize(("before", "now", "taken"), [(32, 64, 32), (64, 32, 32), (64, 64, 64)])
 def test_a_run_that_has_moved_takes_no_more_than_fits_where_it_is(before, now, taken):
-    first = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0), micro_tokens=before)
+    first = step_of(small.gpt2(), [some_draw()], Aggregation(0.5, 1.0, 1.0), micro_tokens=before)
     first(0)
     said: list[str] = []
-    second = step_of(small.gpt2(), [some_draw()], Combine(0.5, 1.0, 1.0), micro_tokens=now, say=said.append)
+    second = step_of(
+        small.gpt2(), [some_draw()], Aggregation(0.5, 1.0, 1.0), micro_tokens=now, say=said.append
+    )
     second.restore(first.state())
     assert second.gradients.micro_tokens == taken
     assert said == (["micro-batches of 32 tokens, as before"] if before < now else [])

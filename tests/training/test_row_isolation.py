@@ -12,7 +12,7 @@ from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.training.row_isolation import refuse_company
+from confide.training.row_isolation import check_row_independence
 from confide.training.tasks import Task
 from confide.utils.console import Console
 from confide.utils.errors import InputError
@@ -81,13 +81,13 @@ def built(kind: str, task: str = "causal-lm", **changes: object) -> tuple[torch.
 def test_models_that_keep_rows_apart_pass(kind: str, task: str, rows: list[np.ndarray]) -> None:
     model, asked = built(kind, task)
     model.train()
-    refuse_company(asked, model, rows, Ranks())
+    check_row_independence(asked, model, rows, Ranks())
     assert model.training
 
 
 def test_of_no_rows_nothing_is_seen() -> None:
     model, asked = built("GPT2")
-    refuse_company(asked, model, [], Ranks())
+    check_row_independence(asked, model, [], Ranks())
 
 
 class Leaking(torch.nn.Module):
@@ -137,17 +137,17 @@ class Leaking(torch.nn.Module):
 @pytest.mark.parametrize("rows", [ROWS, EVEN])
 def test_a_model_that_mixes_is_refused(how: str, what: str, rows: list[np.ndarray]) -> None:
     model, asked = built("GPT2")
-    refuse_company(asked, Leaking(model, "not at all"), rows, Ranks())
+    check_row_independence(asked, Leaking(model, "not at all"), rows, Ranks())
     with pytest.raises(InputError, match=f"depends on {what}"):
-        refuse_company(asked, Leaking(model, how), rows, Ranks())
+        check_row_independence(asked, Leaking(model, how), rows, Ranks())
 
 
 def test_a_bert_is_no_causal_lm() -> None:
     model, asked = built("Bert")
     with pytest.raises(InputError, match=r"depends on the padding behind it.*goes with masked-lm"):
-        refuse_company(asked, model, ROWS, Ranks())
+        check_row_independence(asked, model, ROWS, Ranks())
     model, asked = built("Bert", is_decoder=True)
-    refuse_company(asked, model, ROWS, Ranks())
+    check_row_independence(asked, model, ROWS, Ranks())
 
 
 @pytest.mark.parametrize("jitter", [0.5, 1e-9])
@@ -155,7 +155,7 @@ def test_a_bert_is_no_causal_lm() -> None:
 def test_a_router_that_draws_lots_is_refused(kind: str, jitter: float) -> None:
     model, asked = built(kind, router_jitter_noise=jitter)
     with pytest.raises(InputError, match=r"depends on chance.*router of its own"):
-        refuse_company(asked, model, ROWS, Ranks())
+        check_row_independence(asked, model, ROWS, Ranks())
 
 
 def test_a_run_looks_before_its_first_step(tmp_path: Path) -> None:
@@ -179,4 +179,4 @@ def test_ranks_refuse_together_and_the_first_looks_for_all() -> None:
     model, asked = built("GPT2")
     model.forward = None  # it takes no pass of its own
     with pytest.raises(InputError, match="depends on its company"):
-        refuse_company(asked, model, ROWS, Second())
+        check_row_independence(asked, model, ROWS, Second())

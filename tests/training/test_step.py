@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks import Task
 from tests import small
 
@@ -40,10 +40,12 @@ def some_draw(sizes=(1, 3, 2), seed=0) -> Draw:
     return Draw(rows, group, weight)
 
 
-def step_of(model, draws, combine, key=KEY, **options):
+def step_of(model, draws, aggregation, key=KEY, **options):
     sgd = Optimisation(steps=10, learning_rate=1.0, optimizer="sgd")
     task = options.pop("task", small.task())
-    return Step(model, task, Fixed(draws), combine, options.pop("optimisation", sgd), key, **options)
+    return PrivateStep(
+        model, task, Fixed(draws), aggregation, options.pop("optimisation", sgd), key, **options
+    )
 
 
 def unit_gradients(model, draw):
@@ -71,9 +73,9 @@ def key(request) -> RunKey:
     return KEYS[request.param]
 
 
-def noise_key(key, combine):
+def noise_key(key, aggregation):
     """The key of a step's noise, as it is in the plainest of steps."""
-    return step_of(small.gpt2(), [NOTHING], combine, key).noise_key
+    return step_of(small.gpt2(), [NOTHING], aggregation, key).noise_key
 
 
 def lifted(clip):
@@ -101,10 +103,10 @@ def test_a_step_is_the_formula(clip, noise, micro_tokens, key):
     """(sum of clipped means + s C N) * scale: pitfalls 1, 5, 7, 29. micro_tokens 20 cuts units into parts."""
     model, draw = small.gpt2(), some_draw()
     noise = noise if clip else 0.0
-    combine = Combine(clip, noise, 0.25)
-    expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25, key=noise_key(key, combine))
+    aggregation = Aggregation(clip, noise, 0.25)
+    expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25, key=noise_key(key, aggregation))
     before = snapshot(model)
-    step_of(model, [draw], combine, key, micro_tokens=micro_tokens)(0)
+    step_of(model, [draw], aggregation, key, micro_tokens=micro_tokens)(0)
     for name, got in moved(before, model).items():
         assert torch.allclose(got, expected[name], atol=2e-6 + lifted(clip), rtol=1e-4), name
 
@@ -118,7 +120,12 @@ def test_micro_batches_make_no_difference(key, optimizer):
         model = small.gpt2()
         draws = [some_draw(seed=1), NOTHING, some_draw((4, 1), seed=2)]
         step = step_of(
-            model, draws, Combine(0.8, 0.7, 0.25), key, micro_tokens=micro_tokens, optimisation=optimisation
+            model,
+            draws,
+            Aggregation(0.8, 0.7, 0.25),
+            key,
+            micro_tokens=micro_tokens,
+            optimisation=optimisation,
         )
         for number in range(3):
             step(number)
@@ -131,7 +138,7 @@ def test_noise_is_the_one_that_recorded_steps_had(key):
     """Pitfall 35: a step that is taken again must have the noise that it had. Where this fails, what it rests on has
     changed, such as a name that is printed or a new default: runs that have begun cannot go on, and must be told so
     (`noise.LAYOUT`)."""
-    words = noise_key(key, Combine(1.0, 0.5, 0.25)).stream("main", "noise", 3, "wte").uint64(2).tolist()
+    words = noise_key(key, Aggregation(1.0, 0.5, 0.25)).stream("main", "noise", 3, "wte").uint64(2).tolist()
     published, secret = (
         [17846484518905707339, 12177650735458955727],
         [16819901301626780152, 13534163032875335360],
@@ -141,11 +148,13 @@ def test_noise_is_the_one_that_recorded_steps_had(key):
 
 def test_an_empty_draw_is_a_noise_only_step(key):
     """Pitfall 2."""
-    model, combine = small.gpt2(), Combine(0.5, 2.0, 0.1)
+    model, aggregation = small.gpt2(), Aggregation(0.5, 2.0, 0.1)
     before = snapshot(model)
-    report = step_of(model, [NOTHING], combine, key)(0)
+    report = step_of(model, [NOTHING], aggregation, key)(0)
     for name, got in moved(before, model).items():
-        values = noise_key(key, combine).stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        values = (
+            noise_key(key, aggregation).stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        )
         assert torch.allclose(got, values * 0.1, atol=1e-6), name
     assert (report.rows, report.units, report.loss) == (0, 0, None)
 
@@ -158,7 +167,7 @@ def test_the_divisor_does_not_depend_on_what_was_drawn():
     for draw in (one, many):
         model = small.gpt2()
         before = snapshot(model)
-        step_of(model, [draw], Combine(1e-3, 0.0, 1 / 8))(0)
+        step_of(model, [draw], Aggregation(1e-3, 0.0, 1 / 8))(0)
         moves.append(torch.cat([v.flatten() for v in moved(before, model).values()]))
     # Each unit is clipped to 1e-3, so one unit moves the weights by exactly 1e-3 / 8.
     assert moves[0].norm().item() == pytest.approx(1e-3 / 8, rel=1e-3)
@@ -168,7 +177,7 @@ def test_the_divisor_does_not_depend_on_what_was_drawn():
 def test_noise_differs_between_steps_and_parameters_and_is_the_same_again(key):
     model = small.gpt2()
     taken = []
-    step = step_of(model, [NOTHING], Combine(1.0, 1.0, 1.0), key)
+    step = step_of(model, [NOTHING], Aggregation(1.0, 1.0, 1.0), key)
     for number in (0, 1, 0):
         before = snapshot(model)
         step(number)
@@ -184,7 +193,7 @@ def test_noise_differs_between_steps_and_parameters_and_is_the_same_again(key):
 def test_the_ledger_hears_before_the_weights_move():
     model = small.gpt2()
     before, seen = snapshot(model), []
-    step_of(model, [some_draw()], Combine(1.0, 1.0, 1.0))(
+    step_of(model, [some_draw()], Aggregation(1.0, 1.0, 1.0))(
         0,
         before_update=lambda draw: seen.append(
             all(torch.equal(before[n], p) for n, p in model.named_parameters())
@@ -217,7 +226,7 @@ def test_the_schedule_is_followed(schedule, rates):
     """Pitfall 10: the learning rate that the optimiser uses is that of the schedule."""
     optimisation = Optimisation(steps=5, learning_rate=1.0, schedule=schedule, warmup=2, optimizer="sgd")
     model = small.gpt2()
-    step = step_of(model, [NOTHING], Combine(1.0, 1.0, 1.0), optimisation=optimisation)
+    step = step_of(model, [NOTHING], Aggregation(1.0, 1.0, 1.0), optimisation=optimisation)
     for number, rate in enumerate(rates):
         before = snapshot(model)
         step(number)
@@ -235,15 +244,15 @@ def test_state_restores_to_the_bit(optimizer, key):
     )
     draws = [some_draw(seed=s) for s in range(6)]
     whole, cut = small.gpt2(), small.gpt2()
-    step = step_of(whole, draws, Combine(1.0, 0.5, 0.3), key, optimisation=optimisation)
+    step = step_of(whole, draws, Aggregation(1.0, 0.5, 0.3), key, optimisation=optimisation)
     for number in range(6):
         step(number)
-    first = step_of(cut, draws, Combine(1.0, 0.5, 0.3), key, optimisation=optimisation)
+    first = step_of(cut, draws, Aggregation(1.0, 0.5, 0.3), key, optimisation=optimisation)
     for number in range(3):
         first(number)
     state = first.state()
     resumed = small.gpt2(seed=9)
-    second = step_of(resumed, draws, Combine(1.0, 0.5, 0.3), key, optimisation=optimisation)
+    second = step_of(resumed, draws, Aggregation(1.0, 0.5, 0.3), key, optimisation=optimisation)
     second.restore(state)
     for number in range(3, 6):
         second(number)
@@ -259,7 +268,7 @@ def test_noise_of_another_size_is_other_noise(published):
     for multiplier in (0.5, 0.6, 0.6):
         model = small.gpt2()
         before = snapshot(model)
-        step_of(model, [NOTHING], Combine(1.0, multiplier, 0.1), key=key)(0)
+        step_of(model, [NOTHING], Aggregation(1.0, multiplier, 0.1), key=key)(0)
         noise.append(torch.cat([v.flatten() for v in moved(before, model).values()]) / multiplier)
     assert torch.allclose(noise[1], noise[2])
     alike = abs(float(torch.corrcoef(torch.stack(noise[:2]))[0, 1]))
@@ -269,7 +278,7 @@ def test_noise_of_another_size_is_other_noise(published):
 def test_fast_noise_has_the_same_size():
     model = small.gpt2()
     before = snapshot(model)
-    step_of(model, [NOTHING], Combine(0.5, 2.0, 0.1), noise="fast")(0)
+    step_of(model, [NOTHING], Aggregation(0.5, 2.0, 0.1), noise="fast")(0)
     values = torch.cat([v.flatten() for v in moved(before, model).values()])
     assert values.std().item() == pytest.approx(0.1, rel=0.05)
 
@@ -281,7 +290,7 @@ def test_every_trainable_weight_moves_with_lora():
     model = get_peft_model(small.gpt2(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    step = step_of(model, [some_draw()], Combine(1.0, 0.0, 1.0))
+    step = step_of(model, [some_draw()], Aggregation(1.0, 0.0, 1.0))
     for number in range(2):
         step(number)
     for name, parameter in model.named_parameters():
@@ -293,7 +302,7 @@ def test_the_noise_of_a_step_is_multiplied_by_the_draws_factor():
     for factor in (1.0, 0.25, 3.0):
         model = small.gpt2()
         before = snapshot(model)
-        step_of(model, [replace(NOTHING, noise_factor=factor)], Combine(0.5, 2.0, 0.1))(0)
+        step_of(model, [replace(NOTHING, noise_factor=factor)], Aggregation(0.5, 2.0, 0.1))(0)
         sizes.append(torch.cat([v.flatten() for v in moved(before, model).values()]))
     torch.testing.assert_close(sizes[1], 0.25 * sizes[0], rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(sizes[2], 3.0 * sizes[0], rtol=1e-3, atol=1e-6)
@@ -325,7 +334,9 @@ def test_a_unit_without_a_finite_gradient_counts_as_zero_and_ends_nothing(unluck
             short = Draw(draw.rows, np.array([0, 1, 1]), np.array([1, 0.5, 0.5], np.float32))
         model = small.gpt2()
         before = snapshot(model)
-        step = step_of(model, [draw if bad else short], Combine(0.05, 0.7, 0.25), micro_tokens=micro_tokens)
+        step = step_of(
+            model, [draw if bad else short], Aggregation(0.05, 0.7, 0.25), micro_tokens=micro_tokens
+        )
         report = step(0)
         moves.append(moved(before, model))
         assert report.left_out == int(bad)
@@ -342,7 +353,7 @@ def test_where_no_unit_has_a_finite_gradient_a_step_is_noise(unlucky):
         row[0] = 2
     model = small.gpt2()
     before = snapshot(model)
-    report = step_of(model, [draw], Combine(0.5, 2.0, 0.1))(0)
+    report = step_of(model, [draw], Aggregation(0.5, 2.0, 0.1))(0)
     assert (report.left_out, report.loss) == (3, None)
     for name, got in moved(before, model).items():
         values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from confide.distributed.ranks import Ranks
-from confide.privacy.mechanisms.concentration import ConcentrationFilter
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.mechanisms.concentration import ConcentrationAggregation
+from confide.privacy.sampling import Draw, StopTraining
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -18,7 +18,7 @@ from confide.runs.loop import fine_tune
 from confide.training import unit_comparison as filtered
 from confide.training.gradient_sum import GradientSum
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks import Task
 from confide.training.unit_comparison import Gradients
 from confide.utils import memory
@@ -34,12 +34,12 @@ USERS = 12
 
 
 def filter_of(tau, noise=0.0, epsilon=math.inf, users=USERS):
-    return ConcentrationFilter(None, noise, 1.0, tau, users, epsilon)
+    return ConcentrationAggregation(None, noise, 1.0, tau, users, epsilon)
 
 
-def step_of(model, draw, combine, **options):
+def step_of(model, draw, aggregation, **options):
     sgd = Optimisation(steps=10, learning_rate=1.0, optimizer="sgd")
-    return Step(model, small.task(), Fixed([draw]), combine, sgd, KEY, **options)
+    return PrivateStep(model, small.task(), Fixed([draw]), aggregation, sgd, KEY, **options)
 
 
 def crowd(times=5.0) -> Draw:
@@ -105,7 +105,7 @@ def test_a_step_is_the_mean_of_those_near_most_others(times, micro_tokens, noise
     model = small.gpt2()
     before = snapshot(model)
     report = step_of(model, draw, filter_of(tau, noise), micro_tokens=micro_tokens)(0)
-    assert not isinstance(report, Halt)
+    assert not isinstance(report, StopTraining)
     assert (report.units, report.rows, report.clipped) == (USERS, len(draw.rows), None)
     assert report.loss is not None
     place = 0
@@ -129,7 +129,7 @@ def test_a_user_in_doubt_is_kept_by_the_key():
         step.units.collect(draw, number)
         _, within = step.units.of_units.within((tau, 2 * tau))
         assert within[4] == 7
-        kept = step.combine.keeps(within, KEY, "main", number)
+        kept = step.aggregation.keeps(within, KEY, "main", number)
         assert (kept == slow_filter(gaps, tau, number)[1]).all()
         seen.append(bool(kept[4]))
     assert 0 < sum(seen) < 12
@@ -139,13 +139,13 @@ def test_a_step_without_concentration_ends_the_run_and_moves_nothing():
     draw, model = crowd(), small.gpt2()
     before = snapshot(model)
     halt = step_of(model, draw, filter_of(tau_that(draw, 0.5), 5.0))(0)
-    assert isinstance(halt, Halt)
+    assert isinstance(halt, StopTraining)
     assert halt.reason.startswith("at step 1 too few")
     assert all(not v.any() for v in moved(before, model).values())
 
 
 def test_where_nobody_is_kept_the_mean_is_zero_and_noised(monkeypatch):
-    monkeypatch.setattr(ConcentrationFilter, "passes", lambda *args: True)
+    monkeypatch.setattr(ConcentrationAggregation, "passes", lambda *args: True)
     draw, model = crowd(), small.gpt2()
     before = snapshot(model)
     step_of(model, draw, filter_of(1e-9, 1e9))(0)
@@ -319,9 +319,9 @@ def test_a_run_whose_users_differ_halts_at_once(tmp_path):
 
 def ends(job, steps):
     """At which step noise alone ends a run in which all users are near."""
-    users = job.setting.terms.units
-    combine = job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
-    passes = [combine.passes(np.full(users, users), job.key, "main", step) for step in range(steps)]
+    users = job.setting.parameters.units
+    aggregation = job.mechanism.aggregation(job.setting.parameters, job.setting.noise_multiplier)
+    passes = [aggregation.passes(np.full(users, users), job.key, "main", step) for step in range(steps)]
     return passes.index(False) if False in passes else steps
 
 
@@ -353,11 +353,11 @@ def test_verify_checks_the_filter_and_sees_its_faults(tmp_path, monkeypatch):
         patch.setattr(Gradients, "mean", lambda self, kept: self._matrix[kept].sum(0))
         assert failed() == {"a step is the mean of the users that are kept"}
     with monkeypatch.context() as patch:
-        patch.setattr(ConcentrationFilter, "passes", lambda *args: True)
+        patch.setattr(ConcentrationAggregation, "passes", lambda *args: True)
         assert failed() == {"a step is the mean of the users that are kept"}
     with monkeypatch.context() as patch:
         patch.setattr(
-            ConcentrationFilter,
+            ConcentrationAggregation,
             "noise_scale",
             property(lambda self: 0.5 * self.noise_multiplier * self.tau / self.users),
         )

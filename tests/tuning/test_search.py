@@ -7,7 +7,7 @@ import pytest
 
 from confide.config.loading import check
 from confide.privacy.accounting import Trials
-from confide.privacy.mechanisms.tuned import UNTUNED, Counted, Searched
+from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep, UncountedSweep
 from confide.randomness.streams import RunKey
 from confide.tuning.search import Adaptive, Independent, setting_of
 from confide.tuning.space import Space
@@ -56,7 +56,7 @@ def test_the_number_of_independent_candidates_is_distributed_as_is_counted():
     numbers = [len(played(search, RunKey.from_text(str(n)))[0]) for n in range(2000)]
     assert np.mean(numbers) == pytest.approx(4.0, abs=0.35)
     assert np.mean(np.array(numbers) == 1) == pytest.approx(0.25, abs=0.04)
-    assert search.released([]) == search.tuning == Counted(Trials(4.0))
+    assert search.released([]) == search.tuning == CountedSweep(Trials(4.0))
 
 
 def test_an_adaptive_search_replays_what_it_proposed_and_learns():
@@ -78,7 +78,7 @@ def test_an_adaptive_search_replays_what_it_proposed_and_learns():
 def test_an_adaptive_search_says_what_all_runs_came_to():
     one = setting_of(config("uls"), SHAPE)
     found = Adaptive(3).released([one] * 3)
-    assert isinstance(found, Searched)
+    assert isinstance(found, UncountedSweep)
     assert found.runs == 3
     assert found.together[0] > one.curve().epsilon(one.delta)
     assert Adaptive(3).tuning is UNTUNED

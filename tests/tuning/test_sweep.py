@@ -89,7 +89,7 @@ def test_the_best_trial_is_released_with_a_guarantee_for_the_whole_sweep(world):
     assert not left & {"release", "model", "guarantee.json", "model.safetensors"}
     guarantee = json.loads((run.release / "guarantee.json").read_text())
     assert guarantee == found.outcome.guarantee.to_json() == json.loads(run.guarantee_path.read_text())
-    process = setting_of(run.config, _shape(run)).terms.process
+    process = setting_of(run.config, _shape(run)).parameters.process
     assert guarantee["epsilon"] == Repeated(process, COUNTED.trials).curve(0.8).epsilon(1e-3)
     assert guarantee["theorem"] is True
     released = "".join(path.read_text("utf-8", "replace") for path in run.release.iterdir())
@@ -346,7 +346,7 @@ def test_a_folder_holds_one_sweep_or_one_run(world):
 def test_prices_are_those_of_the_accounting(monkeypatch):
     monkeypatch.setattr(tuning, "MEANS", (4,))
     found = prices(config("uls", noise_multiplier=None, epsilon=4.0), SHAPE, Trials(5.0))
-    process = setting_of(config("uls"), SHAPE).terms.process
+    process = setting_of(config("uls"), SHAPE).parameters.process
     assert found["noise_multiplier"] == calibrated(process, 4.0, DELTA)
     assert [row["trials"] for row in found["sweeps"]] == [4, 5.0]
     for row in found["sweeps"]:

@@ -82,7 +82,7 @@ def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Told:
+class CanaryScores:
     """What the released model tells of the canaries that play the claim's game.
 
     Attributes:
@@ -97,7 +97,7 @@ class Told:
     coins: np.ndarray
 
 
-def told(job: Job) -> Told:
+def told(job: Job) -> CanaryScores:
     """Play no game, but say what one would be played with. The model of the job is the trained one afterwards.
 
     Raises:
@@ -111,15 +111,15 @@ def told(job: Job) -> Told:
     with _released(job, state):
         after = audited.look()
     manifest, players = audited.manifest, audited.players
-    scores = _learnt(before, after)[players]
-    return Told(audited.claim, manifest, scores, manifest.coins[players] == 0)
+    scores = _loss_drop(before, after)[players]
+    return CanaryScores(audited.claim, manifest, scores, manifest.coins[players] == 0)
 
 
 def _released(job: Job, state: dict[str, Any]) -> AbstractContextManager[None]:
     """The job's model has the weights that were released."""
-    course = job.course()
-    course.restore(state)
-    return course.averaged()
+    phase_runner = job.phase_runner()
+    phase_runner.restore(state)
+    return phase_runner.averaged()
 
 
 def sealed(job: Job) -> Manifest:
@@ -142,13 +142,13 @@ def claim_of(job: Job, steps: int, game: Game) -> Claim:
     guarantee, setting = job.guarantee(steps), job.setting
     curve = zeroed = family = None
     if guarantee.notion != "none":
-        terms, noise = setting.after(steps), setting.noise_multiplier
-        curve = zeroed = terms.process.curve(noise)
-        if terms.zeroed != terms.process:
-            zeroed = terms.zeroed.curve(noise)
+        parameters, noise = setting.after(steps), setting.noise_multiplier
+        curve = zeroed = parameters.process.curve(noise)
+        if parameters.zeroed != parameters.process:
+            zeroed = parameters.zeroed.curve(noise)
         # of some mechanisms a budget is claimed, which more noise does not better
-        if terms.process.curve(2 * noise).epsilon(guarantee.delta) < guarantee.epsilon:
-            family = Family.of(terms.process, terms.zeroed, noise)
+        if parameters.process.curve(2 * noise).epsilon(guarantee.delta) < guarantee.epsilon:
+            family = Family.of(parameters.process, parameters.zeroed, noise)
     return Claim(
         guarantee.unit,
         guarantee.adjacency,
@@ -165,9 +165,9 @@ def claim_of(job: Job, steps: int, game: Game) -> Claim:
 def _in_use(job: Job) -> np.ndarray | None:
     """The rows that training could draw, bool[M], where it draws from a fixed choice of them; None: all."""
     found = np.zeros(job.prepared.train.n_rows, dtype=bool)
-    for stage in job.stages():
-        if not stage.on_public:
-            sampler = job.sampler(stage)
+    for phase in job.phases():
+        if not phase.on_public:
+            sampler = job.sampler(phase)
             if (possible := sampler.possible_rows()) is None:
                 return None
             found[possible] = True
@@ -191,7 +191,7 @@ class _Looked:
     given_back: extraction.Extraction | None
 
 
-def _learnt(before: _Looked, after: _Looked) -> np.ndarray:
+def _loss_drop(before: _Looked, after: _Looked) -> np.ndarray:
     """How much likelier each canary's content became; of values: how much more than the other one's. float64[m]."""
     learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
     return learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]
@@ -446,14 +446,14 @@ class _Audit:
     def _played(self, before: _Looked, after: _Looked, lead: bool | None) -> dict[str, Any]:
         job, manifest = self.job, self.manifest
         assert manifest is not None
-        released = _learnt(before, after)
+        released = _loss_drop(before, after)
         alpha = self._share(numbers=self.numbers is not None)
         players, guesses = self.players, job.run.config.canaries.guesses
         if guesses is not None:
             guesses = min(guesses, len(players))  # of those that were asked for some may be in no game
         games = []
         for view in self._views():
-            scores = released if view == "release" else job.readings(job.stages()[-1]).scores(self.steps)
+            scores = released if view == "release" else job.readings(job.phases()[-1]).scores(self.steps)
             coins = manifest.coins[players] == 0
             games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
         if self.numbers is not None and lead is not None:

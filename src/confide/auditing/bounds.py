@@ -22,7 +22,7 @@ import numpy as np
 from scipy import special, stats
 
 from confide.auditing.fdp import Sides, check_alpha, check_counts, f_dp
-from confide.privacy.accounting import Curve
+from confide.privacy.accounting import PrivacyProfile
 from confide.utils.errors import InputError
 
 Array = np.ndarray
@@ -286,7 +286,7 @@ def strongest(
     guesses: int,
     delta: float,
     alpha: float = 0.05,
-    family: Callable[[float], Curve] | None = None,
+    family: Callable[[float], PrivacyProfile] | None = None,
     start: float = 1.0,
     sides: Sides = "both",
 ) -> Strongest:

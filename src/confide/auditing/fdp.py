@@ -45,7 +45,7 @@ from typing import Literal
 
 import numpy as np
 
-from confide.privacy.accounting import Curve, Direction
+from confide.privacy.accounting import Direction, PrivacyProfile
 from confide.utils.errors import InputError
 
 Array = np.ndarray
@@ -75,7 +75,7 @@ class _Wrong:
     changes: Array
 
     @classmethod
-    def of(cls, curve: Curve, sides: Sides, choices: int) -> _Wrong:
+    def of(cls, curve: PrivacyProfile, sides: Sides, choices: int) -> _Wrong:
         used = (curve.removal,) if sides == "in" and choices == 2 else (curve.removal, curve.addition)
         e = np.unique(np.concatenate([direction.epsilons for direction in used]))
         e = e[(e >= _LOWEST) & (e <= _HIGHEST)]
@@ -110,7 +110,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def f_dp_p_value(
-    curve: Curve, coins: int, guesses: int, correct: int, sides: Sides = "both", choices: int = 2
+    curve: PrivacyProfile, coins: int, guesses: int, correct: int, sides: Sides = "both", choices: int = 2
 ) -> float:
     """p-value of "what one unit can lose is within this curve", after v of r guesses about m units were right.
 
@@ -146,7 +146,7 @@ def f_dp_p_value(
 
 
 def f_dp_refutes(
-    curve: Curve,
+    curve: PrivacyProfile,
     coins: int,
     guesses: int,
     correct: int,
@@ -162,7 +162,12 @@ def f_dp_refutes(
 
 
 def f_dp_least_correct(
-    curve: Curve, coins: int, guesses: int, alpha: float = 0.05, sides: Sides = "both", choices: int = 2
+    curve: PrivacyProfile,
+    coins: int,
+    guesses: int,
+    alpha: float = 0.05,
+    sides: Sides = "both",
+    choices: int = 2,
 ) -> int | None:
     """The fewest right guesses that refute a curve at alpha; None where not even all r being right would."""
     check_counts(coins, guesses, guesses)
@@ -184,7 +189,7 @@ def f_dp(
     coins: int,
     guesses: int,
     correct: int,
-    family: Callable[[float], Curve],
+    family: Callable[[float], PrivacyProfile],
     delta: float,
     alpha: float = 0.05,
     start: float = 1.0,
@@ -218,14 +223,17 @@ def f_dp(
     if not (start > 0 and math.isfinite(start)):
         raise InputError(f"start must be a noise above 0, not {start}")
 
-    def refuted(curve: Curve) -> bool:
+    def refuted(curve: PrivacyProfile) -> bool:
         return f_dp_refutes(curve, coins, guesses, correct, alpha, sides, choices)
 
     return least_epsilon(family, refuted, delta, start)
 
 
 def least_epsilon(
-    family: Callable[[float], Curve], refuted: Callable[[Curve], bool], delta: float, start: float = 1.0
+    family: Callable[[float], PrivacyProfile],
+    refuted: Callable[[PrivacyProfile], bool],
+    delta: float,
+    start: float = 1.0,
 ) -> float:
     """The epsilon at `delta` of the curve with the least noise that a test refutes; 0 where it refutes none.
 
@@ -238,8 +246,11 @@ def least_epsilon(
 
 
 def _boundary(
-    family: Callable[[float], Curve], refuted: Callable[[Curve], bool], start: float, delta: float
-) -> Curve | None:
+    family: Callable[[float], PrivacyProfile],
+    refuted: Callable[[PrivacyProfile], bool],
+    start: float,
+    delta: float,
+) -> PrivacyProfile | None:
     """The refuted curve next to the boundary, or None where epsilon is 0 before any is refuted."""
     low = high = start
     best = family(start)
@@ -267,7 +278,7 @@ def _boundary(
     return best
 
 
-def _wrong(curve: Curve, sides: Sides, choices: int) -> _Wrong:
+def _wrong(curve: PrivacyProfile, sides: Sides, choices: int) -> _Wrong:
     if choices < 2:
         raise InputError(f"choices must be at least 2, not {choices}")
     if sides not in ("both", "in"):
@@ -289,7 +300,7 @@ def _refuted(wrong: _Wrong, coins: int, guesses: int, correct: int, alphas: Arra
     return q > 1
 
 
-def _perfect() -> Curve:
+def _perfect() -> PrivacyProfile:
     """Nothing is lost."""
     none = Direction(np.zeros(1), np.zeros(1))
-    return Curve(none, none, 0.0)
+    return PrivacyProfile(none, none, 0.0)

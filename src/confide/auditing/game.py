@@ -13,7 +13,7 @@ import numpy as np
 
 from confide.auditing.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
 from confide.auditing.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
-from confide.privacy.accounting import Curve, Process, between
+from confide.privacy.accounting import DominatingPair, PrivacyProfile, between
 from confide.privacy.mechanisms.values import Game
 from confide.runs.canaries import Canary, Manifest
 from confide.utils.errors import InputError
@@ -40,18 +40,18 @@ class Family:
         noise: the claimed multiplier.
     """
 
-    curve: Callable[[float], Curve]
-    zeroed: Callable[[float], Curve]
+    curve: Callable[[float], PrivacyProfile]
+    zeroed: Callable[[float], PrivacyProfile]
     noise: float
 
     @classmethod
-    def of(cls, process: Process, zeroed: Process, noise: float) -> "Family":
+    def of(cls, process: DominatingPair, zeroed: DominatingPair, noise: float) -> "Family":
         """On a coarse grid, five times as fast, on which epsilon is larger by parts in ten thousand."""
         curve = _remembered(process)
         return cls(curve, curve if zeroed == process else _remembered(zeroed), noise)
 
 
-def _remembered(process: Process) -> Callable[[float], Curve]:
+def _remembered(process: DominatingPair) -> Callable[[float], PrivacyProfile]:
     """Every bound of every game begins its search at the same noises."""
     return lru_cache(maxsize=16)(partial(process.curve, interval=COARSE))
 
@@ -74,10 +74,10 @@ class Claim:
     adjacency: str
     epsilon: float
     delta: float
-    curve: Curve | None
+    curve: PrivacyProfile | None
     one_row: bool
     game: Game = "presence"
-    zeroed: Curve | None = None
+    zeroed: PrivacyProfile | None = None
     family: Family | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -100,15 +100,15 @@ class Claim:
         return np.array(fits)
 
     @cached_property
-    def played(self) -> Curve | None:
+    def played(self) -> PrivacyProfile | None:
         """The curve of what a coin decides: where the claim compares each of two texts with none, they are further
         apart."""
         return None if self.curve is None else self._played(self.curve)
 
-    def _played(self, curve: Curve) -> Curve:
+    def _played(self, curve: PrivacyProfile) -> PrivacyProfile:
         return between(curve) if self.of_two_texts else curve
 
-    def least_played(self, refuted: Callable[[Curve], bool]) -> float | None:
+    def least_played(self, refuted: Callable[[PrivacyProfile], bool]) -> float | None:
         """Epsilon of what is played, where a test begins to refute the claimed mechanism with ever more noise.
 
         Formal guarantee: as `fdp.f_dp`: it holds for this mechanism with any noise, and with probability 1 - alpha of
@@ -121,7 +121,7 @@ class Claim:
             lambda noise: self._played(family.curve(noise)), refuted, self.delta, family.noise
         )
 
-    def least_zeroed(self, refuted: Callable[[Curve], bool]) -> float | None:
+    def least_zeroed(self, refuted: Callable[[PrivacyProfile], bool]) -> float | None:
         """The same of who guesses at a unit's text."""
         if self.family is None or not 0 < self.delta < 1:
             return None
@@ -275,7 +275,7 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
     """
     n, delta = len(choices), claim.delta
 
-    def p_value(curve: Curve, right: int) -> float:
+    def p_value(curve: PrivacyProfile, right: int) -> float:
         return ceiling_p_value(n, right, float(np.mean(curve.reconstruction(1 / choices))), independent=False)
 
     def by_curve(right: int) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from confide.privacy.accounting import Curve
+from confide.privacy.accounting import PrivacyProfile
 
 CONFIDENCE = 0.95
 FPRS = (0.01, 0.001)
@@ -366,7 +366,7 @@ class Ceiling:
         return asdict(self)
 
 
-def ceiling(curve: Curve, fprs: Sequence[float] = FPRS) -> Ceiling:
+def ceiling(curve: PrivacyProfile, fprs: Sequence[float] = FPRS) -> Ceiling:
     """What the guarantee of a run permits.
 
     *Formal guarantee*: where every unit takes part by an independent coin of its own, as with `data.eval` as a share,
@@ -386,7 +386,7 @@ def ceiling(curve: Curve, fprs: Sequence[float] = FPRS) -> Ceiling:
 _GRID = np.concatenate([[0.0], np.geomspace(1e-9, 1e-2, 91), np.linspace(1e-2, 1.0, 100)[1:]])
 
 
-def _area(curve: Curve) -> float:
+def _area(curve: PrivacyProfile) -> float:
     """Area under the bound of the removal direction, whose null is a non-member, from above.
 
     The bound is concave and nondecreasing, so between two points it is at most its value at the second, and at most

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from confide.auditing.attack import Told
+from confide.auditing.attack import CanaryScores
 from confide.auditing.bounds import clopper_pearson, rates_from_below, strongest_clopper_pearson
 from confide.auditing.game import ALPHA, Claim, Verdict, shown_in_words
-from confide.privacy.accounting import Curve
+from confide.privacy.accounting import PrivacyProfile
 from confide.utils.errors import InputError
 
 
@@ -62,7 +62,7 @@ class Repeated:
         )
 
 
-def repeated(told: Iterable[Told]) -> dict[str, Any]:
+def repeated(told: Iterable[CanaryScores]) -> dict[str, Any]:
     """The verdict on a claim, of many runs that make it.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most 5%, for runs with keys of
@@ -95,7 +95,7 @@ def repeated(told: Iterable[Told]) -> dict[str, Any]:
     }
 
 
-def _check_alike(first: Told, other: Told) -> None:
+def _check_alike(first: CanaryScores, other: CanaryScores) -> None:
     ours, theirs = (_claimed(each.claim) for each in (first, other))
     for name, value in ours.items():
         if theirs[name] != value:
@@ -155,7 +155,7 @@ def threshold(scores: np.ndarray, coins: np.ndarray) -> float:
     return float(between[best[np.argmax(np.diff(values)[best])]])
 
 
-def refutes(curve: Curve | None, tp: int, fn: int, fp: int, tn: int) -> bool:
+def refutes(curve: PrivacyProfile | None, tp: int, fn: int, fp: int, tn: int) -> bool:
     """Whether no test under this curve has such rates, but with a probability of 5% at most.
 
     The curve takes the worse direction for both: a direction by itself would refute no less.

@@ -294,10 +294,10 @@ def evaluate(
         raise InputError(f"{loaded.folder}: nothing was trained here yet")
     with Ranks.joined() as ranks:
         job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
-        course = job.course()
+        phase_runner = job.phase_runner()
         if not base:
-            course.restore(job.trained()[1])
-        with course.averaged():
+            phase_runner.restore(job.trained()[1])
+        with phase_runner.averaged():
             result: dict[str, Any] | None = job.evaluate()
             fitted = _personalised(job, given) if personalise else {}
     if not ranks.first:

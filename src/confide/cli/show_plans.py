@@ -46,9 +46,9 @@ def plan(found: dict[str, Any]) -> None:
         if found.get("verdict"):
             print("\nverdict: " + "\n  ".join(found["verdict"]["words"]))
         print()
-    stages = found.get("stages", [])
-    if len(stages) > 1:
-        rows = [[stage["name"], number(stage["steps"]), below(stage["noise_multiplier"])] for stage in stages]
+    phases = found.get("stages", [])
+    if len(phases) > 1:
+        rows = [[phase["name"], number(phase["steps"]), below(phase["noise_multiplier"])] for phase in phases]
         table(["steps of the run", "how many", "noise multiplier"], rows)
         print("\nthe noised ones beside their neighbours; compute counts all:")
     if "larger_priors" in found:

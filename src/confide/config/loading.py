@@ -376,7 +376,7 @@ def _of_the_mechanism(config: Config) -> Iterator[tuple[str, str]]:
         known = ", ".join(registry.MECHANISMS)
         yield "privacy.mechanism", f"{yaml_text.shown(name)} is not one of {known}{hint}"
         return
-    yield from registry.mechanism(name).all_faults(config)
+    yield from registry.mechanism(name).all_validation_errors(config)
     yield from _foreign(config)
 
 

@@ -23,7 +23,7 @@ from confide.config import registry
 from confide.config.schema import Policy
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
-from confide.models.fast.activations import fuse
+from confide.models.fast.activations import install_fast_layers
 from confide.models.sound import refuse_diverged, refuse_unsound
 from confide.utils.errors import InputError
 
@@ -204,7 +204,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         drop_nothing(module)
-    fuse(model)
+    install_fast_layers(model)
     model = _adapt(model, config.adapter, config.task)
     if config.train.gradient_checkpointing:
         with warnings.catch_warnings():

@@ -7,7 +7,7 @@ from torch import nn
 
 from confide.config import registry
 from confide.models import loading as models
-from confide.training.memory_fit import MOST, held
+from confide.training.memory_fit import MOST, optimizer_copies
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -46,7 +46,7 @@ def memory(config: "Config", size: Size) -> int:
     Fitted to peaks of processes that train GPT-2 on a CPU; other families may need up to twice as much.
     """
     train = config.train
-    weights = 4 * size.parameters + 4 * size.trainable * (2 + held(config))
+    weights = 4 * size.parameters + 4 * size.trainable * (2 + optimizer_copies(config))
     # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
     # 34 bytes at half precision) and what the clipping keeps beside it, which checkpoints do not drop. With
     # LoRA a process is larger by what its allocations leave unused.

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from confide.privacy.accounting.concentration import NEAR
-from confide.privacy.mechanisms.concentration import Concentration, ConcentrationFilter
+from confide.privacy.mechanisms.concentration import Concentration, ConcentrationAggregation
 from confide.privacy.mechanisms.uls import UnitSampler
 from confide.privacy.sampling import OwnRates
 from confide.randomness.streams import RunKey
 from confide.runs.job import Job
 from confide.training.optimisation import Optimisation
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 
 USERS = 64
 """Users whose gradients are compared, each with each."""
@@ -85,9 +85,11 @@ def nearness(job: Job, k: int, key: RunKey, users: int = USERS) -> Nearness:
     rates = OwnRates(np.isin(np.arange(graph.n_units), chosen).astype(float))
     chunk = mechanism.row_length if mechanism.like.rule == "random-chunk" else None
     sampler = UnitSampler(graph, rates, key, f"nearness {k}", k, chunk)
-    combine = ConcentrationFilter(None, 0.0, 1.0, tau=1.0, users=len(chosen), epsilon=math.inf)
+    aggregation = ConcentrationAggregation(None, 0.0, 1.0, tau=1.0, users=len(chosen), epsilon=math.inf)
     optimisation = Optimisation(1, optimizer="sgd")
-    step = Step(job.model, job.task, sampler, combine, optimisation, key, micro_tokens=job.micro_tokens)
+    step = PrivateStep(
+        job.model, job.task, sampler, aggregation, optimisation, key, micro_tokens=job.micro_tokens
+    )
     job.model.train()
     assert step.units is not None
     step.units.collect(sampler.draw(0), 0)

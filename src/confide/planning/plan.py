@@ -11,7 +11,7 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting import Accountant, delta_default
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee, warnings
+from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate, state_guarantee, warnings
 from confide.privacy.mechanisms.values import Alternative
 from confide.privacy.sampling import Sampling
 from confide.utils.chart import Panel, panels_svg
@@ -167,7 +167,7 @@ def plan(
         InputError: the mechanism cannot run on such data, or no noise meets the target.
     """
     mechanism, privacy = mechanisms.build(config), config.privacy
-    chosen = settle(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
+    chosen = calibrate(mechanism, shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta)
     guarantee = state_guarantee(
         chosen,
         mechanism.all_steps,
@@ -186,15 +186,15 @@ def plan(
     return Plan(
         guarantee=guarantee,
         chosen=first,
-        measure=mechanism.measure,
+        measure=mechanism.noise_unit,
         phases=tuple(
-            (stage.name, stage.steps, stage.noise_multiplier)
-            for stage in mechanism.stages(shape, chosen.noise_multiplier)
+            (phase.name, phase.steps, phase.noise_multiplier)
+            for phase in mechanism.phases(shape, chosen.noise_multiplier)
         ),
         neighbours=tuple(found),
         what_if=tuple(_with_users(factor, chosen) for factor in times_users),
         memory_bytes=memory(config, size),
-        gradients_bytes=4 * shape.units * size.trainable if chosen.combine().radii else None,
+        gradients_bytes=4 * shape.units * size.trainable if chosen.aggregation().radii else None,
         warnings=tuple(warnings(chosen)),
         outlook=mechanism.outlook(shape),
     )
@@ -202,7 +202,7 @@ def plan(
 
 def _neighbour(
     other: Alternative,
-    chosen: Setting,
+    chosen: CalibratedMechanism,
     target: float | None,
     tokens: float,
     size: Size,
@@ -214,7 +214,7 @@ def _neighbour(
     try:
         known = other.noise_multiplier
         asked = target if known is None else None
-        setting = settle(other.mechanism, chosen.shape, asked, known, chosen.delta)
+        setting = calibrate(other.mechanism, chosen.shape, asked, known, chosen.delta)
     except InputError as error:
         return Impossible(other.change, str(error), other.facts)
     row = _planned(other.change, setting, target, tokens, size)
@@ -226,18 +226,20 @@ def _neighbour(
     )
 
 
-def _with_users(factor: float, chosen: Setting) -> WhatIf:
+def _with_users(factor: float, chosen: CalibratedMechanism) -> WhatIf:
     """The noise if there were `factor` times the units (003, section 4 and Figure 5).
 
     Raises:
         InputError: the mechanism's noise does not follow from an epsilon and one rate, or none is asked for.
     """
-    mechanism, terms = chosen.mechanism, chosen.terms
+    mechanism, parameters = chosen.mechanism, chosen.parameters
     if not factor > 0:
         raise InputError(f"--times-users {factor:g}: give a number above 0, as in 10")
-    if not 1 <= factor * terms.units < MOST_UNITS:
-        raise InputError(f"--times-users {factor:g}: of {terms.units:,} units that is no number of people")
-    has_rate = isinstance(terms.sampling, Sampling) and not chosen.combine().radii
+    if not 1 <= factor * parameters.units < MOST_UNITS:
+        raise InputError(
+            f"--times-users {factor:g}: of {parameters.units:,} units that is no number of people"
+        )
+    has_rate = isinstance(parameters.sampling, Sampling) and not chosen.aggregation().radii
     if not has_rate or not mechanism.protects or mechanism.needs.redaction != "none":
         raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
     if not chosen.noise_multiplier:
@@ -248,12 +250,16 @@ def _with_users(factor: float, chosen: Setting) -> WhatIf:
             "privacy.sampling: poisson"
         )
     epsilon = chosen.curve().epsilon(chosen.delta)
-    delta = min(chosen.delta, delta_default(round(factor * terms.rows), round(factor * terms.units)))
-    more = replace(mechanism, sampling_rate=min(1.0, terms.sampling.rate / factor), divisor=terms.divisor)
-    setting = settle(more, chosen.shape, epsilon, None, delta)
+    delta = min(
+        chosen.delta, delta_default(round(factor * parameters.rows), round(factor * parameters.units))
+    )
+    more = replace(
+        mechanism, sampling_rate=min(1.0, parameters.sampling.rate / factor), divisor=parameters.divisor
+    )
+    setting = calibrate(more, chosen.shape, epsilon, None, delta)
     return WhatIf(
         times_users=factor,
-        units=round(factor * terms.units),
+        units=round(factor * parameters.units),
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=setting.noise_multiplier,
@@ -288,32 +294,32 @@ def rival(name: str, mechanism: Mechanism, config: "Config") -> Mechanism:
 def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") -> Mechanism:
     """Another mechanism of the config that computes as many rows a step."""
     other = rival(name, mechanism, config)
-    terms = mechanism.terms(shape)
+    parameters = mechanism.parameters(shape)
     # Rows are drawn one by one, or as many at a time as a unit gives.
-    a_unit = replace(other, batch=1.0, sampling="poisson").terms(shape).rows_per_step
-    batch = terms.rows_per_step / a_unit
+    a_unit = replace(other, batch=1.0, sampling="poisson").parameters(shape).rows_per_step
+    batch = parameters.rows_per_step / a_unit
     if mechanism.max_batch is not None:
-        other = replace(other, max_batch=math.ceil(mechanism.max_batch * batch / terms.expected_batch))
+        other = replace(other, max_batch=math.ceil(mechanism.max_batch * batch / parameters.expected_batch))
     return replace(other, batch=batch)
 
 
 def _planned(
-    change: str, setting: Setting, epsilon: float | str | None, tokens_per_row: float, size: Size
+    change: str, setting: CalibratedMechanism, epsilon: float | str | None, tokens_per_row: float, size: Size
 ) -> PlannedSetting:
-    terms, mechanism = setting.terms, setting.mechanism
-    tokens = mechanism.rows_computed(terms) * tokens_per_row
+    parameters, mechanism = setting.parameters, setting.mechanism
+    tokens = mechanism.rows_computed(parameters) * tokens_per_row
     return PlannedSetting(
         change=change,
         mechanism=mechanism.name,
-        batch=terms.expected_batch,
-        sampling_probability=terms.sampling.rate,
+        batch=parameters.expected_batch,
+        sampling_probability=parameters.sampling.rate,
         rows_per_unit=mechanism.cap(setting.shape),
         steps=mechanism.steps,
         epsilon=epsilon,
         delta=setting.delta,
         noise_multiplier=setting.noise_multiplier,
         noise_per_gradient=setting.noise_per_gradient(),
-        rows_per_step=terms.rows_per_step,
+        rows_per_step=parameters.rows_per_step,
         tokens=round(tokens),
         operations=size.operations(tokens),
     )

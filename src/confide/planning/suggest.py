@@ -19,8 +19,8 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting import nearly_least_noise
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.statement import Setting, settle
-from confide.privacy.mechanisms.values import Terms
+from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
+from confide.privacy.mechanisms.values import PrivacyParameters
 from confide.training.optimisation import Optimisation
 from confide.utils.errors import InputError
 
@@ -87,7 +87,7 @@ class Candidate:
     """
 
     mechanism: Mechanism
-    terms: Terms
+    parameters: PrivacyParameters
     cap: int
     noise_multiplier: float
     noise: float
@@ -148,13 +148,13 @@ def suggest(
             "privacy.adjacency: add-or-remove needs literal constants, and a suggestion has none"
         )
     # with a budget of its own a suggestion needs no batch, which may be more than there are units
-    terms = (own if rows is None else replace(own, batch=1.0)).terms(shape)
-    budget = own.rows_computed(terms) if rows is None else rows
+    parameters = (own if rows is None else replace(own, batch=1.0)).parameters(shape)
+    budget = own.rows_computed(parameters) if rows is None else rows
     if not STEPS[0] <= budget < math.inf:
         raise InputError(
             f"{budget:g} rows: a suggestion takes {STEPS[0]} steps at least, of a row or more each"
         )
-    target = Target(config.privacy.epsilon, config.privacy.delta or terms.delta)
+    target = Target(config.privacy.epsilon, config.privacy.delta or parameters.delta)
     lengths = norms or _rule_of_thumb
     squared_rate = SQUARES[config.train.schedule] * config.train.learning_rate**2
     found: list[Candidate] = []
@@ -164,14 +164,14 @@ def suggest(
         for steps in STEPS:
             try:
                 mechanism = _at(family, shape, budget, steps)
-                terms = mechanism.terms(shape)
-                noise = nearly_least_noise(terms.process, target.epsilon, target.delta, _next(near))
+                parameters = mechanism.parameters(shape)
+                noise = nearly_least_noise(parameters.process, target.epsilon, target.delta, _next(near))
             except InputError:
                 refused += 1
                 near.clear()
             else:
                 near.append(noise)
-                found.append(_candidate(mechanism, terms, shape, noise, lengths, size, squared_rate))
+                found.append(_candidate(mechanism, parameters, shape, noise, lengths, size, squared_rate))
             progress(1)
     if not found:
         way = "fewer" if budget > shape.units else "more"
@@ -196,7 +196,7 @@ def suggest(
 
 def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, float] | None:
     """What noise that is correlated over steps would leave in the weights of a setting; see `correlated_noise`."""
-    mechanism, rate = first.mechanism, first.terms.sampling.rate
+    mechanism, rate = first.mechanism, first.parameters.sampling.rate
     if not mechanism.correlates:
         return None
     steps = mechanism.steps
@@ -207,7 +207,7 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
     for bands in _BANDS:
         if bands > min(steps, 1 / rate):
             break
-        process = replace(mechanism, bands=bands).terms(shape).process
+        process = replace(mechanism, bands=bands).parameters(shape).process
         near = nearly_least_noise(process, target.epsilon, target.delta, near)
         noises[bands] = near * sensitivity(bands) * noise_in_weights(bands, rates)
     best = min(noises, key=lambda bands: noises[bands])
@@ -229,7 +229,7 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
 
 def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
     """The mechanism with the batch that spends the budget in so many steps, but for rounding."""
-    a_unit = replace(family, batch=1.0, steps=steps).terms(shape).rows_per_step
+    a_unit = replace(family, batch=1.0, steps=steps).parameters(shape).rows_per_step
     return replace(family, batch=_round(budget / (steps * a_unit)), steps=steps)
 
 
@@ -266,7 +266,7 @@ def gradients_in_noise(mechanism: Mechanism, cap: int, noise: float, size: Size)
 
 def _candidate(
     mechanism: Mechanism,
-    terms: Terms,
+    parameters: PrivacyParameters,
     shape: Shape,
     noise_multiplier: float,
     lengths: Callable[[int], float],
@@ -275,18 +275,18 @@ def _candidate(
 ) -> Candidate:
     cap = mechanism.cap(shape)
     signal = _signal(mechanism, cap, lengths)
-    noise = noise_multiplier / terms.divisor
+    noise = noise_multiplier / parameters.divisor
     ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
     return Candidate(
         mechanism,
-        terms,
+        parameters,
         cap,
         noise_multiplier,
         noise,
         signal,
         ratio,
         log_progress(mechanism.steps, ratio, squared_rate),
-        min(float(terms.rows), mechanism.rows_computed(terms)),
+        min(float(parameters.rows), mechanism.rows_computed(parameters)),
     )
 
 
@@ -300,8 +300,8 @@ def _row(
     config: "Config",
     squared_rate: float,
 ) -> dict[str, Any]:
-    setting = settle(each.mechanism, shape, target.epsilon, None, target.delta)
-    rows = each.mechanism.rows_computed(each.terms)
+    setting = calibrate(each.mechanism, shape, target.epsilon, None, target.delta)
+    rows = each.mechanism.rows_computed(each.parameters)
     tokens = rows * shape.tokens / max(shape.rows, 1)
     return {
         "place": place,
@@ -309,7 +309,7 @@ def _row(
         "rows_per_unit": each.cap,
         "batch": each.mechanism.batch,
         "steps": each.mechanism.steps,
-        "sampling_probability": each.terms.sampling.rate,
+        "sampling_probability": each.parameters.sampling.rate,
         "noise_multiplier": setting.noise_multiplier,
         "noise_per_gradient": setting.noise_per_gradient(),
         "rows_seen": rows,
@@ -320,7 +320,7 @@ def _row(
     }
 
 
-def _settings(each: Candidate, setting: Setting, config: "Config") -> dict[str, Any]:
+def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -> dict[str, Any]:
     """The keys of the config that make it this setting."""
     found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
     if hasattr(each.mechanism, "rows_per_unit"):

@@ -164,7 +164,7 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
         raise InputError(
             "train.divisor: --measure chooses train.batch, which a literal divisor or sampling_rate leaves no part in"
         )
-    here = Split(mechanism.cap(setting.shape), setting.terms.expected_batch)
+    here = Split(mechanism.cap(setting.shape), setting.parameters.expected_batch)
     most_users = min(setting.shape.units // mechanism.bands, mechanism.max_batch or setting.shape.units)
     start = here.budget
     while start > max(1, min(_FIRST, most_users, here.budget / 4)):
@@ -175,7 +175,7 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
 
     @cache
     def noise(n: float) -> float:
-        process = replace(mechanism, batch=n).terms(setting.shape).process
+        process = replace(mechanism, batch=n).parameters(setting.shape).process
         return least_noise(process, epsilon, setting.delta) * sensitivity(mechanism.bands)
 
     def deviation(split: Split) -> float:
@@ -247,7 +247,7 @@ def gradient_norms(
         InputError: a row has several owners, a gradient is not finite, or the median is zero.
     """
     sampling = Sampling("shuffle", min(1.0, users / graph.n_units))  # the first of a random order
-    clipped = ClippedSum(model, task.line_loss, 1.0)  # no norm is taken without a clip norm
+    clipped = ClippedSum(model, task.packed_loss, 1.0)  # no norm is taken without a clip norm
     was_training = model.training
     model.train()
     try:
@@ -270,7 +270,7 @@ def _norms(clipped: ClippedSum, task: Task, draw: Draw, key: RunKey, micro_token
     def batch_of(part: Pack) -> tuple[Batch, torch.Tensor]:
         return micro_batch(task, draw, part, lambda row: key.stream(_PHASE, "hide", 0, row))
 
-    for part in pack(draw, micro_tokens, task.shares):
+    for part in pack(draw, micro_tokens, task.packs_rows):
         if part.parts:
             found.append(clipped.add_large(map(batch_of, part.parts)))
         else:

@@ -57,7 +57,7 @@ def noise_in_weights(bands: int, rates: Sequence[float]) -> float:
     return float(np.sqrt((after**2).sum() / steps))
 
 
-class Correlated:
+class BandedNoise:
     """C^-1 Z, one step after the other. It keeps what it said in the last `bands` - 1 steps.
 
     Args:

@@ -214,10 +214,10 @@ class _Program:
     def upper_bound(self, y: np.ndarray) -> float:
         """A bound of the optimum from any y >= 0, float64[J], with what float64 may have rounded away on top."""
         prices = self.incidence.T @ y
-        terms = np.maximum(0.0, 1 - prices)
+        parameters = np.maximum(0.0, 1 - prices)
         counts = np.diff(self.incidence.indptr)
         rounded = ROUNDING * float(self.bounds @ (counts * (1 + prices)))
-        total = float(y @ self.limits) + float(self.bounds @ terms)
+        total = float(y @ self.limits) + float(self.bounds @ parameters)
         return (total + rounded) * (1 + ROUNDING * sum(self.incidence.shape))
 
     def lifted(self, masses: np.ndarray, which: np.ndarray) -> np.ndarray:
@@ -357,12 +357,12 @@ def _within(incidence: sparse.csc_array, limits: np.ndarray, weights: np.ndarray
     n numbers added up in float64 miss their sum by less than n 2^-53 of it (Higham 2002, section 4.2), which is
     left free below each limit: at most a few parts in 10^10 for a unit of a million rows.
     """
-    terms = np.bincount(incidence.indices, minlength=len(limits))
+    parameters = np.bincount(incidence.indices, minlength=len(limits))
     loads = incidence @ weights
-    allowed = limits * (1 - ROUNDING * (2 * terms + 8))
+    allowed = limits * (1 - ROUNDING * (2 * parameters + 8))
     factor = np.divide(allowed, loads, out=np.ones_like(limits), where=loads > allowed)
     weights = weights * _least(incidence, factor)
-    if not (incidence @ weights * (1 + ROUNDING * terms) <= limits).all():
+    if not (incidence @ weights * (1 + ROUNDING * parameters) <= limits).all():
         raise CheckFailed("weights exceed a limit after they were scaled back: a fault of confide")
     return weights
 

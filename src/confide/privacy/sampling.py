@@ -32,7 +32,7 @@ class Draw:
     weight: np.ndarray
     labels: np.ndarray | None = None
     noise_factor: float = 1.0
-    who: np.ndarray | None = None
+    unit_ids: np.ndarray | None = None
 
     @property
     def groups(self) -> int:
@@ -47,12 +47,12 @@ class Draw:
             group=(np.cumsum(wanted) - 1)[self.group[places]],
             weight=self.weight[places],
             labels=None if self.labels is None else self.labels[places],
-            who=None if self.who is None else self.who[wanted],
+            unit_ids=None if self.unit_ids is None else self.unit_ids[wanted],
         )
 
 
 @dataclass(frozen=True)
-class Halt:
+class StopTraining:
     """No further step is taken: the run ends here, with the model as it is.
 
     Attributes:

@@ -23,7 +23,7 @@ from confide.config.loading import load
 from confide.config.schema import Config
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
-from confide.privacy.mechanisms.tuned import UNTUNED, Tuning
+from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
 from confide.runs.checkpoints import Checkpoints, removed_on_error
@@ -63,7 +63,7 @@ class Run:
         releases: whether its model may leave the house when it is finished.
     """
 
-    tuning: Tuning = UNTUNED
+    tuning: SweepAccounting = UNTUNED
     releases: bool = True
 
     def __init__(self, config: Config, twin: bool = False, given: Given | None = None):

@@ -23,8 +23,8 @@ from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import first_entry
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import Setting, settle, state_guarantee
-from confide.privacy.mechanisms.values import Sampler, Stage, Terms
+from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate, state_guarantee
+from confide.privacy.mechanisms.values import Phase, PrivacyParameters, Sampler
 from confide.randomness.seal import Seal
 from confide.randomness.streams import LAYOUT, RunKey
 from confide.runs import fingerprints, preparation
@@ -37,11 +37,15 @@ from confide.runs.provenance import code_version
 from confide.training import evaluation
 from confide.training import perplexity as scoring
 from confide.training.averaging import Averages
-from confide.training.memory_fit import fit, held
+from confide.training.memory_fit import fit, optimizer_copies
 from confide.training.optimisation import Optimisation
-from confide.training.phases import Course
-from confide.training.row_isolation import refuse_company, refuse_joint_loss, sharing
-from confide.training.step import Observer, Step
+from confide.training.phases import PhaseRunner
+from confide.training.row_isolation import (
+    check_loss_independence,
+    check_row_independence,
+    detect_packing_support,
+)
+from confide.training.step import Observer, PrivateStep
 from confide.training.tasks import Task
 from confide.training.unit_comparison import refuse_ranks
 from confide.training.white_box import Readings
@@ -64,7 +68,7 @@ class Job:
     tokenizer: Any
     prepared: Prepared
     mechanism: Mechanism
-    setting: Setting
+    setting: CalibratedMechanism
     model: nn.Module
     task: Task
     base: bytes  # digest of the weights before the first step
@@ -94,15 +98,15 @@ class Job:
         )
         with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
             shape = prepared.train.shape()
-            setting = settle(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
-        if setting.combine().radii:
+            setting = calibrate(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
+        if setting.aggregation().radii:
             refuse_ranks(ranks.several)
         model = model_of(config, run.given, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
         bound = [run.binding().encode(), _digest(prepared.train)]
         if prepared.public is not None:
             bound.append(_digest(prepared.public))
-        apart = mechanism.told_apart(prepared.train.shape())
+        apart = mechanism.key_binding(prepared.train.shape())
         if apart:
             bound.append(apart)
         if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
@@ -115,12 +119,12 @@ class Job:
             model.to(ranks.device)
         if mechanism.protects:
             some = np.arange(min(prepared.train.n_rows, _SEEN))
-            refuse_company(task, model, prepared.train.fetch(some), ranks)
+            check_row_independence(task, model, prepared.train.fetch(some), ranks)
             if task.loss is not None:
-                refuse_joint_loss(task, model, prepared.train.fetch(some), ranks)
+                check_loss_independence(task, model, prepared.train.fetch(some), ranks)
         if mechanism.draws == "units" and task.loss is None:  # else a unit's rows are one
-            task = sharing(task, model, config.data.max_length, ranks)
-            if task.facts.is_causal and not task.shares:
+            task = detect_packing_support(task, model, config.data.max_length, ranks)
+            if task.facts.is_causal and not task.packs_rows:
                 console.say(
                     "rows of a unit get a line each: this model was not seen to keep apart those of one line"
                 )
@@ -159,64 +163,68 @@ class Job:
         self.check_begun()
         return checkpoint.step, checkpoint.load(self.seal, self.run.ledger_path)
 
-    def stages(self) -> tuple[Stage, ...]:
-        return self.mechanism.stages(self.setting.shape, self.setting.noise_multiplier)
+    def phases(self) -> tuple[Phase, ...]:
+        return self.mechanism.phases(self.setting.shape, self.setting.noise_multiplier)
 
-    def course(self, say: Callable[[str], None] = lambda text: None) -> Course:
+    def phase_runner(self, say: Callable[[str], None] = lambda text: None) -> PhaseRunner:
         """The steps of this run, before its first."""
         averages = Averages(
             models.trainable(self.model), self.run.config.train.average, self.mechanism.all_steps
         )
-        return Course(self.mechanism, self.stages(), lambda stage: self._steps(stage, say), averages)
+        return PhaseRunner(self.mechanism, self.phases(), lambda phase: self._steps(phase, say), averages)
 
-    def alone(self, stage: Stage) -> "Job":
+    def alone(self, phase: Phase) -> "Job":
         """A job of one of the stages, on its rows."""
-        graph = self._graph(stage)
+        graph = self._graph(phase)
         setting = replace(
             self.setting,
-            mechanism=stage.mechanism,
+            mechanism=phase.mechanism,
             shape=graph.shape(),
-            terms=self._terms(stage),
-            noise_multiplier=stage.noise_multiplier,
+            parameters=self._terms(phase),
+            noise_multiplier=phase.noise_multiplier,
         )
         prepared = replace(self.prepared, train=graph)
-        return replace(self, mechanism=stage.mechanism, setting=setting, prepared=prepared)
+        return replace(self, mechanism=phase.mechanism, setting=setting, prepared=prepared)
 
-    def _graph(self, stage: Stage) -> UnitGraph:
-        if not stage.on_public:
+    def _graph(self, phase: Phase) -> UnitGraph:
+        if not phase.on_public:
             return self.prepared.train
         assert self.prepared.public is not None
         return self.prepared.public
 
-    def _terms(self, stage: Stage) -> Terms:
-        return stage.mechanism.terms(self._graph(stage).shape()) if stage.on_public else self.setting.terms
+    def _terms(self, phase: Phase) -> PrivacyParameters:
+        return (
+            phase.mechanism.parameters(self._graph(phase).shape())
+            if phase.on_public
+            else self.setting.parameters
+        )
 
-    def _steps(self, stage: Stage, say: Callable[[str], None]) -> Step:
+    def _steps(self, phase: Phase, say: Callable[[str], None]) -> PrivateStep:
         config = self.run.config
         optimisation = replace(
-            Optimisation.of(config.train, steps=stage.steps, learning_rate=stage.learning_rate),
+            Optimisation.of(config.train, steps=phase.steps, learning_rate=phase.learning_rate),
             optimizer_of=self.run.given.optimizer,
             scheduler_of=self.run.given.scheduler,
         )
-        alone = self.alone(stage)
-        combine = stage.mechanism.combine(alone.setting.terms, stage.noise_multiplier)
-        return Step(
+        alone = self.alone(phase)
+        aggregation = phase.mechanism.aggregation(alone.setting.parameters, phase.noise_multiplier)
+        return PrivateStep(
             self.model,
             self.task,
-            self.sampler(stage),
-            combine,
+            self.sampler(phase),
+            aggregation,
             optimisation,
             self.key,
-            stage.name,
+            phase.name,
             config.privacy.noise,
             self.micro_tokens,
             self.ranks,
             say,
-            self._observer(stage),
+            self._observer(phase),
             self.run.folder,
         )
 
-    def sampler(self, stage: Stage) -> Sampler:
+    def sampler(self, phase: Phase) -> Sampler:
         """Who draws the rows of a stage."""
 
         # Of this config, these rows and these weights: a twin may have left others' here, of text that has changed.
@@ -224,28 +232,28 @@ class Job:
 
         def score() -> Any:
             return self.run.once(
-                name, lambda: self._perplexities(stage.mechanism.scorer), self.ranks, self.seal
+                name, lambda: self._perplexities(phase.mechanism.scorer), self.ranks, self.seal
             )
 
-        return stage.mechanism.sampler(self._graph(stage), self.key, stage.name, score)
+        return phase.mechanism.sampler(self._graph(phase), self.key, phase.name, score)
 
-    def _observer(self, stage: Stage) -> Observer | None:
+    def _observer(self, phase: Phase) -> Observer | None:
         """Who keeps what the noised sums tell of canaries, where the config asks for it."""
-        if not self.run.config.canaries.white_box or self.run.twin or stage.on_public:
+        if not self.run.config.canaries.white_box or self.run.twin or phase.on_public:
             return None
-        return self.readings(stage)
+        return self.readings(phase)
 
-    def readings(self, stage: Stage) -> Readings:
+    def readings(self, phase: Phase) -> Readings:
         """What is kept of the canaries in the noised sums of a stage."""
-        manifest, graph = self.manifest(), self._graph(stage)
+        manifest, graph = self.manifest(), self._graph(phase)
         contents, units = UnitGraph.open(self.run.data / GRAPH), manifest.units(graph)
         return Readings(
             self.model,
             self.task,
-            self.run.folder / f"readings-{stage.name}-{manifest.commitment[:16]}.f32",
-            stage.steps,
+            self.run.folder / f"readings-{phase.name}-{manifest.commitment[:16]}.f32",
+            phase.steps,
             units
-            if stage.mechanism.draws == "units"
+            if phase.mechanism.draws == "units"
             else np.concatenate([graph.rows_of(int(u)) for u in units]),
             contents,
             manifest.rows(contents),
@@ -288,22 +296,22 @@ class Job:
 
     def header(self) -> dict[str, Any]:
         """The first line of the ledger: the run's constants, bound to its config and data under the run key."""
-        terms, combine = (
-            self.setting.terms,
-            self.mechanism.combine(self.setting.terms, self.setting.noise_multiplier),
+        parameters, aggregation = (
+            self.setting.parameters,
+            self.mechanism.aggregation(self.setting.parameters, self.setting.noise_multiplier),
         )
         return {
             "mechanism": self.mechanism.name,
             "steps": self.mechanism.all_steps,
             "stages": [
-                {"phase": stage.name, "steps": stage.steps, "noise_multiplier": stage.noise_multiplier}
+                {"phase": phase.name, "steps": phase.steps, "noise_multiplier": phase.noise_multiplier}
                 | {"divisor": terms_of.divisor, "sampling_probability": terms_of.sampling.rate}
-                for stage, terms_of in ((stage, self._terms(stage)) for stage in self.stages())
+                for phase, terms_of in ((phase, self._terms(phase)) for phase in self.phases())
             ],
-            "sampling": terms.sampling.record(self.key.fingerprint),
-            "divisor": terms.divisor,
-            "clip_norm": combine.clip_norm,
-            "noise_multiplier": combine.noise_multiplier,
+            "sampling": parameters.sampling.record(self.key.fingerprint),
+            "divisor": parameters.divisor,
+            "clip_norm": aggregation.clip_norm,
+            "noise_multiplier": aggregation.noise_multiplier,
             "delta": self.setting.delta,
             "config": self.key.fingerprint(self.run.binding().encode()),
             "data": self.key.fingerprint(_digest(self.prepared.train)),
@@ -361,9 +369,9 @@ def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, co
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens
     # The sum, and a large unit's gradient: the probes give theirs back, and on a CPU that stays the process's own.
-    beside = held(config) + (2 if ranks.device.type == "cuda" else 0)
-    later = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
-    found = fit(model, task, config.data.max_length, ranks, later)
+    beside = optimizer_copies(config) + (2 if ranks.device.type == "cuda" else 0)
+    reserved_bytes = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
+    found = fit(model, task, config.data.max_length, ranks, reserved_bytes)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found
 

@@ -15,7 +15,7 @@ from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import Ledger, versions
 from confide.privacy.mechanisms.statement import warnings
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.seal import Broken
 from confide.randomness.streams import generator
 from confide.runs.evidence import evidence
@@ -105,13 +105,13 @@ class _Loop:
         self._record(0, header)
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
         self.held_out = job.held_out()  # a hash of all held-out rows: once
-        self.course, self.steps = job.course(console.say), job.mechanism.all_steps
+        self.phase_runner, self.steps = job.phase_runner(console.say), job.mechanism.all_steps
         if checkpoint is not None:
             if ledger is not None:
                 _refuse_gaps(ledger)
-            self.course.restore(checkpoint.load(job.seal, job.run.ledger_path))
+            self.phase_runner.restore(checkpoint.load(job.seal, job.run.ledger_path))
             if self.train.micro_tokens != "auto":
-                for step in self.course.each():
+                for step in self.phase_runner.each():
                     step.gradients.micro_tokens = self.train.micro_tokens
         if self.metrics is not None:
             self.metrics.resume(self.done)
@@ -132,10 +132,10 @@ class _Loop:
         ):
             while self.done < last and not self.ranks.any(interrupted()):
                 taken = self._take()
-                if isinstance(taken, Halt):
+                if isinstance(taken, StopTraining):
                     halted = taken.reason
                     self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
-                    if not self.course.has_begun_mean:
+                    if not self.phase_runner.has_begun_mean:
                         self.console.say(_NO_MEAN)
                     break
                 track(1, _note(taken))
@@ -160,7 +160,9 @@ class _Loop:
         if self.metrics is not None:
             self.metrics.close()
             base, final = self.metrics.last("base"), self.metrics.last("final")
-            found = {stage.name: self.metrics.last(f"after {stage.name}") for stage in self.course.stages}
+            found = {
+                phase.name: self.metrics.last(f"after {phase.name}") for phase in self.phase_runner.phases
+            }
             after = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
         return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
 
@@ -170,26 +172,26 @@ class _Loop:
             self.ledger.record(number, entry)
         self.ranks.wait()
 
-    def _take(self) -> Report | Halt:
+    def _take(self) -> Report | StopTraining:
         began, number = time.monotonic(), self.done
-        stage = self.course.stage(number)
-        entry = {"phase": stage.name, "step": number, "confide": code_version()}
+        phase = self.phase_runner.phase(number)
+        entry = {"phase": phase.name, "step": number, "confide": code_version()}
 
         def record(draw: Draw) -> None:
-            spent: dict[str, Any] = {"noise_multiplier": stage.noise_multiplier * draw.noise_factor}
+            spent: dict[str, Any] = {"noise_multiplier": phase.noise_multiplier * draw.noise_factor}
             if spent["noise_multiplier"]:  # a step that is taken again must have the noise that it had
                 spent["generator"] = self.generator
             self._record(number + 1, entry | spent)
 
         try:
-            report = self.course(number, before_update=record)
+            report = self.phase_runner(number, before_update=record)
         except InputError:
             # Weights that have left the numbers let a layer look as if it mixed rows: say what is the matter.
-            state = None if self.ranks.several else self.course.state()
+            state = None if self.ranks.several else self.phase_runner.state()
             if state is not None:
                 models.refuse_diverged(state["weights"])
             raise
-        if isinstance(report, Halt):
+        if isinstance(report, StopTraining):
             self._record(number + 1, entry | {"halted": report.reason})
             return report
         self.done += 1
@@ -202,7 +204,7 @@ class _Loop:
     def _checkpoint(self) -> None:
         """Save the state, unless the weights have left the numbers: they are noised, so that a run ends for this tells
         of no unit."""
-        state = self.course.state() if self.done else None
+        state = self.phase_runner.state() if self.done else None
         if state is not None:
             run = self.job.run
             models.refuse_diverged(state["weights"])
@@ -210,15 +212,15 @@ class _Loop:
 
     def _look(self) -> None:
         """Evaluate between two steps, if it is time or a stage has ended."""
-        place, own = self.job.mechanism.turn(self.done - 1)
-        stage = self.course.stages[place]
-        if own + 1 == stage.steps:
-            self._evaluate(f"after {stage.name}")
+        place, own = self.job.mechanism.phase_of(self.done - 1)
+        phase = self.phase_runner.phases[place]
+        if own + 1 == phase.steps:
+            self._evaluate(f"after {phase.name}")
         elif self.train.eval_every and self.done % self.train.eval_every == 0:
             self._evaluate("during")
 
     def _evaluate(self, what: str) -> None:
-        with self.course.averaged():
+        with self.phase_runner.averaged():
             found = self.job.evaluate()
         if found is not None and self.metrics is not None:
             self.metrics.evaluation(what, self.done, found, self.held_out)
@@ -227,7 +229,7 @@ class _Loop:
     def _release(self, guarantee: Guarantee) -> None:
         job = self.job
         job.check_still()
-        with self.course.averaged():
+        with self.phase_runner.averaged():
             weights = models.gathered(job.model, self.ranks.first)
             if not self.ranks.first:
                 return
@@ -311,11 +313,11 @@ def _refuse_gaps(ledger: Ledger) -> None:
 
 
 def _in_short(job: Job) -> str:
-    terms, setting = job.setting.terms, job.setting
+    parameters, setting = job.setting.parameters, job.setting
     noise = f"noise multiplier {at_least(setting.noise_multiplier, 5)}, delta {at_most(setting.delta, 3)}"
-    what = f"{terms.expected_batch:g} {job.mechanism.draws} a step"
+    what = f"{parameters.expected_batch:g} {job.mechanism.draws} a step"
     return (
-        f"{terms.units:,} units with {terms.rows:,} rows to train on, {what}; "
+        f"{parameters.units:,} units with {parameters.rows:,} rows to train on, {what}; "
         f"{noise if job.mechanism.protects else 'no privacy'}"
     )
 

@@ -16,16 +16,16 @@ from scipy.stats import chi2
 
 from confide.clipping import ClippedSum
 from confide.models import loading as models
-from confide.models.fast.activations import as_written
+from confide.models.fast.activations import original_layers
 from confide.privacy.correlated_noise import coefficients, sensitivity
-from confide.privacy.mechanisms.concentration import ConcentrationFilter
-from confide.privacy.mechanisms.values import Combine
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.mechanisms.concentration import ConcentrationAggregation
+from confide.privacy.mechanisms.values import Aggregation
+from confide.privacy.sampling import Draw, StopTraining
 from confide.runs.job import Job
 from confide.training.microbatch import micro_batch
 from confide.training.optimisation import Optimisation
 from confide.training.packing import Pack, pack
-from confide.training.step import Step
+from confide.training.step import PrivateStep
 from confide.training.tasks import Batch, each_row
 from confide.utils.errors import InputError
 
@@ -61,11 +61,11 @@ def verify(job: Job) -> dict[str, object]:
     Raises:
         InputError: the draws of the config are all empty, or the model has parts that cannot be clipped.
     """
-    stages = job.stages()
-    found = [_verified(job.alone(stage)) for stage in stages]
+    phases = job.phases()
+    found = [_verified(job.alone(phase)) for phase in phases]
     checks = [
-        replace(check, name=f"{stage.name}: {check.name}" if len(stages) > 1 else check.name)
-        for stage, (_, checks) in zip(stages, found, strict=True)
+        replace(check, name=f"{phase.name}: {check.name}" if len(phases) > 1 else check.name)
+        for phase, (_, checks) in zip(phases, found, strict=True)
         for check in checks
     ]
     return {
@@ -127,7 +127,7 @@ def _some_units(job: Job) -> Draw:
     units = 0
     for step in range(1000):
         draw = sampler.draw(step)
-        if isinstance(draw, Halt):
+        if isinstance(draw, StopTraining):
             break
         for unit in range(draw.groups):
             for i in np.flatnonzero(draw.group == unit)[:ROWS]:
@@ -162,7 +162,7 @@ def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
     parameters = models.trainable(job.model)
     gradients: list[dict[str, torch.Tensor]] = []
     job.model.train()
-    with as_written(job.model):
+    with original_layers(job.model):
         for unit in range(draw.groups):
             job.model.zero_grad(set_to_none=True)
             for i in np.flatnonzero(draw.group == unit).tolist():
@@ -239,9 +239,9 @@ def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> floa
     # Where tokens are hidden a unit may hide none, and has no gradient then.
     norms = [norm for gradient in slow if (norm := _norm(gradient)) > 0] or [1.0]
     worst = 0.0
-    layouts = {False, job.task.shares}  # a line for each row, and lines that rows share
+    layouts = {False, job.task.packs_rows}  # a line for each row, and lines that rows share
     for clip, shares in product((0.5 * min(norms), float(np.median(norms)), 2 * max(norms)), layouts):
-        clipped = ClippedSum(job.model, job.task.line_loss, clip)
+        clipped = ClippedSum(job.model, job.task.packed_loss, clip)
         for part in pack(draw, job.micro_tokens, shares):
             if part.parts:
                 clipped.add_large(_batch(job, draw, own) for own in part.parts)
@@ -271,7 +271,7 @@ def _rows_alone(job: Job, draw: Draw) -> Check:
     with torch.no_grad():
         alone = torch.cat([_losses(job, draw, Pack.of([[i]])) for i in rows])
         company = [Pack.of([[i] for i in rows])]
-        if job.task.shares:
+        if job.task.packs_rows:
             company += [own for part in pack(draw, job.micro_tokens, True) for own in part.parts or (part,)]
         error = max(
             float(((_losses(job, draw, part) - own).abs() / own.abs().clamp(min=1e-6)).max())
@@ -290,7 +290,7 @@ def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
     stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     config = job.run.config
     wanted = models.wanted(job.model, config.adapter, config.task)
-    _take(job, [draw], Combine(None, 0.0, 1.0))
+    _take(job, [draw], Aggregation(None, 0.0, 1.0))
     moved = {name for name, p in job.model.named_parameters() if not torch.equal(p, stirred[name])}
     with torch.no_grad():
         for name, parameter in job.model.named_parameters():
@@ -318,24 +318,24 @@ class _Fixed:
         return None
 
 
-def _combine(job: Job) -> Combine:
-    return job.mechanism.combine(job.setting.terms, job.setting.noise_multiplier)
+def _combine(job: Job) -> Aggregation:
+    return job.mechanism.aggregation(job.setting.parameters, job.setting.noise_multiplier)
 
 
-def _same_noise(job: Job) -> Combine:
+def _same_noise(job: Job) -> Aggregation:
     """An aggregation with the noise of the job's own that compares no units: a few drawn ones are not all of them."""
-    combine = _combine(job)
-    return Combine(1.0, combine.noise_scale, combine.scale) if combine.radii else combine
+    aggregation = _combine(job)
+    return Aggregation(1.0, aggregation.noise_scale, aggregation.scale) if aggregation.radii else aggregation
 
 
-def _take(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
+def _take(job: Job, draws: list[Draw], aggregation: Aggregation, number: int = 0) -> dict[str, torch.Tensor]:
     """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
     config = job.run.config
-    step = Step(
+    step = PrivateStep(
         job.model,
         job.task,
         _Fixed(draws),
-        combine,
+        aggregation,
         Optimisation(MOST_STEPS + 1, 1e-3),
         job.key,
         PHASE,
@@ -361,14 +361,14 @@ def _stated_noise(job: Job) -> float:
     privacy, s = job.run.config.privacy, job.setting.noise_multiplier
     if _combine(job).radii:
         assert privacy.tau is not None
-        return s * privacy.tau / job.setting.terms.units
+        return s * privacy.tau / job.setting.parameters.units
     return s * privacy.clip_norm * sensitivity(privacy.bands) * _scale(job) if _private(job) else 0.0
 
 
 def _scale(job: Job) -> float:
     """What the clipped and noised sum is multiplied by, from the config: 1 / divisor, and 1 / C if normalised."""
     privacy = job.run.config.privacy
-    divisor = job.mechanism.divisor or job.setting.terms.expected_batch
+    divisor = job.mechanism.divisor or job.setting.parameters.expected_batch
     return 1 / divisor / (privacy.clip_norm if privacy.normalised and _private(job) else 1.0)
 
 
@@ -387,10 +387,10 @@ def _compared(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Chec
     vectors = [torch.cat([g.flatten().double() for _, g in sorted(unit.items())]) for unit in slow]
     widest = max(float((a - b).norm()) for a in vectors for b in vectors)
     # Without Laplace noise, which would end a run of so few users by chance.
-    combine = _combine(job)
-    assert isinstance(combine, ConcentrationFilter)
-    combine = replace(combine, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
-    near, far = replace(combine, tau=1.01 * widest + 1e-30), replace(combine, tau=1e-3 * widest)
+    aggregation = _combine(job)
+    assert isinstance(aggregation, ConcentrationAggregation)
+    aggregation = replace(aggregation, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
+    near, far = replace(aggregation, tau=1.01 * widest + 1e-30), replace(aggregation, tau=1e-3 * widest)
     expected = _slow_sum(slow, [1 / len(slow)] * len(slow))
     error = _difference(job, _take_and_undo(job, [draw], near), expected)
     ended = widest == 0 or not _take_and_undo(job, [draw], far)
@@ -441,10 +441,12 @@ def _noise(job: Job, draw: Draw) -> Check:
     return Check(name, ok, detail)
 
 
-def _take_and_undo(job: Job, draws: list[Draw], combine: Combine, number: int = 0) -> dict[str, torch.Tensor]:
+def _take_and_undo(
+    job: Job, draws: list[Draw], aggregation: Aggregation, number: int = 0
+) -> dict[str, torch.Tensor]:
     kept = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
     try:
-        return _take(job, draws, combine, number)
+        return _take(job, draws, aggregation, number)
     finally:
         with torch.no_grad():
             for name, parameter in models.trainable(job.model).items():

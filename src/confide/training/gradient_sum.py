@@ -111,7 +111,7 @@ class GradientSum:
             self._halve(draw)
 
     def _share(self, draw: Draw) -> Sequence[Pack]:
-        shares = share(draw, self.micro_tokens, self.ranks.size, self.task.shares)
+        shares = share(draw, self.micro_tokens, self.ranks.size, self.task.packs_rows)
         own = shares[self.ranks.number]
         if self.is_split:  # the ranks compute each pass together: those with fewer go along
             own = own + [IDLE] * (max(len(other) for other in shares) - len(own))

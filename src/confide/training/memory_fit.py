@@ -26,7 +26,7 @@ SHARE = {"cpu": 0.7, "cuda": 0.85}  # of what is free: the CPU's last bytes are 
 PROBES = (2, 8)  # rows of the two passes that are measured
 
 
-def held(config: "Config") -> int:
+def optimizer_copies(config: "Config") -> int:
     """How many times the trainable weights, in float32, a run keeps beside them once it trains: the optimiser's states,
     the noise that correlated noise looks back on, the mean of the weights."""
     train = config.train
@@ -34,7 +34,7 @@ def held(config: "Config") -> int:
     return states + copies(config.privacy.bands) + (train.average.kind != "none")
 
 
-def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> int:
+def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, reserved_bytes: int) -> int:
     """Tokens of a micro-batch that fit in memory, a power of two; the same on every rank.
 
     Two passes over made-up rows say what a row takes, and what is free now how many more there may be.
@@ -45,7 +45,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
     """
     kind = ranks.device.type
     most = min(MOST[kind], 1 << (LOGITS // task.vocabulary).bit_length() - 1)
-    clipped = ClippedSum(model, task.line_loss, 1.0, ranks)
+    clipped = ClippedSum(model, task.packed_loss, 1.0, ranks)
     peaks: list[int | None] = []
     was_training = model.training
     model.train()  # as the passes that matter: gradient checkpointing is for training alone
@@ -72,7 +72,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, later: int) -> i
         each = (high - low) / (PROBES[1] - PROBES[0]) / width
         if kind == "cpu":  # what the process has touched stays its own, and is used again
             room = room // ranks.local_size + high - low
-        found = int((room * SHARE[kind] - later) / each)
+        found = int((room * SHARE[kind] - reserved_bytes) / each)
     return ranks.least(max(width, min(most, 1 << max(found, 1).bit_length() - 1)))
 
 
@@ -85,7 +85,7 @@ def _pass(clipped: ClippedSum, batch: dict[str, torch.Tensor]) -> None:
 def _made_up(task: Task, rows: int, width: int) -> dict[str, torch.Tensor]:
     key = RunKey.from_text("made up")
     tokens = [key.stream("fit", "row", i).below(np.full(width, task.vocabulary)) for i in range(rows)]
-    if task.shares:  # lines as wide as any: attention takes memory by their width
+    if task.packs_rows:  # lines as wide as any: attention takes memory by their width
         lines = [tokens[first : first + WIDEST] for first in range(0, rows, WIDEST)]
         return dict(task.collate_lines(lines, [np.ones(len(line)) for line in lines]))
     hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.facts.hides_tokens else None

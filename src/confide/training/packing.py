@@ -53,10 +53,10 @@ class _Lines:
     starts: np.ndarray
 
     @classmethod
-    def of(cls, draw: Draw, micro_tokens: int, shares: bool) -> "_Lines":
+    def of(cls, draw: Draw, micro_tokens: int, packs_rows: bool) -> "_Lines":
         lengths = np.array([len(row) for row in draw.rows])
         starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
-        if not shares or len(lengths) == draw.groups:
+        if not packs_rows or len(lengths) == draw.groups:
             return cls(list(np.arange(len(lengths))[:, None]), lengths, starts)
         widest = min(WIDEST * int(lengths.max()), micro_tokens)
         by_unit = [
@@ -109,7 +109,7 @@ class _Lines:
         return Pack(tuple(self.rows[line] for line in lines), units)
 
 
-def pack(draw: Draw, micro_tokens: int, shares: bool = False) -> Iterator[Pack]:
+def pack(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pack]:
     """Split a draw into micro-batches of at most `micro_tokens` tokens, padding included.
 
     Units are taken in the order of their longest line, so that lines of a micro-batch are of like length.
@@ -117,10 +117,10 @@ def pack(draw: Draw, micro_tokens: int, shares: bool = False) -> Iterator[Pack]:
     Args:
         shares: rows of a unit may share a line; see `line_packing`.
     """
-    yield from share(draw, micro_tokens, 1, shares)[0]
+    yield from share(draw, micro_tokens, 1, packs_rows)[0]
 
 
-def share(draw: Draw, micro_tokens: int, ranks: int, shares: bool = False) -> list[list[Pack]]:
+def share(draw: Draw, micro_tokens: int, ranks: int, packs_rows: bool = False) -> list[list[Pack]]:
     """Split a draw over ranks, and each rank's share into micro-batches.
 
     A unit that is too large for one micro-batch is split over all ranks: it comes first, in the same order
@@ -130,7 +130,7 @@ def share(draw: Draw, micro_tokens: int, ranks: int, shares: bool = False) -> li
     packs: list[list[Pack]] = [[] for _ in range(ranks)]
     if not draw.rows:
         return packs
-    lines = _Lines.of(draw, micro_tokens, shares)
+    lines = _Lines.of(draw, micro_tokens, packs_rows)
     is_large = lines.is_large(micro_tokens)
     for unit in np.flatnonzero(is_large).tolist():
         for rank, large in enumerate(lines.parts(unit, micro_tokens, ranks)):
@@ -140,9 +140,9 @@ def share(draw: Draw, micro_tokens: int, ranks: int, shares: bool = False) -> li
     return packs
 
 
-def alone(draw: Draw, micro_tokens: int, shares: bool = False) -> Iterator[Pack]:
+def alone(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pack]:
     """Each unit by itself, in the order of the draw; one that is too large for a micro-batch in parts."""
-    lines = _Lines.of(draw, micro_tokens, shares)
+    lines = _Lines.of(draw, micro_tokens, packs_rows)
     is_large = lines.is_large(micro_tokens)
     for unit in range(draw.groups):
         yield from lines.parts(unit, micro_tokens, 1) if is_large[unit] else [lines.pack([unit])]

@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.values import Stage
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.mechanisms.values import Phase
+from confide.privacy.sampling import Draw, StopTraining
 from confide.training.averaging import Averages
-from confide.training.step import Report, Step
+from confide.training.step import PrivateStep, Report
 
-Build = Callable[[Stage], Step]
+Build = Callable[[Phase], PrivateStep]
 
 
-class Course:
+class PhaseRunner:
     """Takes the steps of a run one after the other; each stage has its own sampler, noise and optimiser.
 
     An optimiser lives from the first to the last step of its stage, so a run in two phases never holds two.
@@ -25,17 +25,19 @@ class Course:
         averages: takes in the weights after each step.
     """
 
-    def __init__(self, mechanism: Mechanism, stages: Sequence[Stage], build: Build, averages: Averages):
-        self.mechanism, self.stages, self._build = mechanism, stages, build
+    def __init__(self, mechanism: Mechanism, phases: Sequence[Phase], build: Build, averages: Averages):
+        self.mechanism, self.phases, self._build = mechanism, phases, build
         self._averages = averages
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, PrivateStep] = {}
 
-    def __call__(self, number: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
+    def __call__(
+        self, number: int, before_update: Callable[[Draw], None] | None = None
+    ) -> Report | StopTraining:
         """Take step `number` of the run, counted from 0, or learn that the run has ended."""
-        place, own = self.mechanism.turn(number)
+        place, own = self.mechanism.phase_of(number)
         if place not in self._steps:
             self._forget_done(number)
-            self._steps[place] = self._build(self.stages[place])
+            self._steps[place] = self._build(self.phases[place])
         taken = self._steps[place](own, before_update)
         if isinstance(taken, Report):
             self._averages.update(number)
@@ -50,17 +52,17 @@ class Course:
         """Whether what is released is the mean that the config asks for, if it asks for one."""
         return self._averages.has_begun
 
-    def stage(self, number: int) -> Stage:
+    def phase(self, number: int) -> Phase:
         """The stage of step `number`."""
-        return self.stages[self.mechanism.turn(number)[0]]
+        return self.phases[self.mechanism.phase_of(number)[0]]
 
     def _forget_done(self, number: int) -> None:
-        coming = {self.mechanism.turn(other)[0] for other in range(number, self.mechanism.all_steps)}
+        coming = {self.mechanism.phase_of(other)[0] for other in range(number, self.mechanism.all_steps)}
         for place in set(self._steps) - coming:
             del self._steps[place]
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that the next step depends on, as `Step.state`; of all ranks the first gets it."""
+        """Everything that the next step depends on, as `PrivateStep.state`; of all ranks the first gets it."""
         states = {place: step.state() for place, step in self._steps.items()}
         average = self._averages.state()
         if not states or None in states.values():
@@ -76,10 +78,10 @@ class Course:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state, which every rank has whole."""
         for place, kept in state["stages"].items():
-            self._steps[place] = self._build(self.stages[place])
+            self._steps[place] = self._build(self.phases[place])
             self._steps[place].restore({"weights": state["weights"], **kept})
         self._averages.restore(state["average"])
 
-    def each(self) -> Iterator[Step]:
+    def each(self) -> Iterator[PrivateStep]:
         """The steps that are in hand."""
         yield from self._steps.values()

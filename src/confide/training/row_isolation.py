@@ -40,7 +40,7 @@ _NO_BOUND = (
 )
 
 
-def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
+def check_row_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
     """Refuse a model whose output for a row depends on the rows or the padding beside it; one rank looks for all.
 
     Passes without a gradient, in train mode, over a short row between longer ones. Those change, and so does the
@@ -65,7 +65,7 @@ def refuse_company(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ran
         )
 
 
-def refuse_joint_loss(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
+def check_loss_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
     """Refuse a program's own loss where a row's loss is not a number of that row alone; one rank looks for all.
 
     Args:
@@ -174,7 +174,7 @@ def _batch(task: Task, rows: list[np.ndarray]) -> Batch:
     return task.collate(rows, labels=np.zeros(len(rows), np.int64), hide=hide)
 
 
-def sharing(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
+def detect_packing_support(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
     """The task, with lines that rows share if the model is seen to keep those apart; the first rank looks for all.
 
     Two passes without a gradient over made-up lines, of which the second has another first row in each line: the logits
@@ -187,7 +187,7 @@ def sharing(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
     if not task.facts.is_causal or "position_ids" not in task.extra or longest < 4:
         return task
     apart = not ranks.first or _tried(task, model, longest)
-    return replace(task, shares=not ranks.any(not apart))
+    return replace(task, packs_rows=not ranks.any(not apart))
 
 
 @contextmanager

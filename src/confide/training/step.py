@@ -17,9 +17,9 @@ from torch import nn
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import first_index, like, part, part_of, whole
 from confide.models import loading as models
-from confide.privacy.correlated_noise import Correlated
-from confide.privacy.mechanisms.values import Combine, Sampler
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.correlated_noise import BandedNoise
+from confide.privacy.mechanisms.values import Aggregation, Sampler
+from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
 from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.optimisation import Optimisation
@@ -57,13 +57,13 @@ class Report:
     left_out: int = 0
 
 
-class Step:
+class PrivateStep:
     """One private step after another on a model.
 
-    Formal guarantee: with the `Combine` and `Sampler` of one mechanism, step t computes
+    Formal guarantee: with the `Aggregation` and `Sampler` of one mechanism, step t computes
     (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale, where clip gives 0 for a gradient that is no
     finite number, so that none ends the run; `accounting` composes exactly that (where
-    `combine.bands` is above 1, N is `correlated_noise.Correlated`, times s C and the sensitivity of its matrix). An
+    `combine.bands` is above 1, N is `correlated_noise.BandedNoise`, times s C and the sensitivity of its matrix). An
     empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
     the same, each clips its share of the units, and the noise of an element of the one sum is the same value
     wherever it is added: the noise is that of one process, not of one for each rank (`fast` noise of a model that
@@ -89,7 +89,7 @@ class Step:
         model: nn.Module,
         task: Task,
         sampler: Sampler,
-        combine: Combine,
+        aggregation: Aggregation,
         optimisation: Optimisation,
         key: RunKey,
         phase: str = "main",
@@ -100,25 +100,29 @@ class Step:
         observer: Observer | None = None,
         folder: Path | None = None,
     ):
-        self.model, self.task, self.sampler, self.combine = model, task, sampler, combine
+        self.model, self.task, self.sampler, self.aggregation = model, task, sampler, aggregation
         self.optimisation, self.key, self.phase = optimisation, key, phase
         # Two trainings whose noise is one vector in two sizes would give it away: where accounting of another version
         # finds another size for the same config, the noise must be another. A published key hides nothing, and repeats.
-        self.noise_key = key if key.published else key.bound_to(combine.binding())
+        self.noise_key = key if key.published else key.bound_to(aggregation.binding())
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
         self.optimizer = optimisation.build(list(self.parameters.values()))
         self.scheduler = optimisation.scheduler(self.optimizer)
         self.gradients = GradientSum(
-            model, task, combine.clip_norm, key, phase, micro_tokens, self.ranks, say
+            model, task, aggregation.clip_norm, key, phase, micro_tokens, self.ranks, say
         )
         self.units = (
-            UnitComparison(self.gradients, self.parameters, combine, folder) if combine.radii else None
+            UnitComparison(self.gradients, self.parameters, aggregation, folder)
+            if aggregation.radii
+            else None
         )
-        self.correlated = Correlated(combine.bands, self._independent) if combine.bands > 1 else None
+        self.correlated = BandedNoise(aggregation.bands, self._independent) if aggregation.bands > 1 else None
 
-    def __call__(self, step: int, before_update: Callable[[Draw], None] | None = None) -> Report | Halt:
+    def __call__(
+        self, step: int, before_update: Callable[[Draw], None] | None = None
+    ) -> Report | StopTraining:
         """Take `step`, counted from 0. `before_update` is told the draw when the noised gradient is ready and unused.
 
         Where the mechanism ends the run, nothing is taken and nothing moves.
@@ -126,17 +130,17 @@ class Step:
         if not self.model.training:
             self.model.train()
         draw = self.sampler.draw(step)
-        if isinstance(draw, Halt):
+        if isinstance(draw, StopTraining):
             return draw
         known, norms = self._known(draw, step)
-        if isinstance(norms, Halt):
+        if isinstance(norms, StopTraining):
             return norms
         total = (self.units or self.gradients).take()
         for name, vector in known.items():
             total[name] += vector
         self._add_noise(total, step, draw.noise_factor)
         if self.observer is not None:
-            scaled = {name: vector * self.combine.scale for name, vector in known.items()}
+            scaled = {name: vector * self.aggregation.scale for name, vector in known.items()}
             self.observer.read(step, scaled, total)
         for name, vector in total.items():
             self.parameters[name].grad = like(vector, self.parameters[name])
@@ -159,7 +163,7 @@ class Step:
             group["lr"] = rate
         return rate
 
-    def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | Halt]:
+    def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | StopTraining]:
         """What an observer knows of the sum, taken apart from the rest; and the norms of all units."""
         if self.observer is None:
             return {}, (self.units or self.gradients).add(draw, step)
@@ -172,16 +176,16 @@ class Step:
 
     def _add_noise(self, total: dict[str, torch.Tensor], step: int, factor: float) -> None:
         """(sum + factor * noise) * scale, in place."""
-        noise_scale = self.combine.noise_scale * factor
+        noise_scale = self.aggregation.noise_scale * factor
         if noise_scale == 0:
             for vector in total.values():
-                vector.mul_(self.combine.scale)
+                vector.mul_(self.aggregation.scale)
             return
         if self.correlated is not None:
             for name, noise in self.correlated.at(step).items():
-                total[name].add_(noise, alpha=noise_scale).mul_(self.combine.scale)
+                total[name].add_(noise, alpha=noise_scale).mul_(self.aggregation.scale)
             return
-        add_noise(self._with_sources(total, step), noise_scale, self.combine.scale)
+        add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)
 
     def _independent(self, step: int) -> Vectors:
         """The standard normal values of a step, as many as there are of this rank's weights."""
@@ -205,7 +209,7 @@ class Step:
 
     def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
         losses = self.gradients.losses.take()
-        clip = self.combine.clip_norm
+        clip = self.aggregation.clip_norm
         loss = torch.cat(losses).double() if losses else torch.zeros(0)
         loss = loss[loss.isfinite()]
         norm = torch.cat([values.cpu() for values in norms]) if norms else torch.zeros(0)

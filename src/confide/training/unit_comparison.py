@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from confide.clipping import NonFiniteGradient
-from confide.privacy.mechanisms.values import Combine
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.mechanisms.values import Aggregation
+from confide.privacy.sampling import Draw, StopTraining
 from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.packing import Pack, alone
 from confide.utils import memory
@@ -174,21 +174,21 @@ class UnitComparison:
         self,
         gradients: GradientSum,
         parameters: Mapping[str, torch.Tensor],
-        combine: Combine,
+        aggregation: Aggregation,
         folder: Path | None = None,
     ):
         refuse_ranks(gradients.ranks.several)
-        self.gradients, self.parameters, self.combine = gradients, parameters, combine
+        self.gradients, self.parameters, self.aggregation = gradients, parameters, aggregation
         width = sum(parameter.numel() for parameter in parameters.values())
-        self.of_units = Gradients(combine.compared_units, width, folder)
+        self.of_units = Gradients(aggregation.compared_units, width, folder)
         self._survivors = np.zeros(0, np.int64)
 
-    def add(self, draw: Draw, step: int) -> list[torch.Tensor] | Halt:
+    def add(self, draw: Draw, step: int) -> list[torch.Tensor] | StopTraining:
         """Compare the units of the draw; returns their norms, or why the run ends."""
         norms = self.collect(draw, step)
-        counts = self.of_units.within(self.combine.radii)
-        kept = self.combine.keep(counts, self.gradients.key, self.gradients.phase, step)
-        if isinstance(kept, Halt):
+        counts = self.of_units.within(self.aggregation.radii)
+        kept = self.aggregation.keep(counts, self.gradients.key, self.gradients.phase, step)
+        if isinstance(kept, StopTraining):
             return kept
         self._survivors = kept
         return norms
@@ -202,7 +202,7 @@ class UnitComparison:
         def put(pack: Pack, norms: torch.Tensor) -> torch.Tensor:
             return self._put(int(draw.group[pack.rows[0]]), norms)
 
-        return own.add_packs(draw, step, lambda draw: alone(draw, own.micro_tokens, own.task.shares), put)
+        return own.add_packs(draw, step, lambda draw: alone(draw, own.micro_tokens, own.task.packs_rows), put)
 
     def _put(self, unit: int, norms: torch.Tensor) -> torch.Tensor:
         try:

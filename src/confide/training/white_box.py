@@ -61,9 +61,9 @@ class Readings:
     writes: bool = True
 
     def unknown(self, draw: Draw) -> np.ndarray:
-        if draw.who is None:
+        if draw.unit_ids is None:
             raise AssertionError("the draw does not say whom it drew")
-        return np.isin(draw.who, self.units)
+        return np.isin(draw.unit_ids, self.units)
 
     def read(self, step: int, known: Vectors, total: Vectors) -> None:
         if not self.writes:

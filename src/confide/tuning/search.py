@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from confide.data.shape import Shape
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Trials
-from confide.privacy.mechanisms.statement import Setting, promise, settle, together
-from confide.privacy.mechanisms.tuned import UNTUNED, Counted, Searched, Tuning
+from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate, promise, together
+from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep, SweepAccounting, UncountedSweep
 from confide.randomness.streams import RunKey
 from confide.tuning.space import Candidate, Listed, Space
 from confide.utils.errors import InputError
@@ -26,7 +26,7 @@ class Search(Protocol):
     """Proposes candidates, and says what that makes of the claim."""
 
     @property
-    def tuning(self) -> Tuning:
+    def tuning(self) -> SweepAccounting:
         """As it bears on each trial."""
 
     def facts(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Search(Protocol):
 
     def propose(self, space: Space, key: RunKey) -> Proposals: ...
 
-    def released(self, settings: list[Setting]) -> Tuning:
+    def released(self, settings: list[CalibratedMechanism]) -> SweepAccounting:
         """As it bears on the release: the best of trials with these settings."""
 
 
@@ -52,8 +52,8 @@ class Independent:
     trials: Trials
 
     @property
-    def tuning(self) -> Tuning:
-        return Counted(self.trials)
+    def tuning(self) -> SweepAccounting:
+        return CountedSweep(self.trials)
 
     def facts(self) -> dict[str, Any]:
         return {"search": "independent", "mean": self.trials.mean, "shape": self.trials.shape}
@@ -66,7 +66,7 @@ class Independent:
         number = self.trials.number(float(key.stream("sweep", "trials").uniform(1)[0]))
         yield [space.draw(key.stream("sweep", "candidate", place)) for place in range(1, number + 1)]
 
-    def released(self, settings: list[Setting]) -> Tuning:
+    def released(self, settings: list[CalibratedMechanism]) -> SweepAccounting:
         return self.tuning
 
 
@@ -81,7 +81,7 @@ class Adaptive:
     at_once: int = 1
 
     @property
-    def tuning(self) -> Tuning:
+    def tuning(self) -> SweepAccounting:
         return UNTUNED
 
     def facts(self) -> dict[str, Any]:
@@ -102,14 +102,14 @@ class Adaptive:
             for trial, loss in zip(asked, losses, strict=True):
                 study.tell(trial, min(loss, _WORST))
 
-    def released(self, settings: list[Setting]) -> Tuning:
-        return Searched(len(settings), together(settings))
+    def released(self, settings: list[CalibratedMechanism]) -> SweepAccounting:
+        return UncountedSweep(len(settings), together(settings))
 
 
-def setting_of(config: "Config", shape: Shape, tuning: Tuning = UNTUNED) -> Setting:
+def setting_of(config: "Config", shape: Shape, tuning: SweepAccounting = UNTUNED) -> CalibratedMechanism:
     """The mechanism of a config on data of this shape, with its noise."""
     privacy = config.privacy
-    return settle(
+    return calibrate(
         mechanisms.build(config), shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta, tuning
     )
 

@@ -17,7 +17,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Repeated, Trials
 from confide.privacy.ledger import Ledger
-from confide.privacy.mechanisms.tuned import Counted, Tuning
+from confide.privacy.mechanisms.tuned import CountedSweep, SweepAccounting
 from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
 from confide.runs.folder import Run
@@ -54,7 +54,7 @@ class Trial(Run):
         candidate: Candidate,
         config: Config,
         bound: bytes,
-        tuning: Tuning,
+        tuning: SweepAccounting,
         releases: bool = False,
     ):
         folder = sweep.root / "trials" / f"{number:04}"
@@ -311,8 +311,8 @@ def prices(config: Config, shape: Shape, trials: Trials) -> dict[str, Any]:
     rows = []
     for mean in sorted({*MEANS, trials.mean}):
         some = Trials(mean, trials.shape)
-        noise = setting_of(aimed, shape, Counted(some)).noise_multiplier
-        same = Repeated(single.terms.process, some).curve(single.noise_multiplier).epsilon(single.delta)
+        noise = setting_of(aimed, shape, CountedSweep(some)).noise_multiplier
+        same = Repeated(single.parameters.process, some).curve(single.noise_multiplier).epsilon(single.delta)
         rows.append(
             {
                 "trials": mean,

@@ -7,7 +7,7 @@ from transformers.activations import ACT2CLS, ACT2FN, NewGELUActivation
 
 from confide.config.loading import check
 from confide.models import loading as models
-from confide.models.fast.activations import as_written, fuse
+from confide.models.fast.activations import install_fast_layers, original_layers
 from tests import small
 
 
@@ -25,7 +25,7 @@ class Layer(nn.Module):
 def test_the_kernel_is_the_same_function_with_the_same_slope(name, precision, tolerance):
     """Their constants are sqrt(2 / pi) written out to ten digits, or better."""
     own = Layer(ACT2FN[name])
-    fuse(own)
+    install_fast_layers(own)
     given = torch.linspace(-30, 30, 60_001, dtype=precision, requires_grad=True)
     right, found = ACT2FN[name](given), own.act(given)
     (slope,) = torch.autograd.grad(right.sum(), given)
@@ -40,7 +40,7 @@ def test_one_that_is_held_twice_is_replaced_everywhere_and_weights_stay():
     shared = ACT2FN["gelu_new"]
     model = nn.Sequential(Layer(shared), nn.Sequential(shared, Layer(shared), shared)).eval()
     before = dict(model.named_parameters())
-    fuse(model)
+    install_fast_layers(model)
     assert not any(isinstance(module, NewGELUActivation) for module in model.modules())
     assert not any(module.training for module in model.modules())
     assert all(value is before[name] for name, value in model.named_parameters())
@@ -49,12 +49,12 @@ def test_one_that_is_held_twice_is_replaced_everywhere_and_weights_stay():
 def test_as_written_the_model_has_its_own_for_a_while_whatever_happens():
     own = ACT2FN["gelu_new"]
     model = nn.Sequential(Layer(own), nn.ReLU())
-    fuse(model)
+    install_fast_layers(model)
     kernel = model[0].act
     assert list(dict(model.named_modules())) == ["", "0", "0.linear", "0.act", "1"]
 
     def fail():
-        with as_written(model):
+        with original_layers(model):
             assert model[0].act is own
             raise KeyError
 
@@ -62,13 +62,13 @@ def test_as_written_the_model_has_its_own_for_a_while_whatever_happens():
         fail()
     assert model[0].act is kernel
     again = copy.deepcopy(model)
-    with as_written(again):
+    with original_layers(again):
         assert type(again[0].act) is NewGELUActivation
 
 
 def test_bf16_is_no_farther_from_the_truth_than_what_it_replaces():
     own = Layer(ACT2FN["gelu_new"])
-    fuse(own)
+    install_fast_layers(own)
     found = {}
     for name, activation in (("kernel", own.act), ("written out", ACT2FN["gelu_new"])):
         given = torch.linspace(-30, 30, 60_001).bfloat16().requires_grad_()
@@ -90,7 +90,7 @@ class Scaled(NewGELUActivation):
 @pytest.mark.parametrize("activation", [Scaled(), ACT2FN["gelu"], ACT2FN["relu"], ACT2FN["quick_gelu"]])
 def test_any_other_function_is_left_alone(activation):
     model = Layer(activation)
-    fuse(model)
+    install_fast_layers(model)
     assert model.act is activation
 
 

@@ -13,7 +13,7 @@ from confide.clipping import ClippedSum
 from confide.clipping.rule import UnsupportedParameter
 from confide.clipping.rules import layers
 from confide.models.fast import onednn as products
-from confide.models.fast.activations import as_written
+from confide.models.fast.activations import original_layers
 from confide.models.fast.switch import off
 from tests import small
 from tests.clipping import brute_force
@@ -142,7 +142,7 @@ def test_nothing_is_exchanged_where_nothing_is_gained(monkeypatch):
     monkeypatch.setattr(products, "are_faster", lambda: True)
     assert type(quick(narrow)) is nn.Linear
     own = quick(wide)
-    assert isinstance(own, products.Quick)
+    assert isinstance(own, products.OneDNNLayer)
     taken = []
     monkeypatch.setattr(products, "product", lambda *factors: taken.append(factors))
     assert torch.equal(own(torch.ones(127, 256)), wide(torch.ones(127, 256)))
@@ -220,7 +220,7 @@ def test_clipped_sums_are_those_of_brute_force(everywhere, family, adapter, chec
 def test_a_tied_output_layer_of_a_run_is_the_same(everywhere):
     task, written = small.task(), small.gpt2()
     model = quick(written)
-    assert isinstance(model.lm_head, products.Quick)
+    assert isinstance(model.lm_head, products.OneDNNLayer)
     assert model.lm_head.weight is model.transformer.wte.weight
     rows = [torch.randint(2, small.VOCABULARY, (n,)).numpy() for n in (7, 4, 9)]
     batch = task.collate(rows)
@@ -239,7 +239,7 @@ def test_what_is_saved_of_a_model_stays_and_it_can_be_copied(everywhere, tmp_pat
     assert type(again.lm_head) is nn.Linear
     assert all(torch.equal(a, b) for a, b in zip(written.parameters(), again.parameters(), strict=True))
     torch.save(model, tmp_path / "whole")
-    assert isinstance(torch.load(tmp_path / "whole", weights_only=False).lm_head, products.Quick)
+    assert isinstance(torch.load(tmp_path / "whole", weights_only=False).lm_head, products.OneDNNLayer)
     twin = copy.deepcopy(model)
     twin.lm_head.weight.data.zero_()
     ids = torch.arange(5)[None]
@@ -300,7 +300,7 @@ def test_as_written_no_product_is_taken_for_a_while_whatever_happens(everywhere)
     ids = torch.arange(6)[None]
 
     def fail():
-        with as_written(model):
+        with original_layers(model):
             model(ids)
             raise KeyError
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from confide.clipping import ClippedSum
 from confide.models.fast import cross_entropy, logits
-from confide.models.fast.activations import as_written
+from confide.models.fast.activations import original_layers
 from tests import small
 from tests.clipping import brute_force
 from tests.quick import everywhere, needs_onednn, quick  # noqa: F401  # a fixture
@@ -43,7 +43,7 @@ def test_a_step_is_the_same_without_all_of_it(everywhere, monkeypatch):  # noqa:
     assert all((everywhere, heads, losses, kernels)), "the test tries nothing"
     for seen in (everywhere, heads, losses):
         seen.clear()
-    with as_written(model):
+    with original_layers(model):
         assert not [module for module in model.modules() if module in kernels]
         norms, own = step()
     assert not any((everywhere, heads, losses))
@@ -58,9 +58,9 @@ def test_it_is_on_again_whatever_happens(within, monkeypatch):
     losses = counted(monkeypatch, cross_entropy._OfSoftmax)
 
     def fail():
-        with as_written(model):
+        with original_layers(model):
             if within:
-                with as_written(model):
+                with original_layers(model):
                     pass
             cross_entropy.cross_entropy(torch.ones(3, 4, requires_grad=True), targets)
             raise KeyError

@@ -9,7 +9,7 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connec
 from scipy.stats import norm
 
 from confide.privacy.accounting.composing import TRUNCATED, bounds, connected, mirrored, self_composed
-from confide.privacy.accounting.processes import ADD, REMOVE, MixtureLoss
+from confide.privacy.accounting.pairs import ADD, REMOVE, MixtureLoss
 
 
 def one_step(q, s, direction, interval):

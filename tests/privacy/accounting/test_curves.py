@@ -10,7 +10,7 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
-from confide.privacy.accounting import Curve, GroupOf, MixtureOfGaussians, compose
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians, PrivacyProfile, compose
 from confide.privacy.accounting.curves import Composed, _coarsened, between, group
 from confide.utils.errors import InputError
 
@@ -152,7 +152,7 @@ def test_black_boxes_compose_by_addition():
     expected = one.epsilon(5e-6) + MixtureOfGaussians.bernoulli(1, 1).curve(3.0).epsilon(5e-6)
     assert expected * (1 - 1e-9) <= both.epsilon(1e-5) <= expected * 1.03
     assert both.delta(both.epsilon(1e-5)) <= 1e-5 * (1 + 1e-9)
-    assert math.isinf(compose([one, Curve.unprotected()]).epsilon(1e-5))
+    assert math.isinf(compose([one, PrivacyProfile.unprotected()]).epsilon(1e-5))
 
 
 def test_points_and_the_accountant_are_reported():
@@ -162,15 +162,15 @@ def test_points_and_the_accountant_are_reported():
     assert all(a[0] <= b[0] and a[1] > b[1] for a, b in itertools.pairwise(points))
     assert points[4] == (curve.epsilon(1e-5), pytest.approx(1e-5))
     assert "dp_accounting" in curve.accountant
-    assert Curve.unprotected().points() == []
+    assert PrivacyProfile.unprotected().points() == []
 
 
 @pytest.mark.parametrize("delta", [1.0, -1e-5, math.nan])
 def test_nonsense_is_refused(delta):
     with pytest.raises(InputError, match=r"privacy\.delta"):
-        Curve.unprotected().epsilon(delta)
+        PrivacyProfile.unprotected().epsilon(delta)
     with pytest.raises(InputError, match="prior"):
-        Curve.unprotected().reconstruction(-0.5)
+        PrivacyProfile.unprotected().reconstruction(-0.5)
 
 
 def test_pure_privacy_is_what_gaussian_noise_never_gives():
@@ -194,7 +194,7 @@ def test_of_two_texts_one_is_taken_out_and_the_other_put_in(is_turned):
     """Pitfall 41: each at the price of its own direction, at the best way to share out epsilon."""
     curve = MixtureOfGaussians.bernoulli(0.05, 20).curve(0.8, 1e-3)
     if is_turned:
-        curve = Curve(curve.addition, curve.removal, curve.interval)
+        curve = PrivacyProfile(curve.addition, curve.removal, curve.interval)
     both = between(curve, points=2000)
     ways = np.linspace(-4, 4, 4001)
     for epsilon in (0.0, 0.5, 1.0, 2.0):

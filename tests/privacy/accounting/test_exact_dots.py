@@ -9,7 +9,7 @@ from dp_accounting.pld import pld_pmf
 from mpmath import erfc, exp, expm1, log, mp, mpf, sqrt
 
 from confide.privacy.accounting.composing import self_composed
-from confide.privacy.accounting.processes import ADD, REMOVE, MixtureLoss
+from confide.privacy.accounting.pairs import ADD, REMOVE, MixtureLoss
 
 STEPS = 300
 EPSILONS = (0.0, 0.5, 1.0, 3.0, 8.0)

@@ -8,11 +8,11 @@ import pytest
 from scipy import stats
 
 from confide.privacy.accounting import (
-    Curve,
     Direction,
     Exchanged,
     GroupOf,
     MixtureOfGaussians,
+    PrivacyProfile,
     Repeated,
     Trials,
     TruncatedPoisson,
@@ -31,12 +31,12 @@ class OneSided:
 
     share: float = 0.2
 
-    def curve(self, noise_multiplier: float, interval: float = 1e-4) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = 1e-4) -> PrivacyProfile:
         e = np.array([-30.0, 0.0, 30.0])
         removal = Direction(e, np.array([1 - math.exp(-30) * (1 - self.share), self.share, self.share]))
         end = -math.log1p(-self.share)
         addition = Direction(np.array([-30.0, end]), np.array([1 - (1 - self.share) * math.exp(-30), 0.0]))
-        return Curve(removal, addition, 0.0)
+        return PrivacyProfile(removal, addition, 0.0)
 
     def describe(self) -> str:
         return "A unit may show itself."

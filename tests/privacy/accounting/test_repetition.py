@@ -10,10 +10,10 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.special import ndtr
 
 from confide.privacy.accounting import (
-    Curve,
     Direction,
     GroupOf,
     MixtureOfGaussians,
+    PrivacyProfile,
     Repeated,
     Replacement,
     Trials,
@@ -96,7 +96,7 @@ def test_no_order_of_the_outcomes_tells_more_than_the_bound():
     for p, q in pairs(generator, 250):
         mean, shape = KINDS[generator.integers(len(KINDS))]
         trials = Trials(mean, shape)
-        curve = repeated(Curve(exact(p, q), exact(q, p), 0.0), trials)
+        curve = repeated(PrivacyProfile(exact(p, q), exact(q, p), 0.0), trials)
         for order in (generator.permutation(len(p)), np.argsort(p / q), np.argsort(q / p)):
             one, other = best(p, order, trials), best(q, order, trials)
             assert one.sum() == pytest.approx(1.0)

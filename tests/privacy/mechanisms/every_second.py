@@ -12,7 +12,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.rows import RowSampler
-from confide.privacy.mechanisms.values import ClaimParts, Sampler, Score, Terms
+from confide.privacy.mechanisms.values import ClaimParts, PrivacyParameters, Sampler, Score
 from confide.randomness.streams import RunKey
 
 
@@ -33,17 +33,19 @@ class EverySecondRow(DPSGD):
         return np.arange(0, rows, self.every)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
-        return RowSampler(graph, self._used(graph.n_rows), self.terms(graph.shape()).sampling, key, phase)
+        return RowSampler(
+            graph, self._used(graph.n_rows), self.parameters(graph.shape()).sampling, key, phase
+        )
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
-        return super().terms(replace(shape, rows=len(self._used(shape.rows))), steps)
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
+        return super().parameters(replace(shape, rows=len(self._used(shape.rows))), steps)
 
     def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
         parts = super().claim(shape, noise_multiplier, delta, steps)
         return replace(parts, public_facts=(f"one of {self.every} rows is used",))
 
     @classmethod
-    def faults(cls, config) -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config) -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         if config.every_second.every > 9:
             yield "every_second.every", "use dp-sgd on less data"

@@ -21,8 +21,8 @@ from confide.privacy.accounting import Exchanged, MixtureOfGaussians, RenyiBudge
 from confide.privacy.accounting.filter import ORDERS
 from confide.privacy.mechanisms.adaptive import GRID, AdaptiveNoise, _Release, normalised
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import settle, state_guarantee
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
+from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import RunKey
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -64,7 +64,7 @@ def config(adaptive=None, privacy=None, **changes):
 def built(adaptive=None, noise=NOISE, **privacy) -> AdaptiveNoise:
     """The mechanism of a stage of a run with this noise."""
     made = mechanisms.build(config(adaptive, {"noise_multiplier": noise, **privacy}))
-    found = made.stages(SHAPE, noise)[0].mechanism
+    found = made.phases(SHAPE, noise)[0].mechanism
     assert isinstance(found, AdaptiveNoise)
     return found
 
@@ -127,7 +127,7 @@ def test_what_is_released_is_noised_as_the_budget_says():
 def test_the_sampler_takes_rate_and_noise_of_a_release_from_the_budget(graph):
     for adaptive in ({}, {"gamma_batch": 15.0}, {"gamma_batch": 15.0, "gamma_noise": 2.5}):
         mechanism = built(adaptive)
-        made, budget = sampler(mechanism, graph), mechanism.terms(SHAPE).zeroed
+        made, budget = sampler(mechanism, graph), mechanism.parameters(SHAPE).zeroed
         release = budget.release(NOISE)
         assert (made._release.rate, made._release.noise) == (release.q, release.noise_multiplier)
         assert made._release.rate == adaptive.get("gamma_batch", ROWS) / ROWS
@@ -192,7 +192,7 @@ def account(factors, budget, noise=NOISE, releases=None):
 
 def test_every_release_and_every_step_is_paid_for(graph):
     mechanism = built(BRAVE)
-    made, budget = sampler(mechanism, graph), mechanism.terms(SHAPE).zeroed
+    made, budget = sampler(mechanism, graph), mechanism.parameters(SHAPE).zeroed
     taken = gammas(made, 4)
     assert len(set(taken)) > 1
     np.testing.assert_allclose(made._filter.spent, account(taken, budget), rtol=1e-9)
@@ -200,7 +200,7 @@ def test_every_release_and_every_step_is_paid_for(graph):
 
 def test_a_run_ends_before_its_budget_is_passed(graph):
     mechanism = built(BRAVE)
-    made, budget = sampler(mechanism, graph), mechanism.terms(SHAPE).zeroed
+    made, budget = sampler(mechanism, graph), mechanism.parameters(SHAPE).zeroed
     taken = gammas(made, 200)
     assert 0 < len(taken) < 30
     limit = budget.limit(NOISE)
@@ -208,9 +208,9 @@ def test_a_run_ends_before_its_budget_is_passed(graph):
     following = made._release.gamma(len(taken))
     assert np.any(account([*taken, following], budget) > limit)
     ended = made.draw(len(taken))
-    assert isinstance(ended, Halt)
+    assert isinstance(ended, StopTraining)
     assert "budget" in ended.reason
-    assert isinstance(made.draw(500), Halt)
+    assert isinstance(made.draw(500), StopTraining)
 
 
 def test_no_run_ends_early_where_no_gamma_is_below_what_was_planned(graph):
@@ -223,7 +223,7 @@ def test_a_resumed_run_finds_its_gammas_and_its_end_again(graph):
     mechanism = built(BRAVE)
     whole = gammas(sampler(mechanism, graph), 40)
     again = sampler(mechanism, graph)
-    assert isinstance(again.draw(len(whole)), Halt)
+    assert isinstance(again.draw(len(whole)), StopTraining)
     assert again.draw(len(whole) - 1).noise_factor == whole[-1]
     assert again.draw(0).noise_factor == whole[0]
     assert gammas(sampler(mechanism, graph, key=RunKey.from_text("other")), 40) != whole
@@ -263,12 +263,12 @@ def test_a_run_ends_by_itself_and_its_ledger_stays_within_the_budget(tmp_path):
     assert 4 < outcome.steps < 24
     assert (run.release / "model.safetensors").exists()
     made, shape = mechanisms.build(run.config), UnitGraph.open(run.data / "train").shape()
-    terms = made.terms(shape)
+    parameters = made.parameters(shape)
     factors = np.array(multipliers(run)) / 0.8
     assert len(factors) == outcome.steps
-    assert isinstance(terms.zeroed, RenyiBudget)
-    assert np.all(account(factors, terms.zeroed, 0.8) <= terms.zeroed.limit(0.8))
-    assert outcome.guarantee.epsilon == settle(made, shape, None, 0.8).curve().epsilon(terms.delta)
+    assert isinstance(parameters.zeroed, RenyiBudget)
+    assert np.all(account(factors, parameters.zeroed, 0.8) <= parameters.zeroed.limit(0.8))
+    assert outcome.guarantee.epsilon == calibrate(made, shape, None, 0.8).curve().epsilon(parameters.delta)
     cut = Run(run_config(tmp_path / "cut", adaptive))
     fine_tune(cut, until=2)
     assert fine_tune(cut).steps == outcome.steps
@@ -279,7 +279,7 @@ def test_nominal_factors_are_means_over_the_drawn_rows_in_a_run(tmp_path):
     run = Run(run_config(tmp_path / "nominal", {"mode": "nominal", "normalise": "rank", "floor": 0.05}))
     fine_tune(run, until=6)
     job = Job.of(run, Console(quiet=True))
-    graph, sampling = job.prepared.train, job.setting.terms.sampling
+    graph, sampling = job.prepared.train, job.setting.parameters.sampling
     (scores,) = run.root.glob("perplexities-*.npy")
     rho = normalised(np.log(np.load(scores)), "rank")
     drawn = [sampling.draw(graph.n_rows, job.key, "main", step) for step in range(6)]
@@ -331,7 +331,7 @@ def test_normalisations():
 # what is claimed ---------------------------------------------------------------------------------------------
 def claimed(adaptive=None, steps=30, privacy=None):
     made = config(adaptive, privacy)
-    setting = settle(
+    setting = calibrate(
         mechanisms.build(made), SHAPE, made.privacy.epsilon, made.privacy.noise_multiplier, made.privacy.delta
     )
     return setting, state_guarantee(setting, steps, False, made, {"state": "test"})
@@ -347,7 +347,7 @@ def test_private_is_a_theorem_that_meets_its_target_and_lists_its_constants():
         assert part in gamma
     assert any("perplexities: the base model" in fact for fact in found.public_facts)
     assert any("seen no private row" in line for line in found.not_covered)
-    assert setting.terms.zeroed == RenyiBudget(0.1, 30, 0.6, 0.5, 9.0)
+    assert setting.parameters.zeroed == RenyiBudget(0.1, 30, 0.6, 0.5, 9.0)
 
 
 def test_noise_is_that_of_a_planned_step_over_its_factor():
@@ -364,7 +364,7 @@ def test_the_claim_is_the_same_after_fewer_steps():
 
 def test_replacing_a_row_costs_twice_zeroing_it_out():
     setting, _ = claimed(privacy={"adjacency": "replace-one"})
-    assert setting.terms.process == Exchanged(setting.terms.zeroed)
+    assert setting.parameters.process == Exchanged(setting.parameters.zeroed)
     assert setting.noise_multiplier > 1.4 * claimed()[0].noise_multiplier
 
 
@@ -375,7 +375,7 @@ def test_nominal_is_an_estimate_at_the_least_factor():
     assert any("as if gammas were public" in reason for reason in found.estimates)
     assert any("size of the noise" in line for line in found.not_covered)
     process = MixtureOfGaussians.bernoulli(0.1, 30)
-    assert setting.terms.process == Scaled(process, 0.4)
+    assert setting.parameters.process == Scaled(process, 0.4)
     assert found.epsilon == process.curve(0.8).epsilon(found.delta)
     ((what, epsilon),) = found.epsilons
     assert "gamma is 0.8 in every step" in what
@@ -385,9 +385,9 @@ def test_nominal_is_an_estimate_at_the_least_factor():
 
 def test_the_twin_repeats_the_draws_and_adds_no_noise(graph):
     twin = NonPrivate.twin(mechanisms.build(config(BRAVE)))
-    (stage,) = twin.stages(SHAPE, 0.0)
-    assert stage.noise_multiplier == 0.0
-    mine, theirs = sampler(stage.mechanism, graph), sampler(built(BRAVE), graph)
+    (phase,) = twin.phases(SHAPE, 0.0)
+    assert phase.noise_multiplier == 0.0
+    mine, theirs = sampler(phase.mechanism, graph), sampler(built(BRAVE), graph)
     for step in range(3):
         a, b = mine.draw(step).rows, theirs.draw(step).rows
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
@@ -432,15 +432,15 @@ def test_a_scorer_gives_the_vocabulary_and_tells_keys_apart(scorer, graph, tmp_p
     rho = _probabilities(mechanism, graph, np.full(ROWS, small.TOKENS**0.25))
     np.testing.assert_allclose(rho, 0.25)
     other = small.saved(tmp_path / "other", "gpt2", seed=1)
-    assert built().told_apart(SHAPE) == b""
-    assert mechanism.told_apart(SHAPE) != built({"scorer": str(other)}).told_apart(SHAPE)
+    assert built().key_binding(SHAPE) == b""
+    assert mechanism.key_binding(SHAPE) != built({"scorer": str(other)}).key_binding(SHAPE)
     assert NonPrivate.twin(mechanism).scorer == str(scorer)
 
 
 def test_a_scorer_that_is_none_is_refused_by_its_key(graph, texts):
     mechanism = built({"scorer": "/nowhere/model"})
     for act in (
-        lambda: mechanism.told_apart(SHAPE),
+        lambda: mechanism.key_binding(SHAPE),
         lambda: sampler(mechanism, graph),
         lambda: scoring.perplexities("/nowhere/model", *texts),
     ):
@@ -488,4 +488,4 @@ def test_a_classifier_needs_a_scorer():
 
 def test_more_rows_for_gamma_than_there_are(graph):
     with pytest.raises(InputError, match=r"adaptive\.gamma_batch: 61 rows are more than the 60"):
-        built({"gamma_batch": 61.0}).terms(SHAPE)
+        built({"gamma_batch": 61.0}).parameters(SHAPE)

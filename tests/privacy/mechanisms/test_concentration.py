@@ -15,12 +15,12 @@ from confide.planning import plan as planning
 from confide.privacy import mechanisms
 from confide.privacy.accounting.concentration import Filtered, Moves
 from confide.privacy.mechanisms.concentration import (
-    ConcentrationFilter,
+    ConcentrationAggregation,
     laplace,
 )
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import settle, state_guarantee
-from confide.privacy.mechanisms.values import Combine
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
+from confide.privacy.mechanisms.values import Aggregation
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.errors import InputError
 from tests import small
@@ -37,7 +37,7 @@ def config(task="causal-lm", train=None, **privacy):
 
 
 def filter_of(users, epsilon=math.inf):
-    return ConcentrationFilter(None, 1.0, 1.0, tau=1.0, users=users, epsilon=epsilon)
+    return ConcentrationAggregation(None, 1.0, 1.0, tau=1.0, users=users, epsilon=epsilon)
 
 
 class Counting:
@@ -91,9 +91,9 @@ def test_the_noises_of_the_test_have_the_stated_scales():
 
 
 def test_the_threshold_is_drawn_once_and_each_test_anew():
-    key, combine = Counting(), filter_of(20, 2.0)
+    key, aggregation = Counting(), filter_of(20, 2.0)
     for step in (0, 7):
-        combine.passes(np.full(20, 20), key, "main", step)
+        aggregation.passes(np.full(20, 20), key, "main", step)
     thresholds = [what for what in key.asked if "threshold" in what[1]]
     tests = [what for what in key.asked if "test" in what[1]]
     assert len(thresholds) == 2
@@ -102,9 +102,9 @@ def test_the_threshold_is_drawn_once_and_each_test_anew():
 
 
 def test_users_are_kept_by_how_many_are_within_two_tau():
-    combine = filter_of(120)
+    aggregation = filter_of(120)
     for count, chance in ((59, 0), (60, 0), (65, 0.25), (70, 0.5), (79, 0.95), (80, 1), (120, 1)):
-        kept = np.array([combine.keeps(np.full(120, count), KEY, "main", step) for step in range(60)])
+        kept = np.array([aggregation.keeps(np.full(120, count), KEY, "main", step) for step in range(60)])
         assert kept.mean() == pytest.approx(chance, abs=0.03 if 0 < chance < 1 else 0)
         if 0 < chance < 1:  # each user by itself, and anew in each step
             assert len({tuple(row) for row in kept}) == 60
@@ -114,7 +114,7 @@ def test_users_are_kept_by_how_many_are_within_two_tau():
 def test_replacing_a_user_moves_the_mean_of_the_kept_by_less_than_the_noise_is_made_for():
     """Concentrated users with a fringe in doubt: the paper's sensitivity bounds most moves, the proof's all."""
     users, epsilon, steps, delta = 200, 3.0, 40, 1e-5
-    combine, generator = filter_of(users), np.random.default_rng(0)
+    aggregation, generator = filter_of(users), np.random.default_rng(0)
     stated = math.sqrt(8 * (epsilon + math.log(steps / delta)))
     moved = []
     for trial in range(100):
@@ -124,7 +124,7 @@ def test_replacing_a_user_moves_the_mean_of_the_kept_by_less_than_the_noise_is_m
             vectors[0] = first
             gaps = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
             assert (gaps <= 1).mean() > 0.78
-            kept = combine.keeps((gaps <= 2).sum(1), KEY, "main", trial)
+            kept = aggregation.keeps((gaps <= 2).sum(1), KEY, "main", trial)
             moves.append((vectors[kept].mean(0), kept))
         (before, kept), (after, also) = moves
         moved.append(np.linalg.norm(before - after) * users)
@@ -138,15 +138,18 @@ def test_replacing_a_user_moves_the_mean_of_the_kept_by_less_than_the_noise_is_m
 # noise and claim -----------------------------------------------------------------------------------------------
 def test_the_noise_is_absolute_and_in_proportion_to_tau():
     mechanism = mechanisms.build(config())
-    setting = settle(mechanism, SHAPE, 3.0)
-    combine = mechanism.combine(setting.terms, setting.noise_multiplier)
-    delta = setting.terms.delta
+    setting = calibrate(mechanism, SHAPE, 3.0)
+    aggregation = mechanism.aggregation(setting.parameters, setting.noise_multiplier)
+    delta = setting.parameters.delta
     s = Filtered(5000, 40, 3.0, delta).noise_multiplier
-    assert (setting.noise_multiplier, setting.terms.divisor) == (s, 5000)
-    assert combine.noise_scale == pytest.approx(s * 0.25 / 5000)
-    assert (combine.clip_norm, combine.scale) == (None, 1.0)
-    assert replace(mechanism, tau=0.5).combine(setting.terms, s).noise_scale == 2 * combine.noise_scale
-    assert settle(mechanism, SHAPE, 3.0, None, 1e-9).noise_multiplier > s
+    assert (setting.noise_multiplier, setting.parameters.divisor) == (s, 5000)
+    assert aggregation.noise_scale == pytest.approx(s * 0.25 / 5000)
+    assert (aggregation.clip_norm, aggregation.scale) == (None, 1.0)
+    assert (
+        replace(mechanism, tau=0.5).aggregation(setting.parameters, s).noise_scale
+        == 2 * aggregation.noise_scale
+    )
+    assert calibrate(mechanism, SHAPE, 3.0, None, 1e-9).noise_multiplier > s
     assert filter_noise(5000, 40, 3.0, delta) == setting.noise_per_gradient()
 
 
@@ -165,7 +168,7 @@ def test_every_user_is_drawn_every_step(tmp_path):
 
 def guarantee_of(shape, epsilon=3.0, steps=40):
     mechanism = mechanisms.build(config(epsilon=epsilon))
-    setting = settle(mechanism, shape, epsilon)
+    setting = calibrate(mechanism, shape, epsilon)
     return state_guarantee(setting, steps, False, config(epsilon=epsilon), {"state": "test"})
 
 
@@ -188,8 +191,8 @@ def test_the_claim_is_the_same_after_fewer_steps():
 
 def test_the_twin_is_the_mean_over_all():
     twin = NonPrivate.twin(mechanisms.build(config()))
-    combine = twin.combine(twin.terms(SHAPE), 0.0)
-    assert combine == Combine(None, 0.0, 1 / 5000)
+    aggregation = twin.aggregation(twin.parameters(SHAPE), 0.0)
+    assert aggregation == Aggregation(None, 0.0, 1 / 5000)
 
 
 # the comparison ------------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ def test_what_says_the_same_is_taken():
 
 def test_a_sweep_cannot_be_counted():
     from confide.privacy.accounting import Trials
-    from confide.privacy.mechanisms.tuned import Counted
+    from confide.privacy.mechanisms.tuned import CountedSweep
 
     with pytest.raises(InputError, match=r"does not follow from one epsilon|no noise meets"):
-        settle(mechanisms.build(config()), SHAPE, 3.0, tuning=Counted(Trials(10.0)))
+        calibrate(mechanisms.build(config()), SHAPE, 3.0, tuning=CountedSweep(Trials(10.0)))

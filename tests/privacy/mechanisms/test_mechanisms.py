@@ -9,7 +9,7 @@ from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.privacy import mechanisms
 from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import settle
+from confide.privacy.mechanisms.statement import calibrate
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
 from tests import small
@@ -59,8 +59,8 @@ def test_rows_in_use_rate_and_divisor_follow_from_the_shape(graph):
     }
     for name, (rows, rate) in cases.items():
         options = {} if name == "dp-sgd" else {"rows_per_unit": 3}
-        terms = build(name, **options).terms(shape)
-        assert (terms.rows, terms.sampling.rate, terms.divisor) == (
+        parameters = build(name, **options).parameters(shape)
+        assert (parameters.rows, parameters.sampling.rate, parameters.divisor) == (
             rows,
             pytest.approx(rate),
             pytest.approx(5.0),
@@ -73,28 +73,28 @@ def test_the_divisor_is_the_expected_batch_whatever_the_number_of_units(name, ba
     """Pitfall 6: int(N * q) is another number, and jumps with N."""
     options = {} if name == "dp-sgd" else {"rows_per_unit": 3}
     for units in (7, 10, 11, 13):
-        terms = build(name, batch=batch, **options).terms(
+        parameters = build(name, batch=batch, **options).parameters(
             Shape(np.full(units, 3), 3 * units, 30 * units, True)
         )
-        assert terms.divisor == pytest.approx(batch, rel=1e-12)
-        combine = build(name, batch=batch, normalised=False, **options).combine(terms, 1.0)
-        assert combine.scale == pytest.approx(1 / batch, rel=1e-12)
+        assert parameters.divisor == pytest.approx(batch, rel=1e-12)
+        aggregation = build(name, batch=batch, normalised=False, **options).aggregation(parameters, 1.0)
+        assert aggregation.scale == pytest.approx(1 / batch, rel=1e-12)
 
 
 def test_processes_are_those_of_the_papers(graph):
     shape, capped = graph.shape(), int(np.minimum(COUNTS, 3).sum())
-    assert build("dp-sgd").terms(shape).process == MixtureOfGaussians.bernoulli(5 / sum(COUNTS), 50)
-    assert build("els", rows_per_unit=3).terms(shape).process == MixtureOfGaussians.binomial(
+    assert build("dp-sgd").parameters(shape).process == MixtureOfGaussians.bernoulli(5 / sum(COUNTS), 50)
+    assert build("els", rows_per_unit=3).parameters(shape).process == MixtureOfGaussians.binomial(
         3, 5 / capped, 50
     )
-    assert build("group", rows_per_unit=3).terms(shape).process == GroupOf(
+    assert build("group", rows_per_unit=3).parameters(shape).process == GroupOf(
         MixtureOfGaussians.bernoulli(5 / capped, 50), 3
     )
-    assert build("uls").terms(shape).process == MixtureOfGaussians.bernoulli(5 / len(COUNTS), 50)
+    assert build("uls").parameters(shape).process == MixtureOfGaussians.bernoulli(5 / len(COUNTS), 50)
 
 
 def test_a_cap_that_no_unit_reaches_is_not_paid_for(graph):
-    process = build("els", rows_per_unit=100).terms(graph.shape()).process
+    process = build("els", rows_per_unit=100).parameters(graph.shape()).process
     assert process == MixtureOfGaussians.binomial(9, 5 / sum(COUNTS), 50)
 
 
@@ -103,12 +103,12 @@ def test_each_is_drawn_as_often_as_the_accountant_says(graph, name):
     mechanism = build(name, **({} if name == "dp-sgd" else {"rows_per_unit": 3}))
     taken = draws(mechanism, graph, 800)
     groups = np.array([draw.groups for draw in taken])
-    terms = mechanism.terms(graph.shape())
-    population = terms.units if name == "uls" else terms.rows
+    parameters = mechanism.parameters(graph.shape())
+    population = parameters.units if name == "uls" else parameters.rows
     assert groups.mean() == pytest.approx(5.0, abs=4 * (5 / 800) ** 0.5)
     # Binomial, not constant: the variance is that of independent draws.
     assert groups.var() == pytest.approx(
-        population * terms.sampling.rate * (1 - terms.sampling.rate), rel=0.25
+        population * parameters.sampling.rate * (1 - parameters.sampling.rate), rel=0.25
     )
 
 
@@ -147,14 +147,14 @@ def test_rows_with_two_owners_are_refused(tmp_path):
     graph = UnitGraph.open(tmp_path / "g")
     for name in ("uls", "els", "group"):
         with pytest.raises(InputError, match="one owner"):
-            build(name, batch=1.0).terms(graph.shape())
+            build(name, batch=1.0).parameters(graph.shape())
     # A row is its own unit whoever owns it.
-    assert build("dp-sgd", batch=1.0).terms(graph.shape()).units == 2
+    assert build("dp-sgd", batch=1.0).parameters(graph.shape()).units == 2
 
 
 def test_more_than_there_is_cannot_be_drawn(graph):
     with pytest.raises(InputError, match=r"train.batch: 11 units a step are more than the 10"):
-        build("uls", batch=11.0).terms(graph.shape())
+        build("uls", batch=11.0).parameters(graph.shape())
 
 
 def test_shuffling_makes_an_estimate_and_poisson_a_theorem(graph):
@@ -166,17 +166,17 @@ def test_shuffling_makes_an_estimate_and_poisson_a_theorem(graph):
 
 
 def test_truncated_draws_have_their_own_accounting(graph):
-    terms = build("uls", sampling="truncated", max_batch=6).terms(graph.shape())
-    assert terms.process == TruncatedPoisson(10, 0.5, 6, 50)
+    parameters = build("uls", sampling="truncated", max_batch=6).parameters(graph.shape())
+    assert parameters.process == TruncatedPoisson(10, 0.5, 6, 50)
     assert max(draw.groups for draw in draws(build("uls", sampling="truncated", max_batch=6), graph)) == 6
     with pytest.raises(InputError, match="no theorem covers truncated"):
         build("els", sampling="truncated", max_batch=6)
 
 
 def test_replace_one_costs_what_replacing_does_and_a_guess_what_zeroing_out_does(graph):
-    terms = build("uls", adjacency="replace-one").terms(graph.shape())
-    assert terms.process == Replacement(0.5, 50)
-    assert terms.zeroed == MixtureOfGaussians.bernoulli(0.5, 50)
+    parameters = build("uls", adjacency="replace-one").parameters(graph.shape())
+    assert parameters.process == Replacement(0.5, 50)
+    assert parameters.zeroed == MixtureOfGaussians.bernoulli(0.5, 50)
 
 
 def test_clip_and_noise_use_one_norm(graph):
@@ -184,10 +184,10 @@ def test_clip_and_noise_use_one_norm(graph):
     for norm in (0.1, 1.0, 7.0):
         for normalised in (True, False):
             mechanism = build("uls", clip_norm=norm, normalised=normalised)
-            combine = mechanism.combine(mechanism.terms(graph.shape()), 2.0)
-            assert combine.clip_norm == norm
-            assert combine.noise_scale == pytest.approx(2.0 * norm)
-            assert combine.scale == pytest.approx((1 / norm if normalised else 1) / 5.0)
+            aggregation = mechanism.aggregation(mechanism.parameters(graph.shape()), 2.0)
+            assert aggregation.clip_norm == norm
+            assert aggregation.noise_scale == pytest.approx(2.0 * norm)
+            assert aggregation.scale == pytest.approx((1 / norm if normalised else 1) / 5.0)
 
 
 def test_the_twin_repeats_the_draws_without_clip_or_noise(graph):
@@ -195,16 +195,16 @@ def test_the_twin_repeats_the_draws_without_clip_or_noise(graph):
     twin = NonPrivate.twin(mechanism)
     for ours, theirs in zip(draws(mechanism, graph, 20), draws(twin, graph, 20), strict=True):
         assert [list(r) for r in ours.rows] == [list(r) for r in theirs.rows]
-    combine = twin.combine(twin.terms(graph.shape()), 0.0)
-    assert (combine.clip_norm, combine.noise_scale) == (None, 0.0)
-    assert settle(twin, graph.shape()).curve().epsilon(1e-5) == float("inf")
+    aggregation = twin.aggregation(twin.parameters(graph.shape()), 0.0)
+    assert (aggregation.clip_norm, aggregation.noise_scale) == (None, 0.0)
+    assert calibrate(twin, graph.shape()).curve().epsilon(1e-5) == float("inf")
 
 
 def test_noise_meets_the_target_and_no_more(graph):
     for name in ("dp-sgd", "els", "group", "uls"):
-        setting = settle(build(name), graph.shape(), 4.0, delta=1e-5)
+        setting = calibrate(build(name), graph.shape(), 4.0, delta=1e-5)
         assert setting.curve().epsilon(1e-5) <= 4.0
-        less = settle(
+        less = calibrate(
             build(name), graph.shape(), noise_multiplier=setting.noise_multiplier * 0.99, delta=1e-5
         )
         assert less.curve().epsilon(1e-5) > 4.0
@@ -212,7 +212,7 @@ def test_noise_meets_the_target_and_no_more(graph):
 
 def test_group_privacy_never_beats_els_on_the_same_draws(graph):
     noise = [
-        settle(build(n, rows_per_unit=3), graph.shape(), 4.0, delta=1e-5).noise_multiplier
+        calibrate(build(n, rows_per_unit=3), graph.shape(), 4.0, delta=1e-5).noise_multiplier
         for n in ("els", "group")
     ]
     assert noise[0] < noise[1]
@@ -223,12 +223,14 @@ def test_median_of_the_rows_per_unit(graph):
 
 
 def test_default_delta_is_that_of_the_paper(graph):
-    assert build("uls").terms(graph.shape()).delta == pytest.approx(min(sum(COUNTS) ** -1.1, 1 / len(COUNTS)))
+    assert build("uls").parameters(graph.shape()).delta == pytest.approx(
+        min(sum(COUNTS) ** -1.1, 1 / len(COUNTS))
+    )
 
 
 def test_a_shape_is_all_that_terms_need():
     shape = Shape(rows_per_unit=np.full(1000, 5), rows=5000, tokens=10**6, single_owner=True)
-    assert build("uls", batch=10.0).terms(shape).sampling.rate == pytest.approx(0.01)
+    assert build("uls", batch=10.0).parameters(shape).sampling.rate == pytest.approx(0.01)
 
 
 def test_draws_come_from_the_key_and_from_no_seed_of_the_config(graph):

@@ -14,7 +14,7 @@ from confide.data.shape import Shape
 from confide.models import loading as models
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Exchanged, MixtureOfGaussians
-from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.randomness.streams import RunKey
 from confide.runs import preparation
 from confide.utils.errors import InputError
@@ -98,7 +98,7 @@ def test_epsilon_is_that_of_the_worst_owner(bounding):
     owners = random_graph(2, rows=40, users=9)
     settings = config(4, batch=4.0, bounding=bounding)
     data, made = shape(owners), mechanisms.build(settings)
-    setting = settle(made, data, None, 1.5, DELTA)
+    setting = calibrate(made, data, None, 1.5, DELTA)
     rates = made.rates(data)
     own = []
     for user in range(data.units):
@@ -119,21 +119,21 @@ def test_epsilon_is_that_of_the_worst_owner(bounding):
 
 def test_noise_meets_the_target_for_the_worst_owner():
     data, made = shape(random_graph(2, rows=40, users=9)), build(4, noise_multiplier=None, epsilon=2.0)
-    setting = settle(made, data, 2.0, None, DELTA)
+    setting = calibrate(made, data, 2.0, None, DELTA)
     assert 1.99 < setting.curve().epsilon(DELTA) <= 2.0
 
 
 def test_replace_one_is_two_zero_outs():
     data = shape(random_graph(2, rows=40, users=9))
-    own = build(4).terms(data).process
-    assert build(4, adjacency="replace-one").terms(data).process == Exchanged(own)
+    own = build(4).parameters(data).process
+    assert build(4, adjacency="replace-one").parameters(data).process == Exchanged(own)
 
 
 @pytest.mark.parametrize("bounding", ["greedy", "program"])
 def test_a_batch_larger_than_what_is_left_names_both_keys(bounding):
     data = shape([[0, 1]] * 9 + [[2]])
     with pytest.raises(InputError, match=r"^train\.batch: .*take at most \d+, .*privacy\.rows_per_unit"):
-        build(2, batch=8.0, bounding=bounding).terms(data)
+        build(2, batch=8.0, bounding=bounding).parameters(data)
 
 
 @pytest.mark.parametrize(
@@ -241,5 +241,5 @@ def test_a_row_of_many_owners_counts_for_each_of_them(tmp_path):
     graph = preparation.prepare(settings, models.load_tokenizer(settings), tmp_path / "data").train
     found = {graph.unit_name(unit): graph.rows_of(unit).tolist() for unit in range(3)}
     assert found == {"a": [0, 2, 4], "b": [0, 1, 4], "c": [1, 3]}
-    terms = build(3, batch=2.0).terms(graph.shape())
-    assert terms.process == MixtureOfGaussians.binomial(3, 2 / 5, STEPS)
+    parameters = build(3, batch=2.0).parameters(graph.shape())
+    assert parameters.process == MixtureOfGaussians.binomial(3, 2 / 5, STEPS)

@@ -19,7 +19,7 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.mechanisms import secret, weighted
 from confide.privacy.mechanisms.secret import SWEEP
-from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.randomness.seal import Seal
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
@@ -159,7 +159,7 @@ def test_least_noise_keeps_as_many_rows_as_asked():
 def test_a_batch_that_the_weights_do_not_allow_names_both_keys(batch, c):
     made, data = build(train={"batch": batch}, program={"c": c}), shape()
     with pytest.raises(InputError, match=r"^train\.batch: .*secrets\.program\.c") as refused:
-        made.terms(data)
+        made.parameters(data)
     most = float(str(refused.value).split("at most ")[1].split(",")[0])
     assert most < batch
     rates = build(train={"batch": most}, program={"c": c}).rates(data)
@@ -173,7 +173,7 @@ def test_every_secret_is_protected_as_asked_and_one_only_just(tmp_path, c):
     pairs = {0: (1e-4, 0.02), 1: (1e-6, 1e-3), 2: (1e-3, 0.01), 3: (0.01, 0.2), 4: (1e-4, 0.2), 5: (0.1, 0.5)}
     file = values(tmp_path, *(f"who:{n},{p},{r}" for n, (p, r) in pairs.items()))
     made, data = build(values=file, program={"c": c}), shape()
-    s, rates = settle(made, data).noise_multiplier, made.rates(data)
+    s, rates = calibrate(made, data).noise_multiplier, made.rates(data)
     curves = {n: [process(rates[unit]).curve(x) for x in (s, 0.98 * s)] for n, unit in enumerate(UNITS)}
     reached = {n: float(curves[n][0].reconstruction(p)) for n, (p, _) in pairs.items()}
     assert all(reached[n] <= r for n, (_, r) in pairs.items())
@@ -183,10 +183,10 @@ def test_every_secret_is_protected_as_asked_and_one_only_just(tmp_path, c):
 def test_all_pairs_of_a_secret_are_enforced():
     data, noises = shape(), {}
     for p, r in ((1e-8, 1e-3), (1e-3, 0.02), (0.1, 0.5)):
-        noises[p] = settle(build(prior=p, posterior=r), data).noise_multiplier
+        noises[p] = calibrate(build(prior=p, posterior=r), data).noise_multiplier
     assert noises[1e-3] > 1.05 * max(noises[1e-8], noises[0.1])
     several = build(prior=[1e-8, 1e-3, 0.1], posterior=[1e-3, 0.02, 0.5])
-    setting = settle(several, data)
+    setting = calibrate(several, data)
     assert setting.noise_multiplier == pytest.approx(noises[1e-3], rel=2e-3)
     assert setting.claim().secret_targets == ((1e-8, 1e-3), (1e-3, 0.02), (0.1, 0.5))
     # of a program, the strictest pair of a secret decides its share
@@ -198,8 +198,8 @@ def test_all_pairs_of_a_secret_are_enforced():
 
 def test_accounting_by_kl_needs_more_noise():
     data = shape()
-    tight = settle(build(), data)
-    loose = settle(build({"accountant": "kl"}), data)
+    tight = calibrate(build(), data)
+    loose = calibrate(build({"accountant": "kl"}), data)
     assert loose.noise_multiplier > 1.5 * tight.noise_multiplier
     assert loose.curve().reconstruction(1e-4) < tight.curve().reconstruction(1e-4)
 
@@ -239,7 +239,7 @@ def test_each_row_is_drawn_as_often_as_was_accounted_for(tmp_path, c):
         assert (draw.weight == 1).all()
         hits[rows] += 1
         sizes.append(len(rows))
-    rates = settle(made, data.shape()).terms.sampling.rates
+    rates = calibrate(made, data.shape()).parameters.sampling.rates
     expected = made.rates(data.shape())
     assert sorted(rates) == pytest.approx(sorted(expected[expected > 0]))
     tails = np.minimum(binom.cdf(hits, draws, expected), binom.sf(hits - 1, draws, expected))
@@ -253,7 +253,7 @@ def test_draws_follow_the_rates_that_were_accounted_for_whatever_becomes_of_a_fi
     # The noise takes minutes for many secrets: a file that is edited meanwhile must not move the draws alone.
     file = values(tmp_path, "who,1e-4,0.02", "who:4,1e-4,0.0002")
     data, made = graph(tmp_path / "g"), build(values=file, program={"c": 0.3})
-    accounted = settle(made, data.shape()).terms.sampling.rates
+    accounted = calibrate(made, data.shape()).parameters.sampling.rates
     values(tmp_path, "who,1e-4,0.02", "who:4,1e-4,0.9")
     try:
         drawn = made.sampler(data, RunKey.from_text("x"), "main", lambda: np.zeros(ROWS)).sampling.rates
@@ -296,12 +296,12 @@ def test_damaged_weights_are_refused_by_name(tmp_path, fault):
     else:
         Seal.against_damage().write_array(path, "weights", np.ones(ROWS + 3))
     with pytest.raises(InputError, match="weights-"):
-        made.terms(data.shape())
+        made.parameters(data.shape())
 
 
 # the claim ----------------------------------------------------------------------------------------------------
 def stated(settings, steps: int = STEPS, published: bool = False, data: Shape | None = None):
-    setting = settle(mechanisms.build(settings), data or shape())
+    setting = calibrate(mechanisms.build(settings), data or shape())
     return state_guarantee(setting, steps, published, settings, {"date": "today"}), setting
 
 
@@ -362,7 +362,7 @@ def test_a_secret_of_which_no_row_is_drawn_stays_at_its_prior():
     weights = np.ones(ROWS)
     weights[[40, 41]] = 0
     object.__setattr__(made, "weights", lambda data: weights)
-    closest = settle(made, data).claim().weakest_secrets
+    closest = calibrate(made, data).claim().weakest_secrets
     assert next(most for name, _, _, most in closest if name == "who:1") == 1e-4
 
 
@@ -467,7 +467,7 @@ def test_settings_of_secrets_are_refused_elsewhere(section, message):
 )
 def test_priors_and_posteriors_that_do_not_fit_are_named(secrets, message):
     with pytest.raises(InputError, match=message):
-        settle(build(**secrets), shape())
+        calibrate(build(**secrets), shape())
 
 
 @pytest.mark.parametrize(
@@ -485,4 +485,4 @@ def test_priors_and_posteriors_that_do_not_fit_are_named(secrets, message):
 )
 def test_a_table_of_values_typed_by_a_tired_person(tmp_path, lines, message):
     with pytest.raises(InputError, match=r"^secrets\.values: .*" + message):
-        settle(build(values=values(tmp_path, *lines)), shape())
+        calibrate(build(values=values(tmp_path, *lines)), shape())

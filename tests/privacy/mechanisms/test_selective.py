@@ -17,7 +17,7 @@ from confide.privacy.accounting import (
     Untouched,
 )
 from confide.privacy.mechanisms.none import NonPrivate
-from confide.privacy.mechanisms.statement import settle, state_guarantee
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.utils.errors import InputError
 
 ROWS = 500
@@ -37,7 +37,7 @@ def config(name: str, privacy=None, redacted=None, detector=None, **train):
 
 def settled(config, **privacy):
     mechanism = mechanisms.build(config)
-    return settle(
+    return calibrate(
         mechanism, SHAPE, config.privacy.epsilon, config.privacy.noise_multiplier, config.privacy.delta
     )
 
@@ -52,18 +52,18 @@ LIGHT = {"mode": "light-noise", "epsilon": 1.0, "missing_rate": (0.002, 0.01)}
 
 def test_phase_1_costs_nothing_and_phase_2_is_accounted_as_replacement():
     mechanism = mechanisms.build(config("selective"))
-    assert mechanism.terms(SHAPE).process == Replacement(25 / ROWS, 40)
-    assert mechanism.terms(SHAPE, 61).process == Replacement(25 / ROWS, 1)
-    assert isinstance(mechanism.terms(SHAPE, 60).process, Untouched)
-    assert mechanism.terms(SHAPE).zeroed == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
+    assert mechanism.parameters(SHAPE).process == Replacement(25 / ROWS, 40)
+    assert mechanism.parameters(SHAPE, 61).process == Replacement(25 / ROWS, 1)
+    assert isinstance(mechanism.parameters(SHAPE, 60).process, Untouched)
+    assert mechanism.parameters(SHAPE).zeroed == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
 
 
 def test_the_papers_number_is_that_of_zeroing_out():
     paper = mechanisms.build(config("selective", {"adjacency": "zero-out"}))
-    assert paper.terms(SHAPE).process == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
+    assert paper.parameters(SHAPE).process == MixtureOfGaussians.bernoulli(25 / ROWS, 40)
     assert any("more than twice as large" in line for line in paper.claim(SHAPE, 1.0, 1e-3, 100).not_covered)
     cut = mechanisms.build(config("selective", {"sampling": "truncated"}, max_batch=30))
-    assert cut.terms(SHAPE).process == Exchanged(TruncatedPoisson(ROWS, 25 / ROWS, 30, 40))
+    assert cut.parameters(SHAPE).process == Exchanged(TruncatedPoisson(ROWS, 25 / ROWS, 30, 40))
 
 
 def test_the_target_is_met_under_replace_one_and_says_so():
@@ -124,7 +124,7 @@ def test_redaction_alone_is_zero_zero():
 
 def test_stages_of_a_run_in_two_phases():
     mechanism = mechanisms.build(config("selective", redacted={"batch": 7, "learning_rate": 0.5}))
-    first, second = mechanism.stages(SHAPE, 1.7)
+    first, second = mechanism.phases(SHAPE, 1.7)
     assert (first.name, first.steps, first.noise_multiplier, first.on_public, first.learning_rate) == (
         "redacted",
         60,
@@ -133,31 +133,31 @@ def test_stages_of_a_run_in_two_phases():
         0.5,
     )
     assert (second.name, second.steps, second.noise_multiplier, second.on_public) == ("main", 40, 1.7, False)
-    assert first.mechanism.terms(SHAPE).expected_batch == 7
-    assert first.mechanism.combine(first.mechanism.terms(SHAPE), 0.0).clip_norm is None
-    turns = [mechanism.turn(step) for step in range(mechanism.all_steps)]
+    assert first.mechanism.parameters(SHAPE).expected_batch == 7
+    assert first.mechanism.aggregation(first.mechanism.parameters(SHAPE), 0.0).clip_norm is None
+    turns = [mechanism.phase_of(step) for step in range(mechanism.all_steps)]
     assert turns == [(0, i) for i in range(60)] + [(1, i) for i in range(40)]
 
 
 def test_a_sample_that_is_smaller_than_a_batch_is_taken_whole():
-    first = mechanisms.build(config("selective")).stages(SHAPE, 1.0)[0]
+    first = mechanisms.build(config("selective")).phases(SHAPE, 1.0)[0]
     few = Shape(np.ones(3, dtype=np.int64), 3, 60, True)
-    assert first.mechanism.terms(few).sampling.rate == 1.0
+    assert first.mechanism.parameters(few).sampling.rate == 1.0
     with pytest.raises(InputError, match="no rows"):
-        first.mechanism.terms(Shape(np.zeros(0, dtype=np.int64), 0, 0, True))
+        first.mechanism.parameters(Shape(np.zeros(0, dtype=np.int64), 0, 0, True))
 
 
 @pytest.mark.parametrize(("ordinary", "noised"), [(60, 40), (1, 9), (9, 1), (5, 5)])
 def test_the_two_kinds_of_steps_of_crt_take_turns_over_the_whole_run(ordinary, noised):
     mechanism = mechanisms.build(config("crt", redacted={"steps": ordinary}, steps=noised))
-    turns = [mechanism.turn(step) for step in range(mechanism.all_steps)]
+    turns = [mechanism.phase_of(step) for step in range(mechanism.all_steps)]
     for place, count in ((0, ordinary), (1, noised)):
-        assert [own for stage, own in turns if stage == place] == list(range(count))
+        assert [own for phase, own in turns if phase == place] == list(range(count))
     for done in range(1, len(turns) + 1):
-        share = sum(stage == 0 for stage, _ in turns[:done]) / done
+        share = sum(phase == 0 for phase, _ in turns[:done]) / done
         assert abs(share - ordinary / (ordinary + noised)) <= 1 / done
-        own = sum(stage == 1 for stage, _ in turns[:done])
-        assert mechanism.terms(SHAPE, done).process == Replacement(25 / ROWS, max(1, own))
+        own = sum(phase == 1 for phase, _ in turns[:done])
+        assert mechanism.parameters(SHAPE, done).process == Replacement(25 / ROWS, max(1, own))
 
 
 def test_crt_is_never_called_selective():
@@ -167,9 +167,9 @@ def test_crt_is_never_called_selective():
 def test_light_noise_is_composed_with_phase_2_and_shown_at_both_ends():
     made = config("selective", redacted=LIGHT, detector=DETECTOR | {"recall": None})
     setting, found = settled(made), guarantee(made)
-    first, second = setting.mechanism.stages(SHAPE, setting.noise_multiplier)
+    first, second = setting.mechanism.phases(SHAPE, setting.noise_multiplier)
     rate = 25 / ROWS
-    assert setting.terms.process == After(
+    assert setting.parameters.process == After(
         Replacement(rate * 0.01, 60), first.noise_multiplier, Replacement(rate, 40)
     )
     assert 0 < first.noise_multiplier < second.noise_multiplier
@@ -198,7 +198,7 @@ def test_light_noise_of_no_missed_word_at_the_lower_end_leaves_phase_2():
 def test_where_a_missed_word_is_hardly_ever_drawn_there_is_some_noise_all_the_same():
     light = LIGHT | {"missing_rate": (1e-7, 1e-6), "steps": 1}
     setting = settled(config("selective", redacted=light, detector=DETECTOR | {"recall": None}))
-    assert setting.mechanism.stages(SHAPE, 1.0)[0].noise_multiplier == 0.1
+    assert setting.mechanism.phases(SHAPE, 1.0)[0].noise_multiplier == 0.1
     assert 2.9 < setting.curve().epsilon(setting.delta) <= 3.0
 
 
@@ -206,15 +206,15 @@ def test_the_twin_takes_the_same_turns_without_clip_or_noise():
     mechanism = mechanisms.build(config("selective"))
     twin = NonPrivate.twin(mechanism)
     assert twin.all_steps == 100
-    assert [twin.turn(step) for step in (0, 59, 60, 99)] == [(0, 0), (0, 59), (1, 0), (1, 39)]
-    for stage in twin.stages(SHAPE, 1.7):
-        assert stage.noise_multiplier == 0.0
-        assert stage.mechanism.combine(stage.mechanism.terms(SHAPE), 0.0).clip_norm is None
+    assert [twin.phase_of(step) for step in (0, 59, 60, 99)] == [(0, 0), (0, 59), (1, 0), (1, 39)]
+    for phase in twin.phases(SHAPE, 1.7):
+        assert phase.noise_multiplier == 0.0
+        assert phase.mechanism.aggregation(phase.mechanism.parameters(SHAPE), 0.0).clip_norm is None
 
 
 def test_steps_of_both_phases_count_as_compute():
     mechanism = mechanisms.build(config("selective", redacted={"batch": 10}))
-    assert mechanism.rows_computed(mechanism.terms(SHAPE)) == 10 * 60 + 25 * 40
+    assert mechanism.rows_computed(mechanism.parameters(SHAPE)) == 10 * 60 + 25 * 40
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting import Repeated, Trials
 from confide.privacy.guarantee import NOT_COVERED, TUNING, Guarantee
 from confide.privacy.mechanisms.base import calibrated
-from confide.privacy.mechanisms.statement import promise, settle, state_guarantee, together
-from confide.privacy.mechanisms.tuned import UNTUNED, Counted, Searched
+from confide.privacy.mechanisms.statement import calibrate, promise, state_guarantee, together
+from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep, UncountedSweep
 from confide.privacy.mechanisms.values import ClaimParts
 from confide.utils.errors import InputError
 from tests.privacy.mechanisms import test_secret
 from tests.test_statement import DELTA, NOISE, SHAPE, STEPS, config
 
-SWEEP = Counted(Trials(8.0))
+SWEEP = CountedSweep(Trials(8.0))
 MECHANISMS = ("uls", "els", "group", "dp-sgd")
 
 
@@ -23,7 +23,7 @@ def setting(name="uls", tuning=UNTUNED, **changes):
     settings = config(name, **changes)
     privacy = settings.privacy
     built = mechanisms.build(settings)
-    return settle(built, SHAPE, privacy.epsilon, privacy.noise_multiplier, DELTA, tuning), settings
+    return calibrate(built, SHAPE, privacy.epsilon, privacy.noise_multiplier, DELTA, tuning), settings
 
 
 def stated(name="uls", tuning=UNTUNED, steps=STEPS, published=False, **changes):
@@ -34,7 +34,7 @@ def stated(name="uls", tuning=UNTUNED, steps=STEPS, published=False, **changes):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_counted_sweep_states_the_cost_of_the_whole(name):
     one, swept = stated(name), stated(name, SWEEP)
-    process = setting(name)[0].terms.process
+    process = setting(name)[0].parameters.process
     assert swept.epsilon == Repeated(process, SWEEP.trials).curve(NOISE).epsilon(DELTA)
     assert swept.epsilon > 1.2 * one.epsilon
     assert swept.theorem
@@ -70,12 +70,12 @@ def test_the_noise_is_raised_until_the_sweep_meets_the_target(name):
     assert swept.noise_multiplier > 1.05 * one.noise_multiplier
     assert 3.9 < swept.curve().epsilon(DELTA) <= 4.0
     assert stated(name, SWEEP, **asked).epsilon <= 4.0
-    assert Repeated(one.terms.process, SWEEP.trials).curve(one.noise_multiplier).epsilon(DELTA) > 4.0
+    assert Repeated(one.parameters.process, SWEEP.trials).curve(one.noise_multiplier).epsilon(DELTA) > 4.0
 
 
 def test_guesses_are_bound_by_the_repeated_zero_out_curve_under_replace_one():
     swept = stated("dp-sgd", SWEEP, adjacency="replace-one")
-    zeroed = Repeated(setting("dp-sgd")[0].terms.process, SWEEP.trials).curve(NOISE)
+    zeroed = Repeated(setting("dp-sgd")[0].parameters.process, SWEEP.trials).curve(NOISE)
     assert dict(swept.reconstruction)[1e-3] == pytest.approx(float(zeroed.reconstruction(1e-3)))
     assert swept.epsilon > stated("dp-sgd", SWEEP).epsilon
 
@@ -93,11 +93,11 @@ def test_where_nothing_is_promised_nothing_is_counted():
 
 def test_a_mechanism_whose_noise_does_not_follow_from_the_sweep_is_refused(monkeypatch):
     built = mechanisms.build(config("uls", noise_multiplier=None, epsilon=4.0))
-    noise = calibrated(built.terms(SHAPE).process, 4.0, DELTA)
+    noise = calibrated(built.parameters(SHAPE).process, 4.0, DELTA)
     monkeypatch.setattr(type(built), "least_noise", lambda *_: noise)
-    settle(built, SHAPE, 4.0, None, DELTA)
+    calibrate(built, SHAPE, 4.0, None, DELTA)
     with pytest.raises(InputError, match="does not follow from one epsilon"):
-        settle(built, SHAPE, 4.0, None, DELTA, SWEEP)
+        calibrate(built, SHAPE, 4.0, None, DELTA, SWEEP)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_claim_of_more_than_one_epsilon_is_refused(monkeypatch, parts):
     built = mechanisms.build(config("uls"))
     monkeypatch.setattr(type(built), "claim", lambda *_: parts)
     with pytest.raises(InputError, match="does not follow from one epsilon"):
-        settle(built, SHAPE, None, NOISE, DELTA, SWEEP)
+        calibrate(built, SHAPE, None, NOISE, DELTA, SWEEP)
 
 
 SAME = {"clip_norm": 0.3, "normalised": False, "rows_per_unit": 2, "selection": "random"}
@@ -136,7 +136,7 @@ def test_several_runs_compose_by_their_losses_where_they_are_alike():
     epsilon, delta = together([one] * 4)
     assert delta == DELTA
     assert stated("uls").epsilon < epsilon < 4 * stated("uls").epsilon
-    ahead = mechanisms.build(config("uls")).terms(SHAPE, 4 * STEPS).process.curve(NOISE)
+    ahead = mechanisms.build(config("uls")).parameters(SHAPE, 4 * STEPS).process.curve(NOISE)
     assert epsilon == pytest.approx(ahead.epsilon(DELTA), rel=0.01)
     assert together([one]) == pytest.approx((stated("uls").epsilon, DELTA), rel=1e-3)
 
@@ -154,7 +154,7 @@ def test_several_runs_without_protection_have_no_epsilon():
 
 
 def test_a_search_is_not_covered_and_says_how_many_runs_there_were():
-    found = stated(tuning=Searched(12, (9.5, DELTA)))
+    found = stated(tuning=UncountedSweep(12, (9.5, DELTA)))
     assert not found.theorem
     assert "best of 12" in found.estimates[0]
     assert found.epsilon == stated().epsilon
@@ -165,12 +165,12 @@ def test_a_search_is_not_covered_and_says_how_many_runs_there_were():
 
 
 def test_a_search_without_privacy_claims_none():
-    found = stated("none", Searched(12, None))
+    found = stated("none", UncountedSweep(12, None))
     assert found.notion == "none"
     assert found.epsilon == math.inf
 
 
 def test_secret_protection_is_refused():
-    settle(test_secret.build(), test_secret.shape())
+    calibrate(test_secret.build(), test_secret.shape())
     with pytest.raises(InputError, match="the claim of secret"):
-        settle(test_secret.build(), test_secret.shape(), tuning=SWEEP)
+        calibrate(test_secret.build(), test_secret.shape(), tuning=SWEEP)

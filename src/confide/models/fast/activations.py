@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from confide.models.fast.onednn import quicken
+from confide.models.fast.onednn import use_onednn
 from confide.models.fast.switch import off
 
 _REPLACED = "replaced"
 
 
-def fuse(model: nn.Module) -> None:
+def install_fast_layers(model: nn.Module) -> None:
     """Exchange what there is a faster way for: the same functions up to rounding. In place.
 
     Neither the model's weights nor its config change, and weights that are saved load as before.
@@ -25,7 +25,7 @@ def fuse(model: nn.Module) -> None:
 
     written_out = {ACT2CLS["gelu_new"], ACT2CLS["gelu_fast"]}
     for module in list(model.modules()):
-        quicken(module)
+        use_onednn(module)
         for name, child in list(module._modules.items()):  # named_children() would leave out a second place
             if child is not None and type(child) in written_out:
                 kernel = ACT2FN["gelu_pytorch_tanh"].train(child.training)
@@ -34,8 +34,8 @@ def fuse(model: nn.Module) -> None:
 
 
 @contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the model computes by what `fuse` replaced, and all else of this folder is off.
+def original_layers(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the model computes by what `install_fast_layers` replaced, and all else of this folder is off.
 
     With it, a run is the same up to rounding: `test_a_step_is_the_same_without_all_of_it`.
     """

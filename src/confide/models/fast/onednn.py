@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
         return of_given, of_weight, flat.sum(0) if ctx.needs_bias else None, None
 
 
-class Quick:
+class OneDNNLayer:
     """Stands before the class of a layer: takes products by oneDNN, and leaves to that class whatever gains nothing.
 
     What it gives can be differentiated once.
@@ -119,7 +119,7 @@ def _gains(given: Tensor, weight: Tensor, across: bool) -> bool:
     )
 
 
-class Linear(Quick, nn.Linear):
+class Linear(OneDNNLayer, nn.Linear):
     written = nn.Linear
 
 
@@ -130,7 +130,7 @@ def is_conv1d(kind: type) -> bool:
 
 @functools.cache
 def _conv1d(kind: Any) -> type[nn.Module]:
-    return type("Conv1D", (Quick, kind), {"written": kind, "across": True, "__module__": __name__})
+    return type("Conv1D", (OneDNNLayer, kind), {"written": kind, "across": True, "__module__": __name__})
 
 
 def __getattr__(name: str) -> Any:
@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
     return _conv1d(Conv1D)
 
 
-def quicken(module: nn.Module) -> None:
+def use_onednn(module: nn.Module) -> None:
     """Let a linear layer compute so from now on, if it gains by that here. In place."""
     kind: Any = type(module)
     if "forward" in vars(module) or not (kind is nn.Linear or is_conv1d(kind)) or not are_faster():
@@ -153,6 +153,6 @@ def quicken(module: nn.Module) -> None:
 
 
 def written(module: nn.Module) -> type[nn.Module]:
-    """The class of a module as its author wrote it; its own where a `Quick` one was changed once more."""
+    """The class of a module as its author wrote it; its own where a `OneDNNLayer` one was changed once more."""
     kind = type(module)
-    return module.written if isinstance(module, Quick) and kind.forward is Quick.forward else kind
+    return module.written if isinstance(module, OneDNNLayer) and kind.forward is OneDNNLayer.forward else kind

@@ -12,7 +12,7 @@ def is_on() -> bool:
 
 @contextmanager
 def off() -> Iterator[None]:
-    """While it lasts, forward passes take torch's own ways, in any thread. `activations.as_written` does this too."""
+    """Within it, forward passes take torch's own ways, in all threads; `activations.original_layers` does so too."""
     _on.append(False)
     try:
         yield

@@ -6,17 +6,17 @@ from confide.privacy.accounting.calibration import (
     least_noise_for_reconstruction,
     nearly_least_noise,
 )
-from confide.privacy.accounting.curves import Curve, Direction, between, compose
+from confide.privacy.accounting.curves import Direction, PrivacyProfile, between, compose
 from confide.privacy.accounting.filter import RenyiBudget, RenyiFilter, SampledGaussian, Scaled
-from confide.privacy.accounting.phases import After, Untouched
-from confide.privacy.accounting.population import Population, Targets
-from confide.privacy.accounting.processes import (
+from confide.privacy.accounting.pairs import (
+    DominatingPair,
     GroupOf,
     MixtureOfGaussians,
-    Process,
     TruncatedPoisson,
     delta_default,
 )
+from confide.privacy.accounting.phases import After, Untouched
+from confide.privacy.accounting.population import Population, Targets
 from confide.privacy.accounting.repetition import Repeated, Trials
 from confide.privacy.accounting.replacement import Exchanged, Replacement, replaced
 from confide.privacy.accounting.stairs import Accountant, achieved, least_noise_for_secrets
@@ -24,13 +24,13 @@ from confide.privacy.accounting.stairs import Accountant, achieved, least_noise_
 __all__ = [
     "Accountant",
     "After",
-    "Curve",
     "Direction",
+    "DominatingPair",
     "Exchanged",
     "GroupOf",
     "MixtureOfGaussians",
     "Population",
-    "Process",
+    "PrivacyProfile",
     "RenyiBudget",
     "RenyiFilter",
     "Repeated",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from confide.privacy.accounting.curves import Curve
-from confide.privacy.accounting.processes import FINE, MixtureOfGaussians, Process
+from confide.privacy.accounting.curves import PrivacyProfile
+from confide.privacy.accounting.pairs import FINE, DominatingPair, MixtureOfGaussians
 from confide.utils.errors import InputError
 
 LEAST, MOST = 1e-3, 1e7
@@ -16,11 +16,11 @@ LEAST, MOST = 1e-3, 1e7
 ROUGH = 3e-2
 """The interval at which settings are compared that nobody claims yet."""
 
-Excess = Callable[[Curve], float]
+Excess = Callable[[PrivacyProfile], float]
 """log(what the curve gives / what was asked): at most 0 where the target is met."""
 
 
-def least_noise(process: Process, epsilon: float, delta: float) -> float:
+def least_noise(process: DominatingPair, epsilon: float, delta: float) -> float:
     """The least noise multiplier with which `process` is (epsilon, delta)-DP, within 0.1%.
 
     Formal guarantee: process.curve(result).epsilon(delta) <= epsilon was computed, at the interval of claims.
@@ -38,7 +38,7 @@ def least_noise(process: Process, epsilon: float, delta: float) -> float:
     )
 
 
-def nearly_least_noise(process: Process, epsilon: float, delta: float, guess: float = 1.0) -> float:
+def nearly_least_noise(process: DominatingPair, epsilon: float, delta: float, guess: float = 1.0) -> float:
     """As `least_noise`, within about 1% and much faster: to compare many settings, never for a claim.
 
     Args:
@@ -66,13 +66,13 @@ def nearly_least_noise(process: Process, epsilon: float, delta: float, guess: fl
     raise InputError(f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}")
 
 
-def least_noise_for_reconstruction(process: Process, targets: Sequence[tuple[float, float]]) -> float:
+def least_noise_for_reconstruction(process: DominatingPair, targets: Sequence[tuple[float, float]]) -> float:
     """The least noise multiplier with which reconstruction(p) <= r for every (p, r) in `targets`."""
     for p, r in targets:
         if not 0 < p < r < 1:
             raise InputError(f"a secret needs 0 < prior < allowed posterior < 1, not {p} and {r}")
 
-    def excess(curve: Curve) -> float:
+    def excess(curve: PrivacyProfile) -> float:
         bounds = curve.reconstruction([p for p, _ in targets])
         # on the scale of odds, so that a bound of 1 does not flatten the search
         return max(_log_odds(b) - _log_odds(r) for b, (_, r) in zip(bounds, targets, strict=True))
@@ -94,7 +94,7 @@ def least_noise_for_kl(process: MixtureOfGaussians, kl: float) -> float:
     return _certified(excess, good, bad)
 
 
-def _least(process: Process, excess: Excess, failure: str) -> float:
+def _least(process: DominatingPair, excess: Excess, failure: str) -> float:
     """Search on coarse grids, certify on the fine one."""
 
     @cache

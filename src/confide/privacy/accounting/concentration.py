@@ -15,8 +15,8 @@ from scipy.special import log_ndtr, ndtr
 
 from confide.privacy.accounting.calibration import least_noise, round_up
 from confide.privacy.accounting.composing import mirrored
-from confide.privacy.accounting.curves import Curve, Direction
-from confide.privacy.accounting.processes import FINE, Grid, MixtureOfGaussians, Process, checked
+from confide.privacy.accounting.curves import Direction, PrivacyProfile
+from confide.privacy.accounting.pairs import FINE, DominatingPair, Grid, MixtureOfGaussians, checked
 
 NEAR = 4 / 5
 """The share of all pairs of users that must be near for a step to be taken, but for noise."""
@@ -90,13 +90,13 @@ class Filtered:
         s = _multiplier(self.steps, self.epsilon / 2, self.delta / 2)
         return round_up(math.sqrt(8 * (self.epsilon + math.log(self.steps / self.delta))) * s)
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         """What (epsilon, delta) in both directions implies, and nothing more; no protection at less noise."""
         if checked(noise_multiplier) < self.noise_multiplier:
-            return Curve.unprotected()
+            return PrivacyProfile.unprotected()
         epsilons = np.array([-self.epsilon, self.epsilon])
         both = Direction(epsilons, np.array([1 - (1 - self.delta) * math.exp(-self.epsilon), self.delta]))
-        return Curve(both, both, 0.0)
+        return PrivacyProfile(both, both, 0.0)
 
     def proved(self, noise_multiplier: float) -> float:
         """The epsilon that the proof above reaches at delta; inf where there are too few users for it."""
@@ -173,10 +173,10 @@ class Released:
     moves: Moves
     steps: int
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         s = checked(noise_multiplier)
         if s == 0:
-            return Curve.unprotected()
+            return PrivacyProfile.unprotected()
         loss = _Loss.of(self.moves, s)
         grid = Grid(interval, float(loss.weights @ loss.distances), self.steps, len(loss.weights))
         return grid.curve(lambda h: pld.PrivacyLossDistribution(loss.dots(h), None), loss)
@@ -223,5 +223,5 @@ def _multiplier(steps: int, epsilon: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _epsilon(process: Process, noise_multiplier: float, delta: float) -> float:
+def _epsilon(process: DominatingPair, noise_multiplier: float, delta: float) -> float:
     return process.curve(noise_multiplier).epsilon(delta)

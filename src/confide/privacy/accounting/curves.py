@@ -124,16 +124,16 @@ class Composed:
         )
         return Composed(left.compose(right), moments, self.rounding + other.rounding + 2.0**-51)
 
-    def curve(self) -> Curve:
+    def curve(self) -> PrivacyProfile:
         removal = _direction(self.pld._pmf_remove.to_dense_pmf(), self.log_moments[0], self.rounding)
         addition = removal
         if not self.pld._symmetric:
             addition = _direction(self.pld._pmf_add.to_dense_pmf(), self.log_moments[1], self.rounding)
-        return Curve(removal, addition, _interval_of(self.pld), self)
+        return PrivacyProfile(removal, addition, _interval_of(self.pld), self)
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class PrivacyProfile:
     """Upper bounds on what one unit loses.
 
     Formal guarantee: if the two directions dominate a mechanism's hockey-stick divergences for its adjacency,
@@ -151,7 +151,7 @@ class Curve:
     composed: Composed | None = None
 
     @classmethod
-    def unprotected(cls) -> Curve:
+    def unprotected(cls) -> PrivacyProfile:
         """No noise: epsilon is inf at every delta below 1."""
         one = Direction(np.array([0.0]), np.array([1.0]))
         return cls(one, one, 0.0)
@@ -197,7 +197,7 @@ class Curve:
         return [pair for pair in pairs if math.isfinite(pair[0])]
 
 
-def compose(curves: Sequence[Curve]) -> Curve:
+def compose(curves: Sequence[PrivacyProfile]) -> PrivacyProfile:
     """The curve of several phases run one after the other on independent randomness.
 
     Formal guarantee: where every phase has a privacy loss distribution these are composed (losses add up), the
@@ -219,10 +219,10 @@ def compose(curves: Sequence[Curve]) -> Curve:
         return total.curve()
     interval = max(curve.interval for curve in curves)
     removal = _add_up([curve.removal for curve in curves])
-    return Curve(removal, _add_up([curve.addition for curve in curves]), interval)
+    return PrivacyProfile(removal, _add_up([curve.addition for curve in curves]), interval)
 
 
-def group(curve: Curve, k: int) -> Curve:
+def group(curve: PrivacyProfile, k: int) -> PrivacyProfile:
     """k units at once, from the curve of one: at k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1).
 
     Formal guarantee: Vadhan 2017, Lemma 2.2, in each direction: P_0, ..., P_k with H(P_i, P_(i+1)) <= delta at
@@ -233,10 +233,10 @@ def group(curve: Curve, k: int) -> Curve:
     """
     if k == 1:
         return curve
-    return Curve(_group(curve.removal, k), _group(curve.addition, k), curve.interval)
+    return PrivacyProfile(_group(curve.removal, k), _group(curve.addition, k), curve.interval)
 
 
-def between(curve: Curve, points: int = 400) -> Curve:
+def between(curve: PrivacyProfile, points: int = 400) -> PrivacyProfile:
     """Two texts of a unit, from the curve that compares each of them with the unit zeroed out.
 
     Formal guarantee: with P_0(E) <= e^a Q(E) + removal(a) of the one text and Q(E) <= e^b P_1(E) + addition(b) of the
@@ -251,10 +251,10 @@ def between(curve: Curve, points: int = 400) -> Curve:
     arriving = np.exp(chosen) * curve.addition.delta(sums[:, None] - chosen)
     deltas = np.minimum((leaving + arriving).min(axis=1), 1.0)
     found = Direction(sums, np.minimum.accumulate(deltas))
-    return Curve(found, found, curve.interval)
+    return PrivacyProfile(found, found, curve.interval)
 
 
-def exchanged(curve: Curve) -> Curve:
+def exchanged(curve: PrivacyProfile) -> PrivacyProfile:
     """As `between`, with the same share of both steps at every vertex as well: never more than a group of two.
 
     Formal guarantee: that of `between`. At 2a it is at most removal(a) + e^a addition(a), which is at most
@@ -266,7 +266,7 @@ def exchanged(curve: Curve) -> Curve:
     even = curve.removal.delta(halves) + np.exp(halves) * curve.addition.delta(halves)
     deltas = np.minimum(np.minimum(even, best.delta(2 * halves)), 1.0)
     found = Direction(2 * halves, np.minimum.accumulate(deltas))
-    return Curve(found, found, curve.interval)
+    return PrivacyProfile(found, found, curve.interval)
 
 
 def _group(direction: Direction, k: int) -> Direction:

@@ -11,8 +11,8 @@ from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-from confide.privacy.accounting.curves import Array, Curve, Direction
-from confide.privacy.accounting.processes import FINE, Process, checked
+from confide.privacy.accounting.curves import Array, Direction, PrivacyProfile
+from confide.privacy.accounting.pairs import FINE, DominatingPair, checked
 from confide.utils.rounding import at_least, at_most
 
 ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 768, 1024])
@@ -138,7 +138,7 @@ class RenyiBudget:
         planned = Counter({self.step(noise_multiplier, self.planned): self.steps})
         return _total(planned + Counter({self.release(noise_multiplier): self.steps}))
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         return curve_of(self.limit(checked(noise_multiplier)))
 
     def describe(self) -> str:
@@ -163,10 +163,10 @@ class RenyiBudget:
 class Scaled:
     """A process whose noise is counted at `factor` times the noise multiplier."""
 
-    process: Process
+    process: DominatingPair
     factor: float
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         return self.process.curve(self.factor * noise_multiplier, interval)
 
     def describe(self) -> str:
@@ -176,14 +176,14 @@ class Scaled:
         )
 
 
-def curve_of(divergences: Array) -> Curve:
+def curve_of(divergences: Array) -> PrivacyProfile:
     """The curve of what is RDP with these divergences at `ORDERS`, in both directions.
 
     Formal guarantee: every vertex is a pair of `dp_accounting`; H(-e) of one direction is 1 - e^-e (1 - H(e)) of the
     other.
     """
     if not np.isfinite(divergences).any():
-        return Curve.unprotected()
+        return PrivacyProfile.unprotected()
     deltas = np.geomspace(0.5, 1e-20, 300)
     epsilons = np.array([rdp.compute_epsilon(ORDERS, divergences, delta)[0] for delta in deltas])
     rising = np.flatnonzero(np.diff(epsilons, prepend=0.0) > 0)
@@ -194,4 +194,4 @@ def curve_of(divergences: Array) -> Curve:
         np.concatenate([-epsilons[::-1], [0.0], epsilons]),
         np.minimum.accumulate(np.concatenate([below[::-1], [at_zero], deltas])),
     )
-    return Curve(direction, direction, 0.0)
+    return PrivacyProfile(direction, direction, 0.0)

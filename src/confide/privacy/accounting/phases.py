@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from confide.privacy.accounting.curves import Curve, Direction, compose
-from confide.privacy.accounting.processes import FINE, Process
+from confide.privacy.accounting.curves import Direction, PrivacyProfile, compose
+from confide.privacy.accounting.pairs import FINE, DominatingPair
 from confide.utils.rounding import at_least
 
 
@@ -21,9 +21,9 @@ class Untouched:
 
     words: str
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         same = Direction(np.array([0.0]), np.array([0.0]))
-        return Curve(same, same, 0.0)
+        return PrivacyProfile(same, same, 0.0)
 
     def describe(self) -> str:
         return self.words
@@ -38,18 +38,18 @@ class After:
     words: what the phase is, for `describe`.
     """
 
-    phase: Process
+    phase: DominatingPair
     phase_noise: float
-    process: Process | None
+    process: DominatingPair | None
     words: str = field(default="", compare=False)
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         first = self.phase.curve(self.phase_noise, interval)
         if self.process is None:
             return first
         then = self.process.curve(noise_multiplier, interval)
         if math.isinf(first.epsilon(0.5)) or math.isinf(then.epsilon(0.5)):
-            return Curve.unprotected()
+            return PrivacyProfile.unprotected()
         return compose([first, then])
 
     def describe(self) -> str:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from confide.privacy.accounting.processes import TAIL, MixtureOfGaussians
+from confide.privacy.accounting.pairs import TAIL, MixtureOfGaussians
 from confide.utils.errors import InputError
 
 Array = np.ndarray

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import brentq
 
-from confide.privacy.accounting.curves import Array, Curve, Direction
-from confide.privacy.accounting.processes import FINE, Process
+from confide.privacy.accounting.curves import Array, Direction, PrivacyProfile
+from confide.privacy.accounting.pairs import FINE, DominatingPair
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
@@ -91,10 +91,10 @@ class Repeated:
     Formal guarantee: see `repeated`. Every setting that can be drawn must have this same process and noise.
     """
 
-    process: Process
+    process: DominatingPair
     trials: Trials
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         return repeated(self.process.curve(noise_multiplier, interval), self.trials)
 
     def describe(self) -> str:
@@ -104,7 +104,7 @@ class Repeated:
         )
 
 
-def repeated(curve: Curve, trials: Trials) -> Curve:
+def repeated(curve: PrivacyProfile, trials: Trials) -> PrivacyProfile:
     """The curve of K independent trials of which the best alone is released, K secret, from the curve of one.
 
     Formal guarantee: a trial draws its settings from a distribution fixed without the data, and gives an output y with
@@ -125,7 +125,7 @@ def repeated(curve: Curve, trials: Trials) -> Curve:
     addition = _selected(curve.addition, curve.removal, trials)
     at_zero = min(_together(removal, addition), 1 - trials.generating(1 - curve.delta(0.0)))
     removal, addition = _from_zero(removal, at_zero), _from_zero(addition, at_zero)
-    return Curve(_both_signs(removal, addition), _both_signs(addition, removal), curve.interval)
+    return PrivacyProfile(_both_signs(removal, addition), _both_signs(addition, removal), curve.interval)
 
 
 def _selected(own: Direction, other: Direction, trials: Trials) -> Direction:

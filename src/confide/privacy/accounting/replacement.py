@@ -12,8 +12,8 @@ from dp_accounting.pld.privacy_loss_mechanism import ConnectDotsBounds
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from confide.privacy.accounting.composing import mirrored
-from confide.privacy.accounting.curves import Curve, exchanged
-from confide.privacy.accounting.processes import FINE, Grid, MixtureOfGaussians, Process, checked
+from confide.privacy.accounting.curves import PrivacyProfile, exchanged
+from confide.privacy.accounting.pairs import FINE, DominatingPair, Grid, MixtureOfGaussians, checked
 from confide.utils.rounding import at_most
 
 _BEYOND = -float(ndtri(math.exp(-50) / 4))
@@ -38,10 +38,10 @@ class Replacement:
     q: float
     steps: int
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         s = checked(noise_multiplier)
         if s == 0:
-            return Curve.unprotected()
+            return PrivacyProfile.unprotected()
         loss = _Loss(self.q, s)
         grid = Grid(interval, 2 * self.q / s, self.steps, 1)
         return grid.curve(lambda h: pld.PrivacyLossDistribution(loss.dots(h), None), loss)
@@ -113,9 +113,9 @@ class Exchanged:
     distribution behind it, so it composes with other phases by basic composition alone.
     """
 
-    process: Process
+    process: DominatingPair
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         return exchanged(self.process.curve(noise_multiplier, interval))
 
     def describe(self) -> str:
@@ -125,7 +125,7 @@ class Exchanged:
         )
 
 
-def replaced(process: Process) -> Process:
+def replaced(process: DominatingPair) -> DominatingPair:
     """A process under replace-one, from the one under zero-out.
 
     Formal guarantee: `Replacement` where a unit takes part whole or not at all; else `Exchanged`.

@@ -18,9 +18,9 @@ from confide.privacy.accounting.calibration import (
     least_noise_for_reconstruction,
     round_up,
 )
-from confide.privacy.accounting.curves import Curve, Direction
+from confide.privacy.accounting.curves import Direction, PrivacyProfile
+from confide.privacy.accounting.pairs import FINE, REMOVE, Grid, MixtureLoss, MixtureOfGaussians
 from confide.privacy.accounting.population import Array, Population, Targets
-from confide.privacy.accounting.processes import FINE, REMOVE, Grid, MixtureLoss, MixtureOfGaussians
 from confide.utils.errors import InputError
 
 Accountant = Literal["blow-up", "kl"]
@@ -300,7 +300,7 @@ class _Removal:
 
     process: MixtureOfGaussians
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         own, s = self.process, noise_multiplier
         if s == 0 or len(own.values) == 1:
             return own.curve(s, interval)

@@ -22,8 +22,8 @@ from confide.models import loading as models
 from confide.privacy.accounting import RenyiBudget, RenyiFilter, Scaled
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.rows import RowSampler
-from confide.privacy.mechanisms.values import ClaimParts, Sampler, Score, Stage, Terms
-from confide.privacy.sampling import Draw, Halt
+from confide.privacy.mechanisms.values import ClaimParts, Phase, PrivacyParameters, Sampler, Score
+from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most
@@ -82,13 +82,13 @@ class AdaptiveNoise(DPSGD):
     def scorer(self) -> str | None:
         return self.adaptive.scorer
 
-    def told_apart(self, shape: Shape) -> bytes:
+    def key_binding(self, shape: Shape) -> bytes:
         return b"" if self.scorer is None else _identity(self.scorer)
 
     # draw ------------------------------------------------------------------------------------------
-    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+    def phases(self, shape: Shape, noise_multiplier: float) -> tuple[Phase, ...]:
         settled = replace(self, settled=noise_multiplier)
-        return (Stage("main", settled, noise_multiplier, self.steps),)
+        return (Phase("main", settled, noise_multiplier, self.steps),)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         rows = super().sampler(graph, key, phase, score)
@@ -120,18 +120,18 @@ class AdaptiveNoise(DPSGD):
         return np.clip((np.exp(losses) - low) / (high - low), 0.0, 1.0)
 
     # account ---------------------------------------------------------------------------------------
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
-        terms = super().terms(shape, steps)
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
+        parameters = super().parameters(shape, steps)
         if not self.is_private:
-            process = Scaled(terms.process, self.adaptive.floor)
-            return replace(terms, process=process, zeroed=Scaled(terms.zeroed, self.adaptive.floor))
+            process = Scaled(parameters.process, self.adaptive.floor)
+            return replace(parameters, process=process, zeroed=Scaled(parameters.zeroed, self.adaptive.floor))
         budget = self._budget(shape)
         return replace(
-            terms,
+            parameters,
             process=self._process(budget),
             zeroed=budget,
             contribution="1 row: its clipped gradient, and its privacy probability in what the noise is sized by",
-            facts=(*terms.facts, *self._released(budget, self._released_rows(shape.rows))),
+            facts=(*parameters.facts, *self._released(budget, self._released_rows(shape.rows))),
         )
 
     def _budget(self, shape: Shape) -> RenyiBudget:
@@ -187,7 +187,7 @@ class AdaptiveNoise(DPSGD):
     ) -> tuple[tuple[str, float], ...]:
         if self.planned == self.adaptive.floor:
             return ()
-        process = super().terms(shape, steps).process
+        process = super().parameters(shape, steps).process
         epsilon = process.curve(self.planned * noise_multiplier).epsilon(delta)
         return ((f"if gamma is {self.planned:g} in every step, and public", epsilon),)
 
@@ -209,7 +209,7 @@ class AdaptiveNoise(DPSGD):
 
     # from the config -------------------------------------------------------------------------------
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         privacy, adaptive = config.privacy, config.adaptive
         if privacy.adjacency == "add-or-remove":
             yield (
@@ -218,7 +218,7 @@ class AdaptiveNoise(DPSGD):
                 "add-or-remove hides: use zero-out or replace-one",
             )
             return
-        yield from super().faults(config)
+        yield from super().validation_errors(config)
         if privacy.sampling != "poisson":
             yield "privacy.sampling", "the filter of adaptive counts rows drawn one by one: use poisson"
         yield from _foreign_to_the_mode(adaptive)
@@ -302,11 +302,11 @@ class _Private:
         self._gammas: list[float] = []
         self._is_spent = False
 
-    def draw(self, step: int) -> Draw | Halt:
+    def draw(self, step: int) -> Draw | StopTraining:
         while len(self._gammas) <= step and not self._is_spent:
             self._go_on()
         if step >= len(self._gammas):
-            return Halt(_SPENT)
+            return StopTraining(_SPENT)
         return replace(self._rows.draw(step), noise_factor=self._gammas[step])
 
     def possible_rows(self) -> np.ndarray:

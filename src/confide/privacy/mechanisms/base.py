@@ -3,10 +3,10 @@
 Sampler, clip, noise and accountant come from the same value, so they cannot disagree. `values` holds the answers:
 
 - `needs`: the data that it works on (`DataNeeds`)
-- `terms`: rates, divisor and the process to account (`Terms`)
-- `stages` and `turn`: the steps of a run (`Stage`)
+- `parameters`: rates, divisor and the process to account (`PrivacyParameters`)
+- `phases` and `phase_of`: the steps of a run (`Phase`)
 - `sampler`: the rows of a step (`Sampler`)
-- `combine`: clip, noise and scale (`Combine`)
+- `aggregation`: clip, noise and scale (`Aggregation`)
 - `claim`: its own part of the guarantee (`ClaimParts`)
 - `alternatives`: what a plan shows besides it (`Alternative`)
 """
@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.accounting import Process, delta_default, least_noise, replaced
+from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
 from confide.privacy.correlated_noise import sensitivity
-from confide.privacy.mechanisms.canary_rules import canary_faults
+from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.values import (
+    Aggregation,
     Alternative,
     ClaimParts,
-    Combine,
     DataNeeds,
+    Phase,
+    PrivacyParameters,
     Sampler,
     Score,
-    Stage,
-    Terms,
 )
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=256)  # a plan's neighbours often share a process
-def calibrated(process: Process, epsilon: float, delta: float) -> float:
+def calibrated(process: DominatingPair, epsilon: float, delta: float) -> float:
     """`accounting.least_noise`, once for each process."""
     return least_noise(process, epsilon, delta)
 
@@ -122,60 +122,62 @@ class Mechanism(ABC):
         """The steps of the run, of all stages."""
         return self.steps
 
-    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
-        """The kinds of steps that a run takes; `turn` says when."""
-        return (Stage("main", self, noise_multiplier, self.steps),)
+    def phases(self, shape: Shape, noise_multiplier: float) -> tuple[Phase, ...]:
+        """The kinds of steps that a run takes; `phase_of` says when."""
+        return (Phase("main", self, noise_multiplier, self.steps),)
 
-    def turn(self, step: int) -> tuple[int, int]:
+    def phase_of(self, step: int) -> tuple[int, int]:
         """(stage, the stage's own step) of a step of the run, both counted from 0."""
         return 0, step
 
     # combine ---------------------------------------------------------------------------------------
-    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
+    def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
         """Divide the *noised* sum; with `normalised`, by clip_norm as well (De et al. 2022)."""
-        scale = 1 / terms.divisor / (self.clip_norm if self.normalised else 1)
-        return Combine(self.clip_norm, noise_multiplier, scale, bands=self.bands)
+        scale = 1 / parameters.divisor / (self.clip_norm if self.normalised else 1)
+        return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands)
 
     # account ---------------------------------------------------------------------------------------
     @abstractmethod
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         """Rates, divisors and the process to account, for `steps` (default: all).
 
         Raises:
             InputError: this mechanism cannot run on such data; names the key to change.
         """
 
-    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+    def least_noise(
+        self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
+    ) -> float:
         """The least noise multiplier that meets the target, certified."""
         assert epsilon is not None
-        return calibrated(terms.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
+        return calibrated(parameters.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
 
     @property
     def scorer(self) -> str | None:
         """The language model whose perplexities a sampler may ask for; None: the base model."""
         return None
 
-    def told_apart(self, shape: Shape) -> bytes:
+    def key_binding(self, shape: Shape) -> bytes:
         """What, beside config and data, decides draws and noise: the run key is bound to it as well.
 
         Were the same noise scaled by two multipliers, the difference of two runs would be free of it.
         """
         return b""
 
-    def rows_computed(self, terms: Terms) -> float:
+    def rows_computed(self, parameters: PrivacyParameters) -> float:
         """Expected rows that all steps compute."""
-        return terms.rows_per_step * self.steps
+        return parameters.rows_per_step * self.steps
 
     # plan ------------------------------------------------------------------------------------------
     @property
-    def measure(self) -> str:
+    def noise_unit(self) -> str:
         """What a plan's noise per gradient is."""
         first = "; of a first step, and the weights hold less, since later steps take it back in part"
         return self.measured + (first if self.bands > 1 else "")
 
     def alternatives(self, shape: Shape) -> Iterator[Alternative]:
         """Settings of this mechanism that a plan shows besides the chosen one."""
-        expected = self.terms(shape).expected_batch
+        expected = self.parameters(shape).expected_batch
         for factor in (0.5, 2.0):
             yield Alternative(f"batch {expected * factor:g}", self._scaled(factor))
         yield from self._halved_and_doubled("steps", self.steps)
@@ -224,16 +226,16 @@ class Mechanism(ABC):
         return cls(**{name: value for name, value in known.items() if name in names})
 
     @classmethod
-    def all_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def all_validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """(key, sentence) for each impossible combination of settings, those of an audit among them."""
-        yield from canary_faults(cls, config)
-        yield from cls.faults(config)
+        yield from canary_errors(cls, config)
+        yield from cls.validation_errors(config)
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """(key, sentence) for each impossible combination of settings."""
         privacy, train = config.privacy, config.train
-        yield from cls.target_faults(config)
+        yield from cls.target_errors(config)
         if cls.needs.named_unit and config.data.unit is None:
             yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
         if privacy.sampling == "truncated" and train.max_batch is None:
@@ -269,7 +271,7 @@ class Mechanism(ABC):
             )
 
     @classmethod
-    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """(key, sentence) where the config does not say, in one way, how much is to be protected."""
         privacy = config.privacy
         if privacy.epsilon is None and privacy.noise_multiplier is None:
@@ -302,7 +304,7 @@ class Mechanism(ABC):
             )
         return Sampling(self.sampling, rate, self.max_batch, self.bands)
 
-    def _process(self, process: Process) -> Process:
+    def _process(self, process: DominatingPair) -> DominatingPair:
         return replaced(process) if self.adjacency == "replace-one" else process
 
     def _delta(self, rows: int, units: int) -> float:

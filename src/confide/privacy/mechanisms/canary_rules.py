@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from confide.privacy.mechanisms.base import Mechanism
 
 
-def canary_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tuple[str, str]]:
+def canary_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tuple[str, str]]:
     """(key, sentence) for each setting of canaries that this mechanism's audit has no use for."""
     canaries = config.canaries
     if not canaries.count:

@@ -12,9 +12,16 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting.concentration import NEAR, TEST_SCALE, THRESHOLD_SCALE, Filtered
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.uls import UserLevelSampling, averaging_faults
-from confide.privacy.mechanisms.values import Alternative, ClaimParts, Combine, Sampler, Score, Terms
-from confide.privacy.sampling import Halt
+from confide.privacy.mechanisms.uls import UserLevelSampling, averaging_errors
+from confide.privacy.mechanisms.values import (
+    Aggregation,
+    Alternative,
+    ClaimParts,
+    PrivacyParameters,
+    Sampler,
+    Score,
+)
+from confide.privacy.sampling import StopTraining
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.rounding import at_most
 
@@ -26,7 +33,7 @@ FRACTIONS = (1, 4, 16)
 
 
 @dataclass(frozen=True)
-class ConcentrationFilter(Combine):
+class ConcentrationAggregation(Aggregation):
     """The mean over the users that the filter keeps, with noise of an absolute size: nothing is clipped.
 
     Distances between users' gradients come in as counts, so that what is decided here does not depend on how
@@ -62,10 +69,10 @@ class ConcentrationFilter(Combine):
     def compared_units(self) -> int:
         return self.users
 
-    def keep(self, counts: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray | Halt:
+    def keep(self, counts: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray | StopTraining:
         near, within = counts
         if not self.passes(near, key, phase, step):
-            return Halt(
+            return StopTraining(
                 f"at step {step + 1} too few users' gradients were within tau {self.tau:g} of each other"
             )
         return np.flatnonzero(self.keeps(within, key, phase, step))
@@ -156,12 +163,12 @@ class Concentration(Mechanism):
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         return self.like.sampler(graph, key, phase, score)
 
-    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
-        return ConcentrationFilter(None, noise_multiplier, 1.0, self.tau, terms.units, self.epsilon)
+    def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
+        return ConcentrationAggregation(None, noise_multiplier, 1.0, self.tau, parameters.units, self.epsilon)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         """As of user sampling at full batch; noise and claim are those of all steps, however many are taken."""
-        plain = self.like.terms(shape)
+        plain = self.like.parameters(shape)
         process = self._process_of(shape, plain.delta)
         return replace(
             plain,
@@ -181,7 +188,9 @@ class Concentration(Mechanism):
     def _process_of(self, shape: Shape, default: float) -> Filtered:
         return Filtered(shape.units, self.steps, self.epsilon, self.delta or default)
 
-    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+    def least_noise(
+        self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
+    ) -> float:
         """That of the paper, which follows from the settings; nothing is searched for."""
         return self._process_of(shape, delta).noise_multiplier
 
@@ -223,7 +232,7 @@ class Concentration(Mechanism):
         return replace(super().from_config(config), chunked=chunked)  # type: ignore[call-arg]
 
     @classmethod
-    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         privacy = config.privacy
         if privacy.noise_multiplier is not None:
             yield (
@@ -240,9 +249,9 @@ class Concentration(Mechanism):
             )
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
-        yield from averaging_faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
+        yield from averaging_errors(config)
         yield from _full_batch_faults(config)
         yield from _clipping_faults(config)
         if config.privacy.adjacency not in (None, "replace-one"):

@@ -8,7 +8,7 @@ from confide.config import registry
 from confide.config.schema import Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.sensitive import SensitiveText
-from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Stage, Terms
+from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Phase, PrivacyParameters
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -45,34 +45,34 @@ class ConfidentiallyRedacted(SensitiveText):
     def all_steps(self) -> int:
         return self.redacted.steps + self.steps
 
-    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+    def phases(self, shape: Shape, noise_multiplier: float) -> tuple[Phase, ...]:
         steps, rate = self.redacted.steps, self.redacted.learning_rate
         return (
-            Stage("ordinary", self._ordinary(), 0.0, steps, on_public=True, learning_rate=rate),
-            Stage("main", self, noise_multiplier, self.steps),
+            Phase("ordinary", self._ordinary(), 0.0, steps, on_public=True, learning_rate=rate),
+            Phase("main", self, noise_multiplier, self.steps),
         )
 
     def _ordinary_before(self, step: int) -> int:
         """How many of the first `step` steps are ordinary: the two kinds are spread evenly over the run."""
         return step * self.redacted.steps // self.all_steps
 
-    def turn(self, step: int) -> tuple[int, int]:
+    def phase_of(self, step: int) -> tuple[int, int]:
         ordinary = self._ordinary_before(step)
         is_ordinary = self._ordinary_before(step + 1) > ordinary
         return (0, ordinary) if is_ordinary else (1, step - ordinary)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         steps = self.all_steps if steps is None else steps
         noised = max(1, steps - self._ordinary_before(steps))
-        terms = super().terms(shape, noised)
+        parameters = super().parameters(shape, noised)
         return replace(
-            terms,
+            parameters,
             contribution="1 row, redacted; it may enter any noised step",
-            facts=(*terms.facts, f"{self.redacted.steps} ordinary steps between the noised ones"),
+            facts=(*parameters.facts, f"{self.redacted.steps} ordinary steps between the noised ones"),
         )
 
-    def rows_computed(self, terms: Terms) -> float:
-        return super().rows_computed(terms) + self._public_batch * self.redacted.steps
+    def rows_computed(self, parameters: PrivacyParameters) -> float:
+        return super().rows_computed(parameters) + self._public_batch * self.redacted.steps
 
     @property
     def _worlds(self) -> str:
@@ -107,8 +107,8 @@ class ConfidentiallyRedacted(SensitiveText):
         return "a secret that the detector misses in a row in which it finds nothing: it is trained on without noise"
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         for key in ("mode", "marks", "epsilon", "missing_rate", "span_tokens"):
             if getattr(config.redacted, key) != getattr(Redacted(), key):
                 yield f"redacted.{key}", f"{getattr(config.redacted, key)} is for mechanism selective"

@@ -11,7 +11,7 @@ from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.group import example_level
 from confide.privacy.mechanisms.rows import RowSampler
-from confide.privacy.mechanisms.values import DataNeeds, Sampler, Score, Terms
+from confide.privacy.mechanisms.values import DataNeeds, PrivacyParameters, Sampler, Score
 from confide.randomness.streams import RunKey
 from confide.utils.rounding import at_most
 
@@ -42,15 +42,15 @@ class DPSGD(Mechanism):
         )
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
-        return RowSampler(graph, np.arange(graph.n_rows), self.terms(graph.shape()).sampling, key, phase)
+        return RowSampler(graph, np.arange(graph.n_rows), self.parameters(graph.shape()).sampling, key, phase)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         steps = self.steps if steps is None else steps
         rate = self._rate(shape.rows, "rows")
         divisor = self.divisor or rate * shape.rows
         sampling = self._sampling(rate)
         zeroed = example_level(shape.rows, sampling, steps)
-        return Terms(
+        return PrivacyParameters(
             rows=shape.rows,
             units=shape.rows,
             sampling=sampling,
@@ -66,8 +66,8 @@ class DPSGD(Mechanism):
         )
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         if config.privacy.selection is not None:
             yield (
                 "privacy.selection",

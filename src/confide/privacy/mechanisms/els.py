@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from confide.privacy.accounting import MixtureOfGaussians, Process
+from confide.privacy.accounting import DominatingPair, MixtureOfGaussians
 from confide.privacy.mechanisms.rows import CappedRows
 from confide.privacy.sampling import Sampling
 from confide.utils.errors import InputError
@@ -33,13 +33,13 @@ class ExampleLevelSampling(CappedRows):
     def unit(self) -> str:
         return "all rows of one user"
 
-    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:
+    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> DominatingPair:
         if sampling.kind == "truncated":
             raise InputError(_TRUNCATED)
         return MixtureOfGaussians.binomial(most, sampling.rate, steps)
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         if config.privacy.sampling == "truncated":
             yield "privacy.sampling", _TRUNCATED.partition(": ")[2]

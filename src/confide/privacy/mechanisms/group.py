@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Process, TruncatedPoisson
+from confide.privacy.accounting import DominatingPair, GroupOf, MixtureOfGaussians, TruncatedPoisson
 from confide.privacy.mechanisms.rows import CappedRows
 from confide.privacy.sampling import Sampling
 
@@ -27,11 +27,11 @@ class GroupPrivacy(CappedRows):
     def unit(self) -> str:
         return "all rows of one user"
 
-    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:
+    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> DominatingPair:
         return GroupOf(example_level(rows, sampling, steps), max(most, 1))
 
 
-def example_level(rows: int, sampling: Sampling, steps: int) -> Process:
+def example_level(rows: int, sampling: Sampling, steps: int) -> DominatingPair:
     """The process of a unit that has one row.
 
     Formal guarantee, with `bands` above 1: Choquette-Choo et al. 2023, Theorem 4. A unit's group has its turn in

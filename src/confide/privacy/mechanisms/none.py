@@ -8,7 +8,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.values import Combine, DataNeeds, Sampler, Score, Stage, Terms
+from confide.privacy.mechanisms.values import Aggregation, DataNeeds, Phase, PrivacyParameters, Sampler, Score
 from confide.randomness.streams import RunKey
 
 if TYPE_CHECKING:
@@ -54,39 +54,41 @@ class NonPrivate(Mechanism):
     def cap(self, shape: Shape) -> int:
         return self.inner.cap(shape)
 
-    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+    def phases(self, shape: Shape, noise_multiplier: float) -> tuple[Phase, ...]:
         return tuple(
-            replace(stage, mechanism=self.twin(stage.mechanism), noise_multiplier=0.0)
-            for stage in self.inner.stages(shape, noise_multiplier)
+            replace(phase, mechanism=self.twin(phase.mechanism), noise_multiplier=0.0)
+            for phase in self.inner.phases(shape, noise_multiplier)
         )
 
-    def turn(self, step: int) -> tuple[int, int]:
-        return self.inner.turn(step)
+    def phase_of(self, step: int) -> tuple[int, int]:
+        return self.inner.phase_of(step)
 
-    def rows_computed(self, terms: Terms) -> float:
-        return self.inner.rows_computed(terms)
+    def rows_computed(self, parameters: PrivacyParameters) -> float:
+        return self.inner.rows_computed(parameters)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         return self.inner.sampler(graph, key, phase, score)
 
-    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
-        return Combine(None, 0.0, 1 / terms.divisor)
+    def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
+        return Aggregation(None, 0.0, 1 / parameters.divisor)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
-        terms = self.inner.terms(shape, steps)
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
+        parameters = self.inner.parameters(shape, steps)
         # Every unit, every step, no noise: a process whose epsilon is infinite at any noise given here.
         bare = MixtureOfGaussians.bernoulli(1.0, max(1, steps or self.steps))
-        return replace(terms, process=bare, zeroed=bare)
+        return replace(parameters, process=bare, zeroed=bare)
 
-    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+    def least_noise(
+        self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
+    ) -> float:
         return 0.0
 
     @property
     def scorer(self) -> str | None:
         return self.inner.scorer
 
-    def told_apart(self, shape: Shape) -> bytes:
-        return self.inner.told_apart(shape)
+    def key_binding(self, shape: Shape) -> bytes:
+        return self.inner.key_binding(shape)
 
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
@@ -103,7 +105,7 @@ class NonPrivate(Mechanism):
         return cls(**shared | {"bands": 1}, like=mechanism)
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         privacy = config.privacy
         if privacy.epsilon is not None or privacy.noise_multiplier:
             key = "epsilon" if privacy.epsilon is not None else "noise_multiplier"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from confide.data.shape import Shape
 from confide.privacy.accounting import Untouched
 from confide.privacy.mechanisms.sensitive import SensitiveText
-from confide.privacy.mechanisms.values import ClaimParts, Combine, DataNeeds, Terms
+from confide.privacy.mechanisms.values import Aggregation, ClaimParts, DataNeeds, PrivacyParameters
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -25,15 +25,15 @@ class RedactedOnly(SensitiveText):
     reads: ClassVar[tuple[str, ...]] = ("detector",)
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="instead", game="value")
 
-    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
-        return Combine(None, 0.0, 1 / terms.divisor)
+    def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
+        return Aggregation(None, 0.0, 1 / parameters.divisor)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         untouched = Untouched(
             "Sensitive characters are replaced by a mask before anything is computed from a row."
         )
         return replace(
-            super().terms(shape, steps),
+            super().parameters(shape, steps),
             process=untouched,
             zeroed=untouched,
             delta=0.0,
@@ -44,11 +44,13 @@ class RedactedOnly(SensitiveText):
         parts = super().claim(shape, noise_multiplier, delta, steps)
         return replace(parts, sampling=self.sampling)  # nothing is assumed of it
 
-    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+    def least_noise(
+        self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
+    ) -> float:
         return 0.0
 
     @classmethod
-    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         for key in ("epsilon", "noise_multiplier", "delta"):
             if getattr(config.privacy, key) is not None:
                 yield f"privacy.{key}", "mechanism redacted adds no noise: remove it, or choose selective"

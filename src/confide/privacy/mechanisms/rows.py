@@ -9,9 +9,9 @@ import numpy as np
 from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.accounting import Process
+from confide.privacy.accounting import DominatingPair
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.values import Alternative, Sampler, Score, Terms
+from confide.privacy.mechanisms.values import Alternative, PrivacyParameters, Sampler, Score
 from confide.privacy.sampling import Draw, OwnRates, Sampling
 from confide.privacy.selection import cap_of, select
 from confide.randomness.streams import RunKey
@@ -40,7 +40,7 @@ class RowSampler:
             group=np.arange(len(drawn)),
             weight=np.ones(len(drawn), np.float32),
             labels=None if labels is None else np.asarray(labels[drawn]),
-            who=drawn,
+            unit_ids=drawn,
         )
 
     def possible_rows(self) -> np.ndarray:
@@ -75,12 +75,12 @@ class CappedRows(Mechanism):
             perplexity=perplexity,
             resample=self.resample,
         )
-        terms = self.terms(shape)
-        if len(rows) != terms.rows:
-            raise AssertionError(f"selected {len(rows)} rows, accounted for {terms.rows}")
-        return RowSampler(graph, rows, terms.sampling, key, phase)
+        parameters = self.parameters(shape)
+        if len(rows) != parameters.rows:
+            raise AssertionError(f"selected {len(rows)} rows, accounted for {parameters.rows}")
+        return RowSampler(graph, rows, parameters.sampling, key, phase)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         steps = self.steps if steps is None else steps
         if not shape.single_owner:
             raise InputError(
@@ -95,7 +95,7 @@ class CappedRows(Mechanism):
         divisor = self.divisor or rate * rows
         sampling = Sampling(self.sampling, rate, self.max_batch)
         zeroed = self._account(rows, most, sampling, steps)
-        return Terms(
+        return PrivacyParameters(
             rows=rows,
             units=shape.units,
             sampling=sampling,
@@ -115,12 +115,12 @@ class CappedRows(Mechanism):
             ),
         )
 
-    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> Process:
+    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> DominatingPair:
         raise AssertionError("each mechanism says how it is accounted")
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         if config.privacy.selection == "random-chunk":
             yield (
                 "privacy.selection",

@@ -11,7 +11,7 @@ from confide.config.schema import Secrets
 from confide.data.shape import Shape
 from confide.privacy.accounting import Accountant, Targets, achieved, least_noise_for_secrets
 from confide.privacy.guarantee import PRIORS
-from confide.privacy.mechanisms.values import Alternative, ClaimParts, DataNeeds, Terms
+from confide.privacy.mechanisms.values import Alternative, ClaimParts, DataNeeds, PrivacyParameters
 from confide.privacy.mechanisms.weighted import WeightedRows, solved
 from confide.privacy.row_weights import Spread, largest_c, need
 from confide.privacy.secret_targets import resolve
@@ -165,12 +165,14 @@ class SecretProtection(WeightedRows):
         return {"larger_priors": found}
 
     # account ---------------------------------------------------------------------------------------
-    def least_noise(self, terms: Terms, shape: Shape, epsilon: float | None, delta: float) -> float:
+    def least_noise(
+        self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
+    ) -> float:
         return _certified(self, shape)
 
-    def told_apart(self, shape: Shape) -> bytes:
+    def key_binding(self, shape: Shape) -> bytes:
         targets = self.targets(shape)
-        return super().told_apart(shape) + b"".join(
+        return super().key_binding(shape) + b"".join(
             np.ascontiguousarray(values, "<f8").tobytes()
             for values in (targets.unit, targets.prior, targets.posterior)
         )
@@ -245,8 +247,8 @@ class SecretProtection(WeightedRows):
 
     # from the config -------------------------------------------------------------------------------
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         privacy, secrets = config.privacy, config.secrets
         if privacy.adjacency not in (None, "zero-out"):
             yield (
@@ -264,7 +266,7 @@ class SecretProtection(WeightedRows):
             yield f"secrets.{missing}", "prior and posterior come in pairs: give both"
 
     @classmethod
-    def target_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         for key in ("epsilon", "noise_multiplier"):
             if getattr(config.privacy, key) is not None:
                 yield f"privacy.{key}", "the noise follows from the secrets' priors and posteriors: remove it"

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from confide.data.shape import Shape
-from confide.privacy.accounting import After, MixtureOfGaussians, Process, Untouched
+from confide.privacy.accounting import After, DominatingPair, MixtureOfGaussians, Untouched
 from confide.privacy.mechanisms.base import calibrated
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.sensitive import SensitiveText
-from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Stage, Terms
+from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Phase, PrivacyParameters
 from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Selective(SensitiveText):
     a function of the redacted rows, which neighbours share: (0, 0). Phase 2 draws each row with probability p: under
     replace-one `accounting.Replacement`, where 004 (Theorem 1) takes zero-out for it; `adjacency: zero-out` gives
     that number. Who guesses at the replaced characters is bound by the zero-out curve in either case, with no
-    factor of 2 (`Curve.reconstruction`).
+    factor of 2 (`PrivacyProfile.reconstruction`).
 
     `screened`: phase 1 on documents that a person has screened; recall is then claimed of detector and person there.
     `light-noise`: phase 1 is noised as well, accounted at the rate of rows times the share of words that are missed
@@ -55,41 +55,41 @@ class Selective(SensitiveText):
     def is_light(self) -> bool:
         return self.redacted.mode == "light-noise"
 
-    def stages(self, shape: Shape, noise_multiplier: float) -> tuple[Stage, ...]:
+    def phases(self, shape: Shape, noise_multiplier: float) -> tuple[Phase, ...]:
         first = self._lightly_noised() if self.is_light else self._ordinary()
         noise = self._light_noise(shape) if self.is_light else 0.0
         rate = self.redacted.learning_rate
         return (
-            Stage("redacted", first, noise, self.redacted.steps, on_public=True, learning_rate=rate),
-            Stage("main", self, noise_multiplier, self.steps),
+            Phase("redacted", first, noise, self.redacted.steps, on_public=True, learning_rate=rate),
+            Phase("main", self, noise_multiplier, self.steps),
         )
 
-    def turn(self, step: int) -> tuple[int, int]:
+    def phase_of(self, step: int) -> tuple[int, int]:
         before = self.redacted.steps
         return (0, step) if step < before else (1, step - before)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         steps = self.all_steps if steps is None else steps
         noised = max(0, steps - self.redacted.steps)
-        terms = super().terms(shape, max(1, noised))
-        process, zeroed = terms.process, terms.zeroed
+        parameters = super().parameters(shape, max(1, noised))
+        process, zeroed = parameters.process, parameters.zeroed
         if self.is_light:
-            process = self._after_light(terms.process if noised else None, shape, steps)
-            zeroed = self._after_light(terms.zeroed if noised else None, shape, steps, zeroed=True)
+            process = self._after_light(parameters.process if noised else None, shape, steps)
+            zeroed = self._after_light(parameters.zeroed if noised else None, shape, steps, zeroed=True)
         elif not noised:
             process = zeroed = Untouched("Only redacted rows were used so far.")
         before = f"{min(steps, self.redacted.steps)} on redacted rows before ({self.redacted.mode})"
         counted = {f"number of steps {max(1, noised)}": f"number of noised steps {noised}, and {before}"}
         return replace(
-            terms,
+            parameters,
             process=process,
             zeroed=zeroed,
             contribution="its row, redacted in the first phase and as it is in the second",
-            facts=tuple(counted.get(fact, fact) for fact in terms.facts),
+            facts=tuple(counted.get(fact, fact) for fact in parameters.facts),
         )
 
-    def rows_computed(self, terms: Terms) -> float:
-        return super().rows_computed(terms) + self._public_batch * self.redacted.steps
+    def rows_computed(self, parameters: PrivacyParameters) -> float:
+        return super().rows_computed(parameters) + self._public_batch * self.redacted.steps
 
     # light noise -----------------------------------------------------------------------------------
     def _lightly_noised(self) -> DPSGD:
@@ -102,11 +102,11 @@ class Selective(SensitiveText):
             row_length=self.row_length,
         )
 
-    def _missed(self, shape: Shape, steps: int, share: float, zeroed: bool = False) -> Process:
+    def _missed(self, shape: Shape, steps: int, share: float, zeroed: bool = False) -> DominatingPair:
         """What missed words meet in the first `steps` steps of phase 1 if they are `share` of all words."""
         if share == 0:
             return Untouched("No word was missed.")
-        rate = self._lightly_noised().terms(shape).sampling.rate
+        rate = self._lightly_noised().parameters(shape).sampling.rate
         process = MixtureOfGaussians.bernoulli(rate * share, min(steps, self.redacted.steps))
         return process if zeroed else self._process(process)
 
@@ -125,14 +125,14 @@ class Selective(SensitiveText):
 
     def _after_light(
         self,
-        process: Process | None,
+        process: DominatingPair | None,
         shape: Shape,
         steps: int,
         zeroed: bool = False,
         share: float | None = None,
-    ) -> Process:
+    ) -> DominatingPair:
         share = self._missing_rate[1] if share is None else share
-        noise, rate = self._light_noise(shape), self._lightly_noised().terms(shape).sampling.rate
+        noise, rate = self._light_noise(shape), self._lightly_noised().parameters(shape).sampling.rate
         words = (
             f"on each of {min(steps, self.redacted.steps)} steps a redacted row takes part with probability "
             f"{at_most(rate, 6)}, which is multiplied by the share of words that were missed, taken "
@@ -145,7 +145,7 @@ class Selective(SensitiveText):
     ) -> tuple[tuple[str, float], ...]:
         low, high = self._missing_rate
         noised = steps - self.redacted.steps
-        process = super().terms(shape, noised).process if noised > 0 else None
+        process = super().parameters(shape, noised).process if noised > 0 else None
         return tuple(
             (
                 what,
@@ -199,8 +199,8 @@ class Selective(SensitiveText):
         )
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         redacted = config.redacted
         if (redacted.mode == "screened") != (redacted.marks is not None):
             yield (

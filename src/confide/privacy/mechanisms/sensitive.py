@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from confide.config.schema import Policy, Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.dp_sgd import DPSGD
-from confide.privacy.mechanisms.values import ClaimParts, Combine, DataNeeds, Terms
+from confide.privacy.mechanisms.values import Aggregation, ClaimParts, DataNeeds, PrivacyParameters
 from confide.sensitive.detectors import asked
 from confide.utils.rounding import at_least
 
@@ -106,11 +106,11 @@ class SensitiveText(DPSGD):
         )
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         if config.privacy.adjacency == "add-or-remove":
             yield "privacy.adjacency", f"{cls.name} compares texts of one row: replace-one or zero-out"
             return
-        yield from super().faults(config)
+        yield from super().validation_errors(config)
         stated = config.detector.model_dump(exclude={"recall", "pipeline"}, exclude_defaults=True)
         if not stated:
             yield (
@@ -130,8 +130,8 @@ class Ordinary(DPSGD):
     def _rate(self, population: int, what: str) -> float:
         return 1.0 if 1 <= population < self.batch else super()._rate(population, what)
 
-    def combine(self, terms: Terms, noise_multiplier: float) -> Combine:
-        return Combine(None, 0.0, 1 / terms.divisor)
+    def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
+        return Aggregation(None, 0.0, 1 / parameters.divisor)
 
 
 def _named(policy: Policy) -> Iterator[str]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from confide.config import registry
 from confide.data.shape import Shape
-from confide.privacy.accounting import Curve, compose
+from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.tuned import UNTUNED, Tuning
-from confide.privacy.mechanisms.values import ClaimParts, Combine, Terms
+from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
+from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,48 +31,48 @@ _COARSE = 1e-3
 
 
 @dataclass(frozen=True)
-class Setting:
+class CalibratedMechanism:
     """A mechanism on data of a known shape, with its noise."""
 
     mechanism: Mechanism
     shape: Shape
-    terms: Terms
+    parameters: PrivacyParameters
     noise_multiplier: float
     delta: float
-    tuning: Tuning = UNTUNED
+    tuning: SweepAccounting = UNTUNED
 
-    def after(self, steps: int) -> Terms:
+    def after(self, steps: int) -> PrivacyParameters:
         """The terms after `steps` steps."""
-        return self.tuning.terms(self.mechanism.terms(self.shape, steps))
+        return self.tuning.parameters(self.mechanism.parameters(self.shape, steps))
 
-    def curve(self, steps: int | None = None) -> Curve:
+    def curve(self, steps: int | None = None) -> PrivacyProfile:
         """The privacy curve after `steps` steps; default: all."""
-        terms = self.terms if steps is None else self.after(steps)
-        return terms.process.curve(self.noise_multiplier)
+        parameters = self.parameters if steps is None else self.after(steps)
+        return parameters.process.curve(self.noise_multiplier)
 
     def claim(self, steps: int | None = None) -> ClaimParts:
         """The mechanism's own part of the guarantee after `steps` steps; default: all."""
         steps = self.mechanism.all_steps if steps is None else steps
         return self.mechanism.claim(self.shape, self.noise_multiplier, self.delta, steps)
 
-    def combine(self) -> Combine:
+    def aggregation(self) -> Aggregation:
         """Clip, noise and scale of its steps."""
-        return self.mechanism.combine(self.terms, self.noise_multiplier)
+        return self.mechanism.aggregation(self.parameters, self.noise_multiplier)
 
     def noise_per_gradient(self) -> float:
         """Standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm; where it is
         correlated over steps, of the first one."""
-        return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.terms.divisor
+        return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.parameters.divisor
 
 
-def settle(
+def calibrate(
     mechanism: Mechanism,
     shape: Shape,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     delta: float | None = None,
-    tuning: Tuning = UNTUNED,
-) -> Setting:
+    tuning: SweepAccounting = UNTUNED,
+) -> CalibratedMechanism:
     """Resolve rates, delta and noise: from `epsilon` the least noise, or the noise as given.
 
     Args:
@@ -81,44 +81,44 @@ def settle(
     Raises:
         InputError: the mechanism cannot run on such data or be tuned so, or no noise meets the target.
     """
-    terms = tuning.terms(mechanism.terms(shape))
-    if delta is None and terms.delta >= 1 and mechanism.protects:
+    parameters = tuning.parameters(mechanism.parameters(shape))
+    if delta is None and parameters.delta >= 1 and mechanism.protects:
         raise InputError(
-            f"data.train: among {terms.rows:,} row{'s' * (terms.rows != 1)} nothing can be hidden, so there is no "
-            "default of privacy.delta: give more text"
+            f"data.train: among {parameters.rows:,} row{'s' * (parameters.rows != 1)} nothing can be hidden, so "
+            "there is no default of privacy.delta: give more text"
         )
-    delta = terms.delta if delta is None else delta
+    delta = parameters.delta if delta is None else delta
     if noise_multiplier is None:
-        noise_multiplier = mechanism.least_noise(terms, shape, epsilon, delta)
-    setting = Setting(mechanism, shape, terms, noise_multiplier, delta, tuning)
+        noise_multiplier = mechanism.least_noise(parameters, shape, epsilon, delta)
+    setting = CalibratedMechanism(mechanism, shape, parameters, noise_multiplier, delta, tuning)
     tuning.admit(setting, epsilon)
     return setting
 
 
-def warnings(setting: Setting) -> list[str]:
+def warnings(setting: CalibratedMechanism) -> list[str]:
     """What to say of a setting before it is used. Private under add-or-remove: it tells how many units there are."""
     if not setting.mechanism.protects or not setting.noise_multiplier:
         return []
-    found = large_delta(setting.terms.units, setting.delta)
+    found = large_delta(setting.parameters.units, setting.delta)
     return [] if found is None else [found]
 
 
-def promise(setting: Setting, config: "Config") -> tuple[object, ...]:
+def promise(setting: CalibratedMechanism, config: "Config") -> tuple[object, ...]:
     """All that a claim rests on: what the candidates of a counted sweep must share."""
-    mechanism, terms, parts = setting.mechanism, setting.terms, setting.claim()
+    mechanism, parameters, parts = setting.mechanism, setting.parameters, setting.claim()
     who = (mechanism.notion, mechanism.unit, mechanism.adjacency, mechanism.sampling, parts.worlds)
     published = config.privacy.published_key is not None
     return (
         *who,
-        terms.process,
-        terms.zeroed,
+        parameters.process,
+        parameters.zeroed,
         setting.noise_multiplier,
         setting.delta,
         _estimates(setting, parts, published, config),
     )
 
 
-def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
+def together(settings: Sequence[CalibratedMechanism]) -> tuple[float, float] | None:
     """(epsilon, delta) of several runs on the same rows, each chosen in the light of those before; None: no protection.
 
     Formal guarantee: runs of one process and noise compose as their losses add up, whatever else differs between
@@ -129,9 +129,9 @@ def together(settings: Sequence[Setting]) -> tuple[float, float] | None:
     first = settings[0]
     if not all(setting.mechanism.protects for setting in settings):
         return None
-    alike = {(s.terms.process, s.noise_multiplier, s.delta) for s in settings}
+    alike = {(s.parameters.process, s.noise_multiplier, s.delta) for s in settings}
     if len(alike) == 1:
-        curve = first.terms.process.curve(first.noise_multiplier, _COARSE)
+        curve = first.parameters.process.curve(first.noise_multiplier, _COARSE)
         epsilon, delta = compose([curve] * len(settings)).epsilon(first.delta), first.delta
     else:
         epsilon = len(settings) * max(setting.curve().epsilon(setting.delta) for setting in settings)
@@ -159,7 +159,7 @@ _FLOATS = "real-number theorems, floating-point arithmetic: float32 noise lies o
 
 
 def state_guarantee(
-    setting: Setting, steps: int, published: bool, config: "Config", provenance: Mapping[str, str]
+    setting: CalibratedMechanism, steps: int, published: bool, config: "Config", provenance: Mapping[str, str]
 ) -> Guarantee:
     """What a run of this setting protects once `steps` steps are taken, every line of it.
 
@@ -167,11 +167,11 @@ def state_guarantee(
         published: whether the run key is known to others.
     """
     steps = max(1, steps)  # before the first, there is only the base model: one step's bound holds
-    mechanism, terms, tuning = setting.mechanism, setting.after(steps), setting.tuning
-    curve = terms.process.curve(setting.noise_multiplier)
+    mechanism, parameters, tuning = setting.mechanism, setting.after(steps), setting.tuning
+    curve = parameters.process.curve(setting.noise_multiplier)
     zeroed = curve
-    if terms.zeroed != terms.process:
-        zeroed = terms.zeroed.curve(setting.noise_multiplier)
+    if parameters.zeroed != parameters.process:
+        zeroed = parameters.zeroed.curve(setting.noise_multiplier)
     epsilon = curve.epsilon(setting.delta)
     protected = mechanism.protects and math.isfinite(epsilon)
     parts = setting.claim(steps)
@@ -185,12 +185,12 @@ def state_guarantee(
     return Guarantee(
         notion=mechanism.notion if protected else "none",  # type: ignore[arg-type]
         unit=mechanism.unit,
-        rows_per_unit=terms.rows_per_unit,
-        contribution=terms.contribution,
+        rows_per_unit=parameters.rows_per_unit,
+        contribution=parameters.contribution,
         rows_cut=_rows_cut(mechanism, config),
         adjacency=mechanism.adjacency if protected else "not applicable",  # type: ignore[arg-type]
         public_facts=(
-            *terms.facts,
+            *parameters.facts,
             *parts.public_facts,
             *(_CLASSES if has_classes else ()),
             *(_canaries(config.canaries.count)),
@@ -203,18 +203,18 @@ def state_guarantee(
         advantage=float(curve.advantage()) if protected else 1.0,
         true_positive_rate=float(curve.true_positive_rate(0.01)) if protected else 1.0,
         noise_multiplier=setting.noise_multiplier,
-        clip_norm=mechanism.combine(terms, setting.noise_multiplier).clip_norm,
+        clip_norm=mechanism.aggregation(parameters, setting.noise_multiplier).clip_norm,
         steps=steps,
         sampling=parts.sampling,
         sampling_used=mechanism.sampling,
-        expected_batch=terms.expected_batch,
-        sampling_probability=terms.sampling.range,
+        expected_batch=parameters.expected_batch,
+        sampling_probability=parameters.sampling.range,
         bands=mechanism.bands,
         accountant=" ".join(
             filter(
                 None,
                 [
-                    f"{tuning.accountant(f'dp_accounting {parts.library}')}: {terms.process.describe()}",
+                    f"{tuning.accountant(f'dp_accounting {parts.library}')}: {parameters.process.describe()}",
                     parts.calibration,
                 ],
             )
@@ -240,7 +240,7 @@ def state_guarantee(
             *tuning.epsilons(),
         ),
         worlds=parts.worlds if protected else "",
-        units=terms.units if protected and mechanism.adjacency != "add-or-remove" else None,
+        units=parameters.units if protected and mechanism.adjacency != "add-or-remove" else None,
         closest_secrets=parts.weakest_secrets,
     )
 
@@ -254,7 +254,9 @@ def _canaries(count: int) -> tuple[str, ...]:
     return (f"{count} of the units are made up, for an audit, and count in every number",) if count else ()
 
 
-def _estimates(setting: Setting, parts: ClaimParts, published: bool, config: "Config") -> tuple[str, ...]:
+def _estimates(
+    setting: CalibratedMechanism, parts: ClaimParts, published: bool, config: "Config"
+) -> tuple[str, ...]:
     """Reasons why the figures of a claim are an estimate."""
     reasons = [*parts.estimate_reasons, *setting.tuning.doubts()]
     if published:

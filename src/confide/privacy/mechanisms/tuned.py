@@ -9,12 +9,12 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
-    from confide.privacy.mechanisms.statement import Setting
-    from confide.privacy.mechanisms.values import Terms
+    from confide.privacy.mechanisms.statement import CalibratedMechanism
+    from confide.privacy.mechanisms.values import PrivacyParameters
 
 
 @dataclass(frozen=True)
-class Tuning:
+class SweepAccounting:
     """Settings that were found outside of the run, nobody says how: the claim says that it does not cover this."""
 
     @property
@@ -31,11 +31,11 @@ class Tuning:
         """Who computed the curve, where `of_one` computes that of one run."""
         return of_one
 
-    def terms(self, terms: "Terms") -> "Terms":
+    def parameters(self, parameters: "PrivacyParameters") -> "PrivacyParameters":
         """The terms of what is released, from those of one run."""
-        return terms
+        return parameters
 
-    def admit(self, setting: "Setting", epsilon: float | None) -> None:
+    def admit(self, setting: "CalibratedMechanism", epsilon: float | None) -> None:
         """Raise InputError where a mechanism, with the noise for `epsilon` if that was asked, cannot be tuned so."""
 
     def doubts(self) -> tuple[str, ...]:
@@ -47,13 +47,13 @@ class Tuning:
         return ()
 
 
-UNTUNED = Tuning()
+UNTUNED = SweepAccounting()
 
 _CHOSEN_BY = "the held-out units, by whose loss the best trial was chosen"
 
 
 @dataclass(frozen=True)
-class Counted(Tuning):
+class CountedSweep(SweepAccounting):
     """The best of a random number of independent trials: the claim is about the whole sweep.
 
     Formal guarantee: `accounting.Repeated`, if all settings that a trial can draw share the process, its noise and
@@ -82,19 +82,19 @@ class Counted(Tuning):
     def accountant(self, of_one: str) -> str:
         return f"confide's bound for the best of a random number of runs, on {of_one}"
 
-    def terms(self, terms: "Terms") -> "Terms":
+    def parameters(self, parameters: "PrivacyParameters") -> "PrivacyParameters":
         return replace(
-            terms,
-            process=Repeated(terms.process, self.trials),
-            zeroed=Repeated(terms.zeroed, self.trials),
+            parameters,
+            process=Repeated(parameters.process, self.trials),
+            zeroed=Repeated(parameters.zeroed, self.trials),
             facts=(
-                *terms.facts,
+                *parameters.facts,
                 "what the sweep searched, the settings of the best trial, and that the number of trials was random: "
                 f"{self.trials.describe()}",
             ),
         )
 
-    def admit(self, setting: "Setting", epsilon: float | None) -> None:
+    def admit(self, setting: "CalibratedMechanism", epsilon: float | None) -> None:
         mechanism, noise = setting.mechanism, setting.noise_multiplier
         if not mechanism.protects:
             raise InputError(
@@ -112,13 +112,13 @@ class Counted(Tuning):
             )
 
 
-def _meets(setting: "Setting", epsilon: float) -> bool:
+def _meets(setting: "CalibratedMechanism", epsilon: float) -> bool:
     """Whether a whole sweep meets its target with the noise that the mechanism chose."""
     return setting.curve().epsilon(setting.delta) <= epsilon
 
 
 @dataclass(frozen=True)
-class Searched(Tuning):
+class UncountedSweep(SweepAccounting):
     """The best of several runs, each of which looked at the results of those before: its cost is not covered.
 
     runs: how many; together: (epsilon, delta) of all of them by composition, None where nothing is protected.

@@ -11,7 +11,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.group import example_level
-from confide.privacy.mechanisms.values import Alternative, Sampler, Score, Terms
+from confide.privacy.mechanisms.values import Alternative, PrivacyParameters, Sampler, Score
 from confide.privacy.sampling import Draw, OwnRates, Sampling
 from confide.privacy.selection import cap_of, random_chunks, random_rows, select
 from confide.randomness.streams import RunKey, Stream
@@ -41,7 +41,7 @@ class UnitSampler:
         counts = np.bincount(group, minlength=len(units))
         # The mean over what was drawn of a unit: 1/k' each, however many rows it has.
         weight = 1.0 / counts[group] if len(group) else np.zeros(0)
-        return Draw(rows, group, weight.astype(np.float32), labels, who=units)
+        return Draw(rows, group, weight.astype(np.float32), labels, unit_ids=units)
 
     def possible_rows(self) -> None:
         return None
@@ -107,19 +107,19 @@ class UserLevelSampling(Mechanism):
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
         shape = graph.shape()
-        terms, k = self.terms(shape), self.cap(shape)
+        parameters, k = self.parameters(shape), self.cap(shape)
         if self.rule == "random-chunk":
-            return UnitSampler(graph, terms.sampling, key, phase, k, self.row_length)
+            return UnitSampler(graph, parameters.sampling, key, phase, k, self.row_length)
         if self.rule == "random":
-            return UnitSampler(graph, terms.sampling, key, phase, k, None)
+            return UnitSampler(graph, parameters.sampling, key, phase, k, None)
         perplexity = score() if self.rule.endswith("-ppl") else None
         rows = select(self.rule, graph, k, key.stream(phase, "selection"), perplexity=perplexity)
         bounds = np.cumsum(np.minimum(shape.rows_per_unit, k))[:-1]
         return UnitSampler(
-            graph, terms.sampling, key, phase, k, None, dict(enumerate(np.split(rows, bounds)))
+            graph, parameters.sampling, key, phase, k, None, dict(enumerate(np.split(rows, bounds)))
         )
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         steps = self.steps if steps is None else steps
         if not shape.single_owner:
             raise InputError(
@@ -133,7 +133,7 @@ class UserLevelSampling(Mechanism):
         zeroed = example_level(shape.units, sampling, steps)
         # Chunks overlap rows, so a unit with fewer rows than k still gives up to k chunks.
         drawn = np.minimum(shape.rows_per_unit, k).mean() if self.rule != "random-chunk" else k
-        return Terms(
+        return PrivacyParameters(
             rows=shape.rows,
             units=shape.units,
             sampling=sampling,
@@ -161,12 +161,12 @@ class UserLevelSampling(Mechanism):
         return dataclasses.replace(super().from_config(config), chunked=chunked)  # type: ignore[call-arg]
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
-        yield from averaging_faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
+        yield from averaging_errors(config)
 
 
-def averaging_faults(config: "Config") -> Iterator[tuple[str, str]]:
+def averaging_errors(config: "Config") -> Iterator[tuple[str, str]]:
     """(key, sentence) for each setting that does not go with the mean of a unit's rows or chunks."""
     cuts_documents = registry.task_facts(config.task).cuts_documents
     if config.privacy.selection == "random-chunk" and not cuts_documents:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from confide.privacy.accounting import Process
+from confide.privacy.accounting import DominatingPair
 from confide.privacy.correlated_noise import sensitivity
-from confide.privacy.sampling import Draw, Halt, OwnRates, Sampling
+from confide.privacy.sampling import Draw, OwnRates, Sampling, StopTraining
 from confide.randomness.streams import RunKey
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, ma
 class Sampler(Protocol):
     """Draws the logical batch of a step (counted from 0), or ends the run."""
 
-    def draw(self, step: int) -> Draw | Halt: ...
+    def draw(self, step: int) -> Draw | StopTraining: ...
 
     def possible_rows(self) -> np.ndarray | None:
         """int64: the row numbers that it can ever draw, sorted; None if every row of the graph may be drawn."""
@@ -63,7 +63,7 @@ class DataNeeds:
 
 
 @dataclass(frozen=True)
-class Combine:
+class Aggregation:
     """Turns clipped gradients into one noised vector: (sum + noise) * scale.
 
     Clip and noise are made from the one `clip_norm`, so they cannot use different norms.
@@ -90,7 +90,7 @@ class Combine:
         """How many units are compared in a step: all, and the same number in each."""
         return 0
 
-    def keep(self, counts: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray | Halt:
+    def keep(self, counts: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray | StopTraining:
         """Who is kept of the units that were compared; asked only if there are `radii`.
 
         Args:
@@ -116,7 +116,7 @@ class Combine:
 
 
 @dataclass(frozen=True)
-class Terms:
+class PrivacyParameters:
     """What follows from the shape of the data alone, and is public under the claim.
 
     Attributes:
@@ -140,8 +140,8 @@ class Terms:
     sampling: Sampling | OwnRates
     expected_batch: float
     divisor: float
-    process: Process
-    zeroed: Process
+    process: DominatingPair
+    zeroed: DominatingPair
     delta: float
     rows_per_step: float
     rows_per_unit: int | None
@@ -150,7 +150,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Phase:
     """Steps of one kind: which rows they draw from, how, and what is made of what they draw.
 
     Attributes:
@@ -177,7 +177,7 @@ class ClaimParts:
     Attributes:
         worlds: what the claim compares, in words, if the adjacency alone does not say it.
         estimate_reasons: why the figures are an estimate; empty if they are a theorem.
-        public_facts: what is public, besides `Terms.facts`.
+        public_facts: what is public, besides `PrivacyParameters.facts`.
         calibration: how the noise follows from what was asked, in a sentence; empty if it follows from epsilon.
         not_covered: what this mechanism leaves uncovered, besides what every run does.
         epsilons: (assumption, epsilon) for every epsilon that rests on an estimated quantity.

@@ -15,7 +15,7 @@ from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Population
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.rows import RowSampler
-from confide.privacy.mechanisms.values import Sampler, Score, Terms
+from confide.privacy.mechanisms.values import PrivacyParameters, Sampler, Score
 from confide.privacy.row_weights import solve
 from confide.privacy.sampling import OwnRates
 from confide.randomness.seal import Broken, Seal
@@ -61,7 +61,7 @@ class WeightedRows(Mechanism):
             )
         return np.minimum(weights * (self.batch / total), 1.0)
 
-    def told_apart(self, shape: Shape) -> bytes:
+    def key_binding(self, shape: Shape) -> bytes:
         return self.population(shape).rho.tobytes()
 
     def population(self, shape: Shape, steps: int | None = None) -> Population:
@@ -74,13 +74,13 @@ class WeightedRows(Mechanism):
         rows = np.flatnonzero(rates)
         return RowSampler(graph, rows, OwnRates(rates[rows]), key, phase)
 
-    def terms(self, shape: Shape, steps: int | None = None) -> Terms:
+    def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
         steps = self.steps if steps is None else steps
         population = self.population(shape, steps)
         rates = population.rho[population.rho > 0]
         divisor = self.divisor or self.batch
         low, high, zeroed = float(rates.min()), float(rates.max()), population.worst()
-        return Terms(
+        return PrivacyParameters(
             rows=len(rates),
             units=shape.units,
             sampling=OwnRates(rates),
@@ -102,8 +102,8 @@ class WeightedRows(Mechanism):
         )
 
     @classmethod
-    def faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().faults(config)
+    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
+        yield from super().validation_errors(config)
         privacy = config.privacy
         if privacy.sampling != "poisson":
             yield "privacy.sampling", f"mechanism {cls.name} draws each row by itself: use poisson"

@@ -57,7 +57,7 @@ class Task(ABC):
     extra: frozenset[str]
     autocast: bool
     device: torch.device
-    shares: bool = False
+    packs_rows: bool = False
     caches: bool = False
     loss: Loss | None = None
 
@@ -225,7 +225,7 @@ class Task(ABC):
         own = functional.one_hot(batch["row"], batch["weight"].shape[1]).bool()
         return (losses[:, :, None] * own).sum(1) / (counted[:, :, None] & own).sum(1).clamp(min=1)
 
-    def line_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def packed_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Each row's loss, or the sum over a line's rows, weighted: float32[B]."""
         return each_line(self.row_loss(model, batch), batch)
 

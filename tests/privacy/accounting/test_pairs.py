@@ -6,7 +6,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from confide.privacy.accounting import GroupOf, MixtureOfGaussians, TruncatedPoisson, delta_default
-from confide.privacy.accounting.processes import ADD, REMOVE, MixtureLoss
+from confide.privacy.accounting.pairs import ADD, REMOVE, MixtureLoss
 from confide.utils.errors import InputError
 
 bernoulli, binomial = MixtureOfGaussians.bernoulli, MixtureOfGaussians.binomial

@@ -19,7 +19,7 @@ from dp_accounting.pld import privacy_loss_mechanism as losses
 from scipy import special, stats
 
 from confide.privacy.accounting import composing
-from confide.privacy.accounting.curves import Composed, Curve, group
+from confide.privacy.accounting.curves import Composed, PrivacyProfile, group
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most
 
@@ -29,10 +29,10 @@ FINE = 1e-4
 REMOVE, ADD = losses.AdjacencyType.REMOVE, losses.AdjacencyType.ADD
 
 
-class Process(Protocol):
+class DominatingPair(Protocol):
     """What the accountant needs to know of a mechanism."""
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve: ...
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile: ...
 
     def describe(self) -> str: ...
 
@@ -125,11 +125,11 @@ class MixtureOfGaussians:
     def mean(self) -> float:
         return math.fsum(v * w for v, w in zip(self.values, self.probabilities, strict=True))
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
-        """The curve at this noise; `Curve.interval` says on which grid (see `Grid`)."""
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
+        """The curve at this noise; `PrivacyProfile.interval` says on which grid (see `Grid`)."""
         s = checked(noise_multiplier)
         if s == 0:
-            return Curve.unprotected()
+            return PrivacyProfile.unprotected()
         return _mixed(self, s, interval)
 
     def kl(self, noise_multiplier: float) -> float:
@@ -168,7 +168,7 @@ class MixtureOfGaussians:
 
 
 @lru_cache(maxsize=2)  # a run asks for the same one before its first step and after its last; some take 50 MB
-def _mixed(process: MixtureOfGaussians, s: float, interval: float) -> Curve:
+def _mixed(process: MixtureOfGaussians, s: float, interval: float) -> PrivacyProfile:
     grid = Grid(interval, process.mean / s, process.steps, len(process.values))
     if len(process.values) == 1:
         # T releases of N(v, s^2) are one of N(v sqrt(T), s^2): nothing to compose, nothing to sample.
@@ -214,10 +214,10 @@ class TruncatedPoisson:
         if self.size < 1 or self.cap < 1:
             raise InputError("privacy.sampling: truncated needs at least one row and a cap of at least 1")
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         s = checked(noise_multiplier)
         if s == 0:
-            return Curve.unprotected()
+            return PrivacyProfile.unprotected()
 
         def one_step(h: float) -> pld.PrivacyLossDistribution:
             return pld.from_truncated_subsampled_gaussian_mechanism(
@@ -251,13 +251,13 @@ class GroupOf:
     reference values for it, which were computed at that interval.
     """
 
-    process: Process
+    process: DominatingPair
     k: int
 
     def __post_init__(self) -> None:
         _check_rows(self.k)
 
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> Curve:
+    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         if self.k > 1:
             interval = max(interval, 1e-3)
         return group(self.process.curve(noise_multiplier, interval), self.k)
@@ -285,7 +285,7 @@ class Grid:
     steps: int
     atoms: int
 
-    def curve(self, one_step: Any, *mechanisms: losses.MonotonePrivacyLoss) -> Curve:
+    def curve(self, one_step: Any, *mechanisms: losses.MonotonePrivacyLoss) -> PrivacyProfile:
         """one_step(interval) builds one step's distribution; `mechanisms` tell the range of its losses."""
         bounds = [m.connect_dots_bounds() for m in mechanisms]
         width = max(float(b.epsilon_upper or 0) - float(b.epsilon_lower or 0) for b in bounds)
@@ -300,7 +300,7 @@ class Grid:
             if points <= 1_000_000:
                 return Composed.of(distribution, self.steps).curve()
             interval = _grid_above(interval * points / 1_000_000)
-        return Curve.unprotected()
+        return PrivacyProfile.unprotected()
 
 
 class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
@@ -389,14 +389,14 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
         piece = max(1, 2_000_000 // len(self.sensitivities))
         for start in range(0, len(x), piece):
             part = slice(start, start + piece)
-            terms = np.multiply.outer(sign * self.sensitivities / self._variance, x[part])
-            terms += np.asarray(self._precompute_privacy_loss_constants)[:, None]
-            top = terms.max(axis=0)
-            terms -= top
-            np.exp(terms, out=terms)
-            total = terms.sum(axis=0)
+            parameters = np.multiply.outer(sign * self.sensitivities / self._variance, x[part])
+            parameters += np.asarray(self._precompute_privacy_loss_constants)[:, None]
+            top = parameters.max(axis=0)
+            parameters -= top
+            np.exp(parameters, out=parameters)
+            total = parameters.sum(axis=0)
             loss[part] = -sign * (top + np.log(total))
-            slope[part] = -(self.sensitivities @ terms) / total / self._variance
+            slope[part] = -(self.sensitivities @ parameters) / total / self._variance
         return loss, slope
 
 

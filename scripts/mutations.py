@@ -1,4 +1,4 @@
-"""Put each known fault into a copy of the sources and see that a test fails: python scripts/faults.py [-k WORDS]
+"""Put each known fault into a copy of the sources and see that a test fails: python scripts/mutations.py [-k WORDS]
 
 A check that cannot fail checks nothing. Every fault of `known_faults` names the pitfall, where it goes in, and the
 tests that must notice it. What came of each is kept in a file: a run that was cut off goes on, and a fault is tried
