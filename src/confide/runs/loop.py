@@ -14,7 +14,7 @@ from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import Ledger, versions
-from confide.privacy.mechanisms.statement import warnings
+from confide.privacy.mechanisms.statement import recheck_claim, warnings
 from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.seal import Broken
 from confide.randomness.streams import generator
@@ -154,6 +154,7 @@ class _Loop:
             if not self.ranks.any(known):  # a run that was finished before
                 self._evaluate("final")
             if self.job.run.releases:
+                recheck_claim(self.job.setting, self.done)
                 self._release(guarantee)
         base = final = None
         after = {}

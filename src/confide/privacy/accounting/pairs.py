@@ -292,7 +292,7 @@ class Grid:
         most = 60_000 * (FINE / self.asked) ** 0.75 / max(1.0, self.atoms / 30)
         interval = self.asked
         if self.typical < (8 if self.asked <= FINE else 2) * interval:
-            interval = max(1e-7, _grid_below(self.typical / 8))
+            interval = max(1e-7, grid_below(self.typical / 8))
         interval = max(interval, _grid_above(width / most) if width > 0 else 0.0)
         while interval <= 100:
             distribution = one_step(interval)
@@ -443,7 +443,7 @@ def _grid_above(x: float) -> float:
     return next(g for g in _decade(power) if g >= x * (1 - 1e-12))
 
 
-def _grid_below(x: float) -> float:
+def grid_below(x: float) -> float:
     """The largest of 1, 2, 5 times a power of ten that is <= x."""
     power = math.floor(math.log10(x))
     return next(g for g in reversed(_decade(power)) if g <= x * (1 + 1e-12))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from confide.config import registry
 from confide.data.shape import Shape
 from confide.privacy.accounting import PrivacyProfile, compose
+from confide.privacy.accounting.stock import recheck
 from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
@@ -93,6 +94,26 @@ def calibrate(
     setting = CalibratedMechanism(mechanism, shape, parameters, noise_multiplier, delta, tuning)
     tuning.admit(setting, epsilon)
     return setting
+
+
+def recheck_claim(setting: CalibratedMechanism, steps: int) -> bool:
+    """See that `dp_accounting` by itself finds the epsilon of a run after `steps` steps, before it is claimed.
+
+    What is compared are the pairs of one run, also where a sweep is counted: what it makes of them is confide's own.
+
+    Returns:
+        False where `dp_accounting` has no mechanism for the pairs, or nothing is claimed.
+
+    Raises:
+        CheckFailed: it finds another.
+    """
+    mechanism, s = setting.mechanism, setting.noise_multiplier
+    if not mechanism.protects:
+        return False
+    parameters = mechanism.parameters(setting.shape, max(1, steps))
+    pairs = dict.fromkeys((parameters.process, parameters.zeroed))
+    found = [recheck(pair, s, setting.delta, pair.curve(s).epsilon(setting.delta)) for pair in pairs]
+    return any(found)
 
 
 def warnings(setting: CalibratedMechanism) -> list[str]:
