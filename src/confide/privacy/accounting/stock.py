@@ -93,7 +93,8 @@ def recheck(pair: DominatingPair, noise_multiplier: float, delta: float, epsilon
     if not found.agrees(epsilon):
         raise CheckFailed(
             f"the claim is epsilon {at_most(epsilon, 6)}, and dp_accounting by itself finds "
-            f"{at_most(found.epsilon, 6)} for the same steps and noise: nothing is released. Please report it (SECURITY.md)"
+            f"{at_most(found.epsilon, 6)} for the same steps and noise: nothing is released. "
+            "Please report it (SECURITY.md)"
         )
     return True
 
