@@ -141,7 +141,7 @@ STEPS = [
         "sweep",
         "every trial leaves a release with the guarantee of the best",
         "runs/loop.py::_Loop.go",
-        "if self.job.run.releases:\n    self._release(guarantee)",
+        "if self.job.run.releases:\n    recheck_claim(...)\n    self._release(guarantee)",
         "if True:\n    self._release(guarantee)",
         "tests/tuning/test_sweep.py",
     ),

@@ -64,7 +64,7 @@ def test_no_step_in_any_direction_improves_the_factors(correlated, name):
 
 
 def test_more_bands_take_more_noise_and_win_only_where_their_factors_make_up_for_it(correlated):
-    setting = correlated.CalibratedMechanism(units=1000, batch=100, steps=4, epsilon=4.0)
+    setting = correlated.Setting(units=1000, batch=100, steps=4, epsilon=4.0)
     assert setting.bands() == [1, 2, 4]
     for result in correlated.compare(setting):
         assert result.error <= 1

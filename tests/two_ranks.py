@@ -104,7 +104,7 @@ def steps(
     optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
     task = task_of(model)
     if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
-        task = replace(task, shares=ranks.several)
+        task = replace(task, packs_rows=ranks.several)
     step = PrivateStep(
         model,
         task,

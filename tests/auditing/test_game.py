@@ -9,6 +9,7 @@ import pytest
 from confide.auditing.bounds import one_run
 from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers, verdict
 from confide.privacy.accounting import MixtureOfGaussians
+from confide.privacy.mechanisms.values import PRESENCE
 from confide.runs.canaries import Canary, Manifest
 from confide.utils.errors import InputError
 from tests.places import BENCHMARKS
@@ -117,7 +118,7 @@ def test_guessing_at_random_is_consistent_with_a_small_claim():
 
 def test_a_game_about_another_unit_than_the_claims_is_refused():
     canaries = tuple(Canary(f"c{i}", ("text",), 0, 10) for i in range(4))
-    manifest = Manifest("00", "presence", "digits", "{}", canaries)
+    manifest = Manifest("00", PRESENCE, "digits", "{}", canaries)
     by_row = Claim("one row", "zero-out", 1.0, 1e-5, None, one_row=True)
     with pytest.raises(InputError, match="another unit than the claim's"):
         by_row.players(manifest)

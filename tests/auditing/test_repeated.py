@@ -15,6 +15,7 @@ from confide.config.loading import check
 from confide.config.schema import Config
 from confide.models import loading as models
 from confide.privacy.accounting import MixtureOfGaussians
+from confide.privacy.mechanisms.values import PRESENCE
 from confide.randomness.streams import RunKey
 from confide.runs.canaries import Canary, Manifest
 from confide.runs.folder import Run
@@ -112,7 +113,7 @@ def test_the_threshold_lies_in_the_middle_of_the_best_gap(scores, coins, expecte
 
 
 def told(seed: str, claim: Claim = CLAIM, coin: bool = True) -> CanaryScores:
-    manifest = Manifest(seed, "presence", "digits", "{}", (Canary("c", ("1",), int(not coin), 1),))
+    manifest = Manifest(seed, PRESENCE, "digits", "{}", (Canary("c", ("1",), int(not coin), 1),))
     return CanaryScores(claim, manifest, np.array([1.0]), np.array([coin]))
 
 

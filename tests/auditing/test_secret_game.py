@@ -9,7 +9,7 @@ from confide.auditing.game import ALPHA, Claim
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians, between
-from confide.privacy.mechanisms.values import Aggregation
+from confide.privacy.mechanisms.values import VALUE, Aggregation
 from confide.privacy.mechanisms.weighted import WeightedRows
 from confide.runs.canaries import Canary, Manifest
 from confide.runs.folder import Run
@@ -76,7 +76,7 @@ def test_numbers_of_another_length_in_tokens_play_no_game(tmp_path):
     run = protected(tmp_path / "a")
     contents = ("My ID is 12.", "My ID is 123.")
     canary = Canary("c", contents, 0, 1, ("12", "123"))
-    made = Manifest("00", "value", "digits", "{}", (canary,) * 2)
+    made = Manifest("00", VALUE, "digits", "{}", (canary,) * 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "draw", classmethod(lambda cls, *given: made))
         Job.of(run, QUIET)
@@ -104,7 +104,7 @@ def test_a_claim_for_zero_out_is_held_against_the_wider_curve():
     """Guesses of texts at +mu and -mu refute zero-out's own curve more often than may be, and not the one of texts."""
     mu, coins = 0.6, 300
     curve = MixtureOfGaussians.bernoulli(1.0, 1).curve(1 / mu)
-    claim = Claim("a secret", "zero-out", 1.0, 1e-5, curve, one_row=False, game="value")
+    claim = Claim("a secret", "zero-out", 1.0, 1e-5, curve, one_row=False, game=VALUE)
     presence = Claim("a secret", "zero-out", 1.0, 1e-5, curve, one_row=False)
     guesses, trials = 40, 2000
     generator = np.random.default_rng(0)

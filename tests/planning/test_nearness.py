@@ -69,7 +69,7 @@ def test_a_plan_tells_the_tau_with_which_a_run_begins(tmp_path):
     assert "nearness" not in json.loads(confide("plan", path, "--json").out)
     other = confide("plan", path, "--measure", "privacy.mechanism=els", "privacy.tau=null")
     assert other.code == 2
-    assert "--measure is an option of --suggest, and of the mechanisms concentration and uls" in other.err
+    assert "--measure is an option of --suggest, and of the mechanisms uls and concentration" in other.err
     assert fine_tune(Run(config)).halted is not None
     begun = fine_tune(Run(settings(tmp_path / "other", 2 * found["tau"])), until=1)
     assert (begun.steps, begun.halted) == (1, None)

@@ -9,7 +9,7 @@ import pytest
 
 from confide.config.loading import check
 from confide.data.shape import Shape
-from confide.planning.plan import Size
+from confide.planning.plan import Size, in_plan
 from confide.planning.verdict import MOST, PART, verdict
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms.statement import calibrate
@@ -31,13 +31,8 @@ def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_
     setting = calibrate(
         mechanism, shape, config.privacy.epsilon, config.privacy.noise_multiplier, config.privacy.delta
     )
-    chosen = {
-        "epsilon": config.privacy.epsilon,
-        "noise_multiplier": setting.noise_multiplier,
-        "noise_per_gradient": setting.noise_per_gradient(),
-        "rows_per_unit": mechanism.cap(shape),
-    }
-    return verdict(config, shape, Size(trainable, trainable, 4, 256, 8192), chosen)
+    size = Size(trainable, trainable, 4, 256, 8192)
+    return verdict(config, shape, size, in_plan("this config", setting, config.privacy.epsilon, 50.0, size))
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_lines_of_a_huge_unit_are_found_at_once(lengths):
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_memory_is_measured_on_lines_as_wide_as_any(shares):
-    batch = physical._made_up(replace(small.task(), shares=shares), 8, LONGEST)
+    batch = physical._made_up(replace(small.task(), packs_rows=shares), 8, LONGEST)
     assert tuple(batch["input_ids"].shape) == ((4, 2 * LONGEST) if shares else (8, LONGEST))
 
 
@@ -209,7 +209,7 @@ def ragged(seed: int = 0) -> Draw:
 
 
 def sharing_task() -> Task:
-    return replace(small.task(), shares=True)
+    return replace(small.task(), packs_rows=True)
 
 
 @pytest.mark.parametrize("mask", [None, 7])
@@ -235,7 +235,7 @@ def test_losses_in_lines_are_those_of_rows_alone(mask):
 def test_a_step_is_the_formula(clip, micro_tokens):
     """As for rows alone, with weights that differ; micro_tokens 20 and 14 cut units into parts."""
     draw, noise = ragged(), 0.7 if clip else 0.0
-    parts = list(pack(draw, micro_tokens, shares=True))
+    parts = list(pack(draw, micro_tokens, packs_rows=True))
     assert any(len(line) > 1 for part in parts for line in part.lines)
     assert any(part.parts for part in parts) == (micro_tokens < 100)
     expected = expected_move(small.gpt2(), draw, clip, noise, scale=0.25)
@@ -272,7 +272,7 @@ def test_lines_of_a_model_with_checkpoints():
     draw = ragged()
     sums = []
     for shares in (False, True):
-        own = replace(task, shares=shares)
+        own = replace(task, packs_rows=shares)
         total = ClippedSum(model, own.packed_loss, 0.5)
         for part in pack(draw, 8192, shares):
             batch, weight = micro_batch(own, draw, part, KEY.stream)

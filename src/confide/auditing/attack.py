@@ -24,7 +24,7 @@ from confide.config import registry
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
 from confide.privacy.ledger import first_entry
-from confide.privacy.mechanisms.values import Game
+from confide.privacy.mechanisms.values import PRESENCE, Game
 from confide.privacy.selection import RULES
 from confide.runs.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
 from confide.runs.generated_canaries import buckets
@@ -204,7 +204,7 @@ class _Audit:
         self.job, self.options, self.steps = job, options, steps
         self.left_out: dict[str, str] = {}
         self.manifest = sealed(job) if job.run.config.canaries.count else None
-        self.claim = claim_of(job, steps, "presence" if self.manifest is None else self.manifest.game)
+        self.claim = claim_of(job, steps, PRESENCE if self.manifest is None else self.manifest.game)
         self.attacks = [name for name in options.attacks if self._allowed(name)]
         self.players = self._players()
         self.in_use = _in_use(job)
@@ -232,7 +232,7 @@ class _Audit:
                 f"canaries.digits: ranking among 10^{config.canaries.digits} numbers would take days: ask for "
                 "sampled or extrapolated ranks"
             )
-        if name == "exposure" and self.manifest is not None and self.manifest.game == "mask":
+        if name == "exposure" and self.manifest is not None and self.manifest.game.has_mask:
             return "training text is redacted around the numbers, and they would be ranked in a text that it never held"
         if name in ("exposure", "extraction") and not registry.task_facts(config.task).is_causal:
             return f"it is about text that a model writes, and this one's task is {config.task}"
@@ -346,7 +346,7 @@ class _Audit:
         canaries = []
         if self.manifest is not None and "claim" in self.attacks:
             contents = UnitGraph.open(job.run.data / GRAPH)
-            worlds = range(1 if self.manifest.game == "presence" else 2)
+            worlds = range(self.manifest.game.contents)
             canaries = [self._losses(contents, self.manifest.rows(contents, world)) for world in worlds]
         sides = [
             membership.columns(job.model, job.task, side.graph, side.asked.among, job.micro_tokens)
@@ -460,7 +460,7 @@ class _Audit:
             games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
         result = {
             "verdict": verdict(self.claim, games),
-            "game": manifest.game,
+            "game": manifest.game.name,
             "games": [game.to_json() | {"words": game.in_words(self.claim)} for game in games],
         }
         perplexity = [canary.perplexity for canary in manifest.canaries]

@@ -14,7 +14,7 @@ import numpy as np
 from confide.auditing.bounds import Plan, ceiling_epsilon, ceiling_p_value, count_correct, guess, one_run
 from confide.auditing.fdp import f_dp_least_correct, f_dp_p_value, f_dp_refutes, least_epsilon
 from confide.privacy.accounting import DominatingPair, PrivacyProfile, between
-from confide.privacy.mechanisms.values import Game
+from confide.privacy.mechanisms.values import PRESENCE, Game
 from confide.runs.canaries import Canary, Manifest
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most, percent_at_least
@@ -76,7 +76,7 @@ class Claim:
     delta: float
     curve: PrivacyProfile | None
     one_row: bool
-    game: Game = "presence"
+    game: Game = PRESENCE
     zeroed: PrivacyProfile | None = None
     family: Family | None = None
 
@@ -130,7 +130,7 @@ class Claim:
     @property
     def of_two_texts(self) -> bool:
         """Whether what is played is wider than the claim."""
-        return self.game != "presence" and self.adjacency == "zero-out"
+        return self.game.compares_contents and self.adjacency == "zero-out"
 
     def _is_one_unit(self, canary: Canary) -> bool:
         return canary.insertions == 1 or not self.one_row

@@ -90,7 +90,7 @@ def repeated(told: Iterable[CanaryScores]) -> dict[str, Any]:
     return {
         "verdict": found.verdict(claim),
         "claim": claim.to_json(),
-        "game": claim.game,
+        "game": claim.game.name,
         "repeated": asdict(found) | {"words": found.in_words(claim)},
     }
 
@@ -107,7 +107,7 @@ def _check_alike(first: CanaryScores, other: CanaryScores) -> None:
 
 def _claimed(claim: Claim) -> dict[str, Any]:
     curve = None if claim.curve is None else claim.curve.points()
-    return claim.to_json() | {"game": claim.game, "curve": curve}
+    return claim.to_json() | {"game": claim.game.name, "curve": curve}
 
 
 def count(claim: Claim, scores: np.ndarray, coins: np.ndarray) -> Repeated:

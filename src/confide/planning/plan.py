@@ -177,7 +177,7 @@ def plan(
     )
     epsilon = guarantee.to_json()["epsilon"] if mechanism.protects else None
     tokens = shape.tokens / max(shape.rows, 1)
-    first = _planned("this config", chosen, epsilon, tokens, size)
+    first = in_plan("this config", chosen, epsilon, tokens, size)
     found: list[PlannedSetting | Impossible] = []
     if guarantee.notion != "none" and chosen.noise_multiplier > 0:
         target = privacy.epsilon or (None if mechanism.needs.secrets else guarantee.epsilon)
@@ -217,7 +217,7 @@ def _neighbour(
         setting = calibrate(other.mechanism, chosen.shape, asked, known, chosen.delta)
     except InputError as error:
         return Impossible(other.change, str(error), other.facts)
-    row = _planned(other.change, setting, target, tokens, size)
+    row = in_plan(other.change, setting, target, tokens, size)
     return replace(
         row,
         relative_compute=row.tokens / first.tokens,
@@ -303,9 +303,17 @@ def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") ->
     return replace(other, batch=batch)
 
 
-def _planned(
+def in_plan(
     change: str, setting: CalibratedMechanism, epsilon: float | str | None, tokens_per_row: float, size: Size
 ) -> PlannedSetting:
+    """Put a setting and its cost into a row of a plan.
+
+    Args:
+        change: what differs from the chosen setting, in words.
+        epsilon: that it meets.
+        tokens_per_row: of the data, on average.
+        size: of the model.
+    """
     parameters, mechanism = setting.parameters, setting.mechanism
     tokens = mechanism.rows_computed(parameters) * tokens_per_row
     return PlannedSetting(

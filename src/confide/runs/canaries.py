@@ -22,7 +22,7 @@ from confide.config import registry
 from confide.data.readers import Document
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
-from confide.privacy.mechanisms.values import Game
+from confide.privacy.mechanisms.values import GAMES, Game
 from confide.randomness.streams import RunKey, Stream
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
@@ -73,7 +73,7 @@ class Manifest:
 
     Attributes:
         seed: hexadecimal digits, from which all coins and texts follow.
-        game: presence, value or mask.
+        game: what a coin decides.
         family: as in `canaries.family`.
         template: of the family `digits`.
         canaries: in the order of their numbers.
@@ -98,7 +98,7 @@ class Manifest:
             seed = key.stream("audit", "canaries").uint64(4).tobytes().hex()
         source = _source(seed)
         game = mechanisms.needs_of(config).game
-        sides = 2 if game == "value" else 1
+        sides = game.texts
         contents = list(_contents(config, tokenizer, settings.count * sides, source))
         coins = source.stream("audit", "coins").below(np.full(settings.count, 2))
         turns = [settings.insertions] if isinstance(settings.insertions, int) else settings.insertions
@@ -107,7 +107,7 @@ class Manifest:
             own = contents[number * sides : (number + 1) * sides]
             chosen = tuple(each.secret for each in own if each.secret is not None)
             texts = tuple(each.text for each in own)
-            if game == "mask":
+            if game.has_mask:
                 texts += (settings.template.replace("{}", tokenizer.mask_token),)
             times, perplexity = turns[number % len(turns)], own[0].perplexity
             canaries.append(Canary(_name(seed, number), texts, coin, times, chosen, perplexity))
@@ -134,7 +134,7 @@ class Manifest:
                 )
                 for c in found.pop("canaries")
             )
-            return cls(**found, canaries=canaries)
+            return cls(**found | {"game": GAMES[found["game"]]}, canaries=canaries)
         except FileNotFoundError:
             raise InputError(
                 f"{path}: no canaries were planted; set canaries.count before training to audit the claim itself"
@@ -152,7 +152,7 @@ class Manifest:
         write_text(folder / FILE, self._text())
 
     def _text(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(asdict(self) | {"game": self.game.name}, indent=1) + "\n"
 
     @property
     def commitment(self) -> str:
@@ -205,7 +205,7 @@ def numbers_are_guessed(config: "Config") -> bool:
         and canaries.digits <= MOST_DIGITS
         and registry.task_facts(config.task).is_causal
         and config.privacy.published_key is None
-        and mechanisms.needs_of(config).game != "mask"
+        and not mechanisms.needs_of(config).game.has_mask
     )
 
 

@@ -42,7 +42,7 @@ class Planting:
         self._config, self._cutter, self._redacted, self._mentions = config, cutter, redacted, mentions
         self._missed: list[int] = []  # canaries whose contents differ in what the claim calls public
         self._alike: list[int] = []  # of each canary, how many of the sample do not
-        if manifest.game == "mask":
+        if manifest.game.has_mask:
             self._check_masks()
 
     def lay_beside(self, beside: GraphWriter) -> None:
@@ -54,7 +54,7 @@ class Planting:
         for canary in self.manifest.canaries:
             for world, row in enumerate(self._rows_of(canary)):
                 beside.add(row, [f"{canary.name}/{world}"])
-        if self.manifest.game == "value":
+        if self.manifest.game.texts > 1:
             self._compare()
 
     def facts(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Planting:
 
     def _rows_of(self, canary: Canary) -> list[np.ndarray]:
         """The one row of each of its contents, as it is trained on."""
-        if self.manifest.game == "mask":
+        if self.manifest.game.has_mask:
             assert self._redacted is not None
             found = [[row.masked for row in own] for own in self._redacted.cut(self._contents(canary))]
         else:

@@ -88,7 +88,7 @@ def source_of(config: "Config", given: Given | None = None) -> str:
         parts["redaction"] = [needs.redaction, config.redacted.span_tokens, _marks(config)]
     if config.canaries.count:
         parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
-        parts["canaries"] |= {"game": needs.game, "model": config.model}
+        parts["canaries"] |= {"game": needs.game.name, "model": config.model}
     if given is not None and (source := given.source()):
         parts["given"] = source
     return json.dumps(parts, sort_keys=True)

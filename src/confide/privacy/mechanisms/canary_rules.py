@@ -43,7 +43,7 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
     """(key, sentence) where the claim has no game of such canaries."""
     canaries, privacy = config.canaries, config.privacy
     name = privacy.mechanism
-    if mechanism.needs.game != "presence" and canaries.family != "digits":
+    if mechanism.needs.game.compares_contents and canaries.family != "digits":
         yield (
             "canaries.family",
             f"{name} protects what is sensitive in a text, so two texts may differ in a number alone: use digits",
@@ -73,7 +73,7 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
         return
     if config.train.distributed == "fsdp":
         yield "canaries.white_box", "needs whole sums on one rank: use train.distributed: ddp"
-    if mechanism.needs.game != "presence":
+    if mechanism.needs.game.compares_contents:
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
     if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"

@@ -8,7 +8,7 @@ from confide.config import registry
 from confide.config.schema import Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.sensitive import SensitiveText
-from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Phase, PrivacyParameters
+from confide.privacy.mechanisms.values import MASK, ClaimParts, DataNeeds, Phase, PrivacyParameters
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -29,7 +29,7 @@ class ConfidentiallyRedacted(SensitiveText):
     name: ClassVar[str] = "crt"
     reads: ClassVar[tuple[str, ...]] = ("detector", "redacted")
     notion: ClassVar[str] = "confidentiality"
-    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="apart", game="mask")
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="apart", game=MASK)
     lengths: ClassVar[str] = (
         "where rows begin and end in the redacted text, and the lengths of redacted rows, but for a missed secret's own"
     )

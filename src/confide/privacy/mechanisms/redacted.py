@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from confide.data.shape import Shape
 from confide.privacy.accounting import Untouched
 from confide.privacy.mechanisms.sensitive import SensitiveText
-from confide.privacy.mechanisms.values import Aggregation, ClaimParts, DataNeeds, PrivacyParameters
+from confide.privacy.mechanisms.values import VALUE, Aggregation, ClaimParts, DataNeeds, PrivacyParameters
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -23,7 +23,7 @@ class RedactedOnly(SensitiveText):
 
     name: ClassVar[str] = "redacted"
     reads: ClassVar[tuple[str, ...]] = ("detector",)
-    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="instead", game="value")
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="instead", game=VALUE)
 
     def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
         return Aggregation(None, 0.0, 1 / parameters.divisor)

@@ -11,7 +11,7 @@ from confide.config.schema import Secrets
 from confide.data.shape import Shape
 from confide.privacy.accounting import Accountant, Targets, achieved, least_noise_for_secrets
 from confide.privacy.guarantee import PRIORS
-from confide.privacy.mechanisms.values import Alternative, ClaimParts, DataNeeds, PrivacyParameters
+from confide.privacy.mechanisms.values import VALUE, Alternative, ClaimParts, DataNeeds, PrivacyParameters
 from confide.privacy.mechanisms.weighted import WeightedRows, solved
 from confide.privacy.row_weights import Spread, largest_c, need
 from confide.privacy.secret_targets import resolve
@@ -72,7 +72,7 @@ class SecretProtection(WeightedRows):
     name: ClassVar[str] = "secret"
     reads: ClassVar[tuple[str, ...]] = ("secrets", "privacy.accountant")
     notion: ClassVar[str] = "(p, r)-secret protection"
-    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, secrets=True, game="value")
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, secrets=True, game=VALUE)
     bound_key: ClassVar[str] = "secrets.program.c"
 
     @property

@@ -9,7 +9,7 @@ from confide.privacy.accounting import After, DominatingPair, MixtureOfGaussians
 from confide.privacy.mechanisms.base import calibrated
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.sensitive import SensitiveText
-from confide.privacy.mechanisms.values import ClaimParts, DataNeeds, Phase, PrivacyParameters
+from confide.privacy.mechanisms.values import VALUE, ClaimParts, DataNeeds, Phase, PrivacyParameters
 from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Selective(SensitiveText):
 
     name: ClassVar[str] = "selective"
     reads: ClassVar[tuple[str, ...]] = ("detector", "redacted")
-    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="beside", game="value")
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="beside", game=VALUE)
 
     @property
     def all_steps(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from confide.config.schema import Policy, Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.dp_sgd import DPSGD
-from confide.privacy.mechanisms.values import Aggregation, ClaimParts, DataNeeds, PrivacyParameters
+from confide.privacy.mechanisms.values import VALUE, Aggregation, ClaimParts, DataNeeds, PrivacyParameters
 from confide.sensitive.detectors import asked
 from confide.utils.rounding import at_least
 
@@ -36,7 +36,7 @@ class SensitiveText(DPSGD):
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
     correlates: ClassVar[bool] = False
-    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, game="value")
+    needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, game=VALUE)
 
     @property
     def unit(self) -> str:

@@ -14,9 +14,36 @@ from confide.randomness.streams import RunKey
 if TYPE_CHECKING:
     from confide.privacy.mechanisms.base import Mechanism
 
-Game = Literal["presence", "value", "mask"]
 Redaction = Literal["none", "instead", "beside", "apart"]
 Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
+
+
+@dataclass(frozen=True)
+class Game:
+    """How an audit guesses at a made-up unit: what its coin decides.
+
+    Attributes:
+        name: in the manifest of canaries, and in results.
+        texts: random texts that are made for one unit.
+        contents: what may stand in the data in the unit's place; 1 if the coin decides whether the unit is there.
+        has_mask: the last content has a mask in the place of the secret.
+    """
+
+    name: str
+    texts: int
+    contents: int
+    has_mask: bool = False
+
+    @property
+    def compares_contents(self) -> bool:
+        """Whether the coin decides which content stands there, and not whether one does."""
+        return self.contents > 1
+
+
+PRESENCE = Game("presence", texts=1, contents=1)
+VALUE = Game("value", texts=2, contents=2)
+MASK = Game("mask", texts=1, contents=2, has_mask=True)
+GAMES = {game.name: game for game in (PRESENCE, VALUE, MASK)}
 
 
 class Sampler(Protocol):
@@ -38,14 +65,14 @@ class DataNeeds:
         redaction: what is done with sensitive text. Nothing ("none"); rows are redacted ("instead"); redacted rows
             are kept besides the training rows ("beside"); or rows in which nothing was sensitive are kept apart from
             the redacted ones ("apart").
-        game: how an audit guesses at made-up units: whether they are there ("presence"), which of two texts they hold
-            ("value"), or whether a number stands there or a mask ("mask").
+        game: how an audit guesses at made-up units: whether they are there, which of two texts they hold, or whether a
+            number stands there or a mask.
     """
 
     named_unit: bool = True
     secrets: bool = False
     redaction: Redaction = "none"
-    game: Game = "presence"
+    game: Game = PRESENCE
 
     @property
     def second_graph(self) -> bool:
