@@ -45,8 +45,8 @@ def check_row_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarr
 
     The test makes passes without a gradient, in train mode, over a short row between longer ones. Then the longer
     rows and the padding change: the logits of the short row must not. Each row's logits must also be the same as
-    without other rows. This must hold behind many rows of its first token, too: they
-    need the same expert of a mixture, which may have room for only so many tokens. Nor may the logits change from pass to pass: such a run could
+    without other rows. This must hold behind many rows of its first token, too: they need the same expert of a
+    mixture, which may have room for only so many tokens. Nor may the logits change from pass to pass: such a run could
     be neither verified nor resumed.
 
     Experts multiply as many tokens at a time as are routed to them, so a mixture's logits may change by rounding.
