@@ -1,1 +1,1 @@
-"""The door for programs: what the verbs of the command line do, as functions that return values."""
+"""Offer the verbs of the command line to programs, as functions that return values."""

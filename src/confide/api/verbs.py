@@ -1,4 +1,4 @@
-"""`plan`, `train` and `audit` for programs: the same path as the command line's, with objects of one's own."""
+"""Run `plan`, `train` and `audit` from programs: the same path as the command line's, with objects of one's own."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks on a trained run found.
+    """Result of attacks on a trained run.
 
     Attributes:
-        verdict: "violation" where the claim is refuted; "consistent" where it could have been and was not;
-            "underpowered" where the attacks could not have refuted it; "not attacked"; or "nothing claimed".
-        facts: all of it, as `confide audit --json` prints it.
+        verdict: "violation" if the claim is refuted; "consistent" if it could have been refuted and was not;
+            "underpowered" if the attacks could not have refuted it; "not attacked"; or "nothing claimed".
+        facts: all facts, as `confide audit --json` prints them.
     """
 
     verdict: str
@@ -44,7 +44,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         overrides: `key=value`, as on the command line.
 
     Raises:
-        InputError: with every fault that was found, one a line, each naming its key.
+        InputError: lists every fault that was found, one per line, each naming its key.
     """
     if isinstance(source, Mapping):
         return check(with_overrides(source, overrides))
@@ -52,10 +52,10 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def plan(config: Config, *, times_users: Sequence[float] = ()) -> Plan:
-    """Say what a config costs and guarantees; the data are prepared if they are not.
+    """Tell what a config costs and guarantees; the data are prepared if they are not yet.
 
     Args:
-        times_users: how many times the units there might be, for `Plan.what_if`.
+        times_users: factor on the number of units, for `Plan.what_if`.
 
     Raises:
         InputError: the config, the data or the model is at fault.
@@ -81,30 +81,31 @@ def train(
 ) -> Outcome:
     """Train or resume a run to its end, and release the model into `config.run`.
 
-    What is passed is not loaded. A run that was begun with an optimiser, a scheduler or a loss goes on with those only.
+    Objects that are passed are not loaded. A run that was begun with an optimiser, a scheduler or a loss resumes
+    with those only.
 
     Args:
-        model: trains as it is: its parameters that require grad move. It has the trained weights afterwards and
+        model: trained as it is: its parameters that require grad move. Afterwards it has the trained weights and
             no dropout, and is in train mode. To resume, pass it as it was before the first step.
         tokenizer: as `transformers` has them; a copy is used.
-        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set. A run
-            that was begun goes on with the rows that it began with.
-        optimizer: called with the list of parameters, as `functools.partial(torch.optim.AdamW, lr=1e-3)` is. Its
-            learning rate is its own, and not the config's.
+        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set.
+            A run that was begun keeps the rows that it began with.
+        optimizer: called with the list of parameters, as `functools.partial(torch.optim.AdamW, lr=1e-3)` is. It
+            sets its own learning rate; that of the config is not used.
         scheduler: called with the optimiser; stepped after every step.
-        loss: called with model and batch (`input_ids` int64[B, T], `real` bool[B, T], and `labels` where the task has
-            them); returns float[B], a loss for each row, of that row alone.
+        loss: called with model and batch (`input_ids` int64[B, T], `real` bool[B, T], and `labels` if the task
+            has them); returns float[B], a loss for each row, of that row alone.
         until: stop after this many steps; a later call resumes.
         twin: train the non-private twin instead.
-        quiet: say nothing on the way.
+        quiet: print nothing on the way.
 
     Raises:
         InputError: the config, the data or what was passed is at fault.
 
-    Formal guarantee: that of the returned `Outcome.guarantee`. Optimiser and scheduler see noised sums alone, which is
-    post-processing. A loss is looked at before training: one whose value for a row depends on the row beside it is
-    refused. That look is a test on some rows and no proof, as `not_covered` says: a loss that mixes others breaks the
-    guarantee.
+    Formal guarantee: that of the returned `Outcome.guarantee`. Optimiser and scheduler see noised sums alone,
+    which is post-processing. A loss is tested before training: it is refused if its value for a row depends on
+    another row of the batch. That is a test on some rows and no proof, as `not_covered` says: a loss that mixes
+    other rows breaks the guarantee.
     """
     from confide.runs.folder import Run
     from confide.runs.given import Given
@@ -124,14 +125,15 @@ def audit(
     scheduler: SchedulerOf | None = None,
     loss: Loss | None = None,
 ) -> Audit:
-    """Attack a trained run at the unit that it claims to protect; the result is kept in its folder.
+    """Attack a trained run at the unit that it claims to protect. The result is kept in its folder.
 
     Args:
         run: its folder.
-        model, tokenizer, optimizer, scheduler, loss: what `train` was given; the model as it was before the first step.
+        model, tokenizer, optimizer, scheduler, loss: what `train` was given; the model as it was before the first
+            step.
 
     Raises:
-        InputError: nothing was trained there, or what lies there is not what was trained.
+        InputError: nothing was trained there, or the trained state there is not the run's.
     """
     from confide.auditing.of_run import audit_run
     from confide.runs.folder import Run

@@ -1,1 +1,1 @@
-"""What a run will cost and guarantee, before a gradient is computed."""
+"""Predict what a run will cost and guarantee, before a gradient is computed."""

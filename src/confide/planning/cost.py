@@ -1,4 +1,4 @@
-"""What training costs in operations and memory: estimates from the size of a model."""
+"""Estimate what training costs in operations and memory, from the size of a model."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Size:
-    """What of a model decides its cost: weights in all and those that train, layers, width, vocabulary."""
+    """Properties of a model that decide its cost: weights in all, trainable weights, layers, width, vocabulary."""
 
     parameters: int
     trainable: int
@@ -36,20 +36,21 @@ class Size:
         )
 
     def operations(self, tokens: float) -> float:
-        """Forward 2, backward 4 operations a weight and token (Kaplan et al. 2020); attention left out."""
+        """Count operations: forward 2, backward 4 per weight and token (Kaplan et al. 2020), without attention."""
         return 6.0 * self.parameters * tokens
 
 
 def memory(config: "Config", size: Size) -> int:
-    """Bytes at the peak of a step, an estimate: weights, clipped sum, optimiser state, activations.
+    """Estimate the bytes at the peak of a step: weights, clipped sum, optimiser state, activations.
 
-    Fitted to peaks of processes that train GPT-2 on a CPU; other families may need up to twice as much.
+    The estimate is fitted to peaks of processes that train GPT-2 on a CPU. Other families may need up to twice as
+    much.
     """
     train = config.train
     weights = 4 * size.parameters + 4 * size.trainable * (2 + optimizer_copies(config))
-    # Float32 values a token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022 count
-    # 34 bytes at half precision) and what the clipping keeps beside it, which checkpoints do not drop. With
-    # LoRA a process is larger by what its allocations leave unused.
+    # Float32 values per token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022
+    # count 34 bytes at half precision), and what the clipping keeps besides, which checkpoints do not drop.
+    # With LoRA a process is larger by unused parts of its allocations.
     kept = 34 if config.adapter.kind == "lora" else 14 if train.gradient_checkpointing else 20
     token = 4 * kept * size.width * size.layers
     if not registry.task_facts(config.task).has_classes:

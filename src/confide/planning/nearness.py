@@ -1,4 +1,7 @@
-"""How near users' gradients are at the base model: what tau the concentration filter would need (000, section 5.3)."""
+"""Measure how near users' gradients are at the base model: the tau that the concentration filter would need.
+
+See Chua et al. 2024, section 5.3.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +20,10 @@ from confide.training.optimisation import Optimisation
 from confide.training.step import PrivateStep
 
 USERS = 64
-"""Users whose gradients are compared, each with each."""
+"""Number of users whose gradients are compared, each with each."""
 
 SHARES = (0.1, 0.5, 0.9)
-"""Quantiles of distances that are told."""
+"""Quantiles of distances that are reported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,17 +36,17 @@ class Nearness:
 
     @property
     def norm(self) -> float:
-        """The median norm: what a clip norm would be about."""
+        """Median norm, about the value that a clip norm would have."""
         return float(np.median(self.norms))
 
     @property
     def tau(self) -> float:
-        """The least tau at which a step passes but for noise."""
+        """Least tau at which a step passes, apart from noise."""
         return _four_fifths(self.distances)
 
     @property
     def clipped_tau(self) -> float:
-        """The same of gradients that are clipped at the median norm."""
+        """The same for gradients that are clipped at the median norm."""
         scale = np.minimum(1, self.norm / self.norms)
         squares = self.norms**2
         products = (squares[:, None] + squares - self.distances**2) / 2 * scale[:, None] * scale
@@ -51,7 +54,7 @@ class Nearness:
         return _four_fifths(np.sqrt(np.maximum(clipped, 0)))
 
     def quantiles(self, shares: Sequence[float] = SHARES) -> list[float]:
-        """Of the distances between two different users, in units of the median norm."""
+        """Return quantiles of the distances between two different users, in units of the median norm."""
         pairs = self.distances[np.triu_indices(len(self.distances), 1)]
         return [float(value) for value in np.quantile(pairs, shares) / self.norm]
 
@@ -68,16 +71,16 @@ class Nearness:
 
 
 def nearness(job: Job, k: int, key: RunKey, users: int = USERS) -> Nearness:
-    """Gradients of some units at the job's model as it is, which must not have trained yet.
+    """Compare gradients of some units at the job's current model, which must not have trained yet.
 
-    *No guarantee*: gradients of private rows are measured. A tau that is chosen from them is covered by no guarantee,
-    and whatever shows them must say so.
+    *No guarantee*: gradients of private rows are measured. A tau that is chosen from them is covered by no
+    guarantee, and everything that shows them must say so.
 
     Args:
-        job: of the concentration filter, whose chunks or rows are measured.
-        k: rows or chunks of each.
-        key: of whose stream the units and their rows are drawn; for other k the same units.
-        users: how many units; all where there are fewer.
+        job: a job of the concentration filter, whose chunks or rows are measured.
+        k: rows or chunks of each unit.
+        key: the units and their rows are drawn from its stream; for another k, the same units.
+        users: number of units; all units if there are fewer.
     """
     graph, mechanism = job.prepared.train, job.mechanism
     assert isinstance(mechanism, Concentration)
@@ -97,6 +100,6 @@ def nearness(job: Job, k: int, key: RunKey, users: int = USERS) -> Nearness:
 
 
 def _four_fifths(distances: np.ndarray) -> float:
-    """The least distance that 4/5 of all ordered pairs do not exceed, each user with itself included."""
+    """Return the least distance that 4/5 of all ordered pairs do not exceed, each user with itself included."""
     ordered = np.sort(distances, axis=None)
     return float(ordered[math.ceil(NEAR * len(ordered)) - 1])

@@ -1,4 +1,4 @@
-"""The plan of a run: its data are prepared, its model is looked at, and nothing is trained."""
+"""Plan a run: prepare its data and inspect its model, but train nothing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from confide.utils.files import write_text
 
 
 def planned(run: Run, console: Console, times_users: Sequence[float] = ()) -> Plan:
-    """`plan` of a run, whose data are prepared if they are not, with the `verdict` on its number of units."""
+    """Return the `plan` of a run, with the `verdict` on its number of units. Prepare the data if needed."""
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)

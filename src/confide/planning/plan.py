@@ -1,4 +1,4 @@
-"""What a config costs, before a single gradient: noise, guarantee, compute, memory, beside its neighbours."""
+"""Compute what a config costs, before a single gradient: noise, guarantee, compute, memory, and its neighbours."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,19 +31,20 @@ class PlannedSetting:
     """One setting of a plan, with its noise and cost.
 
     Attributes:
-        change: what differs from the chosen setting, in words.
+        change: the difference from the chosen setting, in words.
         mechanism: its name.
         batch: expected rows or units of a step.
-        sampling_probability: of each row or unit; of rows with probabilities of their own, the mean.
-        rows_per_unit: at most, in a step where units are drawn, else in all.
+        sampling_probability: of each row or unit; for rows with probabilities of their own, the mean.
+        rows_per_unit: the most rows of a unit: in a step if units are drawn, else in all.
         steps: noised steps.
-        epsilon: that it meets; a string where none holds, since JSON has no infinity; None where nothing is claimed.
-        noise_per_gradient: `Plan.measure` says what it is.
+        epsilon: the epsilon that it meets; a string if no finite one holds, since JSON has no infinity; None if
+            nothing is claimed.
+        noise_per_gradient: as `Plan.measure` describes it.
         rows_per_step: expected rows that a step computes.
         tokens: expected tokens that all steps compute.
         operations: floating-point operations of all steps, an estimate.
-        relative_compute, relative_noise: over those of the chosen setting.
-        facts: more, by key; of a mechanism's own.
+        relative_compute, relative_noise: relative to those of the chosen setting.
+        facts: further facts of a mechanism's own, by key.
     """
 
     change: str
@@ -65,12 +66,13 @@ class PlannedSetting:
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
-        return values | values.pop("facts")
+        shown: dict[str, Any] = values | values.pop("facts")
+        return shown
 
 
 @dataclass(frozen=True)
 class Impossible:
-    """A setting that cannot be had, and why."""
+    """A setting that is impossible, and why."""
 
     change: str
     impossible: str
@@ -82,7 +84,7 @@ class Impossible:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The noise if there were more units, as many drawn in a step as now. *No guarantee*: the units are not there."""
+    """The noise if there were more units, and a step drew as many as now. *No guarantee*: the units do not exist."""
 
     times_users: float
     units: int
@@ -95,20 +97,20 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a config costs and guarantees, before a gradient is computed.
+    """Cost and guarantee of a config, before a gradient is computed.
 
     Attributes:
         guarantee: what the run would promise after all its steps.
         chosen: the config's own setting.
-        measure: what `noise_per_gradient` is, in words.
+        measure: the meaning of `noise_per_gradient`, in words.
         phases: (name, steps, noise multiplier) of the steps of the run.
         neighbours: other settings, at the same target.
         what_if: the noise if there were more units.
-        memory_bytes: what training takes, an estimate.
-        gradients_bytes: of a mechanism that compares the gradients of all units; else None.
+        memory_bytes: memory that training takes, an estimate.
+        gradients_bytes: for a mechanism that compares the gradients of all units; else None.
         warnings: sentences that a person should read before training.
-        outlook: more facts, of a mechanism's own, by key.
-        verdict: whether there are enough units, `words` and figures; None where no rule is known.
+        outlook: further facts of a mechanism's own, by key.
+        verdict: whether there are enough units, `words` and figures; None if no rule is known.
     """
 
     guarantee: Guarantee
@@ -129,7 +131,7 @@ class Plan:
         return self.chosen.noise_multiplier
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as `confide plan --json` prints it."""
+        """Return all of it, as `confide plan --json` prints it."""
         found: dict[str, Any] = {
             "chosen": self.chosen.to_json(),
             "measure": self.measure,
@@ -155,13 +157,13 @@ def plan(
     progress: Callable[[int], object] = lambda done: None,
     times_users: Sequence[float] = (),
 ) -> Plan:
-    """The config's own setting and its neighbours at the same target.
+    """Plan the config's own setting and its neighbours at the same target.
 
     Args:
-        shape: rows per unit; nothing else of the data is looked at.
-        size: of the model.
+        shape: rows per unit; nothing else of the data is used.
+        size: size of the model.
         progress: called as each neighbour is done.
-        times_users: how many times the units there might be, for `Plan.what_if`.
+        times_users: factor on the number of units, for `Plan.what_if`.
 
     Raises:
         InputError: the mechanism cannot run on such data, or no noise meets the target.
@@ -227,10 +229,10 @@ def _neighbour(
 
 
 def _with_users(factor: float, chosen: CalibratedMechanism) -> WhatIf:
-    """The noise if there were `factor` times the units (003, section 4 and Figure 5).
+    """Compute the noise if there were `factor` times the units (Charles et al. 2024, section 4 and Figure 5).
 
     Raises:
-        InputError: the mechanism's noise does not follow from an epsilon and one rate, or none is asked for.
+        InputError: the mechanism's noise does not follow from an epsilon and one rate, or no epsilon is asked for.
     """
     mechanism, parameters = chosen.mechanism, chosen.parameters
     if not factor > 0:
@@ -274,7 +276,7 @@ def _watched(items: Iterable[Item], progress: Callable[[int], object]) -> Iterat
 
 
 def alternatives(mechanism: Mechanism, shape: Shape, config: "Config") -> Iterator[Alternative]:
-    """Other mechanisms of the same family at equal compute, then the mechanism's own alternatives."""
+    """Yield other mechanisms of the same family at equal compute, then the mechanism's own alternatives."""
     for name in mechanisms.family(mechanism):
         if name != mechanism.name:
             yield Alternative(f"{name}, as many rows a step", _instead(name, mechanism, shape, config))
@@ -282,7 +284,7 @@ def alternatives(mechanism: Mechanism, shape: Shape, config: "Config") -> Iterat
 
 
 def rival(name: str, mechanism: Mechanism, config: "Config") -> Mechanism:
-    """Another mechanism of the config, without the literal constants that stand for the batch."""
+    """Return another mechanism for the config, without the literal constants that stand for the batch."""
     other = replace(
         mechanisms.find(name).from_config(config), sampling_rate=None, divisor=None, max_batch=None
     )
@@ -292,7 +294,7 @@ def rival(name: str, mechanism: Mechanism, config: "Config") -> Mechanism:
 
 
 def _instead(name: str, mechanism: Mechanism, shape: Shape, config: "Config") -> Mechanism:
-    """Another mechanism of the config that computes as many rows a step."""
+    """Return another mechanism for the config that computes as many rows per step."""
     other = rival(name, mechanism, config)
     parameters = mechanism.parameters(shape)
     # Rows are drawn one by one, or as many at a time as a unit gives.
@@ -309,10 +311,10 @@ def in_plan(
     """Put a setting and its cost into a row of a plan.
 
     Args:
-        change: what differs from the chosen setting, in words.
-        epsilon: that it meets.
+        change: the difference from the chosen setting, in words.
+        epsilon: the epsilon that it meets.
         tokens_per_row: of the data, on average.
-        size: of the model.
+        size: size of the model.
     """
     parameters, mechanism = setting.parameters, setting.mechanism
     tokens = mechanism.rows_computed(parameters) * tokens_per_row
@@ -334,7 +336,7 @@ def in_plan(
 
 
 def program_svg(found: dict[str, Any]) -> str:
-    """The sweep of a plan for secrets, as a picture (002, Figure 1 a and c): rows kept and noise, by c."""
+    """Draw the sweep of a plan for secrets (Ganesh et al., "Hush!", Figure 1 a and c): rows kept and noise, by c."""
     rows = sorted((row for row in found["neighbours"] if "impossible" not in row), key=lambda row: row["c"])
     x = "c, relative to the value that drops no row"
     kept = {

@@ -1,10 +1,10 @@
-"""Which setting to choose: many of them at one target and one compute budget, ranked by what they promise.
+"""Suggest a setting: try many at one target and one compute budget, ranked by what they promise.
 
-What decides is the noise on a gradient beside the gradient, the number of steps, and the learning rate. The ranking
-is a rule of thumb for Adam, which divides by the length of both: with noise of ratio times the variance of what it
-follows, a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a random walk, which takes from what
-was learnt in proportion to the squares of the learning rates. The noise of every setting is accounted, and that of the
-first ones certified.
+The ranking uses three things: the noise on a gradient relative to the gradient, the number of steps, and the
+learning rate. It is a rule of thumb for Adam, which divides by the length of both gradient and noise. Let the
+variance of the noise be `ratio` times that of the gradient. Then a step goes 1 / sqrt(1 + ratio) of its way along
+the gradient. The rest is a random walk, which destroys progress in proportion to the squares of the learning
+rates. The noise of every setting is accounted, and that of the first ones is certified.
 """
 
 import math
@@ -31,25 +31,31 @@ STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
 _BANDS = (2, 4, 8, 16, 32, 64)
-"""Steps over which noise may be correlated, of those that are tried for the first setting."""
+"""Steps over which noise may be correlated; these are tried for the first setting."""
 
 SUGGESTED = 5
-"""How many of the first settings are certified and shown with a reason, unless more are asked for."""
+"""Number of first settings that are certified and shown with a reason, unless more are asked for."""
 
 SHORTER = 0.43
-"""How much of the squared norm of one row's gradient is its own and not its user's: L(k)^2 is (1 - SHORTER) +
-SHORTER / k, in units of L(1)^2. Of the senders of 20 Newsgroups at the bundled model (docs/configuring.md)."""
+"""Share of the squared norm of one row's gradient that is its own and not its user's.
+
+L(k)^2 is (1 - SHORTER) + SHORTER / k, in units of L(1)^2. Measured on the senders of 20 Newsgroups at the bundled
+model (docs/configuring.md).
+"""
 
 DIMENSIONS = 0.11
-"""The share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient."""
+"""Share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient."""
 
 WALK = 2100.0
-"""By how much the logarithm of progress falls for each unit of the sum of squared learning rates. As `DIMENSIONS`, of
-runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at the rate of 4e-3: `study suggestion`
-fits both, and says what they name for an epsilon that was left out, and for half the rate (docs/results.md)."""
+"""Drop of the logarithm of progress for each unit of the sum of squared learning rates.
+
+Like `DIMENSIONS`, it is fitted to runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at
+the rate of 4e-3. `study suggestion` fits both, and reports their predictions for an epsilon that was left out and
+for half the rate (docs/results.md).
+"""
 
 SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
-"""The mean square of a schedule's learning rates, in units of the peak's."""
+"""Mean square of a schedule's learning rates, in units of the peak's square."""
 
 
 _BY_SHAPE = (
@@ -62,13 +68,15 @@ _MEASURED = (
 
 
 ALIKE = 0.03
-"""Settings whose logarithms of progress fall in one step of this stand in the order of how many rows they can reach,
-and of progress where these are as many."""
+"""Step of the logarithm of progress within which settings count as equal.
+
+Settings within one step are ordered by how many rows they can reach, and by progress if these are equal.
+"""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What every setting must meet: one delta for all, or those with fewer rows in use would claim less."""
+    """The target that every setting must meet: one delta for all, or those with fewer rows in use would claim less."""
 
     epsilon: float
     delta: float
@@ -80,10 +88,10 @@ class Candidate:
 
     Attributes:
         noise: standard deviation of the noise on the mean clipped gradient, in clip norms.
-        signal: what is left of a gradient's length in the mean, relative to rows alone: L(1) / L(k).
+        signal: the part of a gradient's length that is left in the mean, relative to single rows: L(1) / L(k).
         ratio: variance of the noise over that of what a step follows.
-        progress: `log_progress` of it.
-        reach: rows of the data that it computes at most, each counted once.
+        progress: its `log_progress`.
+        reach: the most rows of the data that it computes, each counted once.
     """
 
     mechanism: Mechanism
@@ -98,7 +106,7 @@ class Candidate:
 
 
 def log_progress(steps: int, ratio: float, squared_rate: float, walk: float = WALK) -> float:
-    """What T steps are worth: the logarithm of a number of steps without noise and without a random walk.
+    """Compute what T steps are worth: the log of a number of steps without noise and without a random walk.
 
     Args:
         squared_rate: mean square of the learning rates.
@@ -115,22 +123,22 @@ def suggest(
     count: int = SUGGESTED,
     progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Any]:
-    """Settings of the config's target at a budget of rows computed in all, the most promising first.
+    """Suggest settings for the config's target at a budget of rows computed in all, the most promising first.
 
-    *No guarantee*: the ranking follows from the shape, which is public, and from constants; with `norms` that were
-    measured on private rows it is not covered.
+    *No guarantee*: the ranking follows from the shape, which is public, and from constants. With `norms` that
+    were measured on private rows it is not covered.
 
     Args:
         rows: the budget; default: what the config itself computes.
         norms: k -> L(k), the norm of the mean gradient of k rows of a unit; default: a rule of thumb.
-        count: how many to certify and return.
-        progress: called as each setting has been looked at.
+        count: number of settings to certify and return.
+        progress: called after each setting.
 
     Returns:
-        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit, batch,
-        steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to
-        run it. `correlated`: the `bands` with which the first would have the least noise in its weights, and how much,
-        relative to its own; None where none would have less.
+        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit,
+            batch, steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the
+            `settings` to run it. `correlated`: the `bands` with which the first would have the least noise in its
+            weights, and how much, relative to its own; None if none would have less.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -195,7 +203,7 @@ def suggest(
 
 
 def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, float] | None:
-    """What noise that is correlated over steps would leave in the weights of a setting; see `correlated_noise`."""
+    """Compute the noise that correlation over steps would leave in the weights of a setting; see `correlated_noise`."""
     mechanism, rate = first.mechanism, first.parameters.sampling.rate
     if not mechanism.correlates:
         return None
@@ -215,7 +223,7 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
 
 
 def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
-    """The mechanisms to compare, with each number of rows per unit; batch and steps are still open."""
+    """Yield the mechanisms to compare, with each number of rows per unit; batch and steps are still open."""
     if not own.suggested_caps:
         known = [name for name in mechanisms.NAMES if mechanisms.find(name).suggested_caps]
         raise InputError(
@@ -228,19 +236,19 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
 
 
 def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
-    """The mechanism with the batch that spends the budget in so many steps, but for rounding."""
+    """Return the mechanism with the batch that spends the budget in so many steps, up to rounding."""
     a_unit = replace(family, batch=1.0, steps=steps).parameters(shape).rows_per_step
     return replace(family, batch=_round(budget / (steps * a_unit)), steps=steps)
 
 
 def _round(batch: float) -> float:
-    """Down to three digits or to a whole number, so that people can write it down; it costs under 1% of the budget."""
+    """Round down to three digits or a whole number, for people to write down; it costs under 1% of the budget."""
     step = 10.0 ** min(0, math.floor(math.log10(batch)) - 2)
     return round(math.floor(batch / step * (1 + 1e-12)) * step, 12)
 
 
 def _next(near: list[float]) -> float:
-    """Where the noise of a few more steps is likely to lie, by that of the last ones."""
+    """Guess the noise of a few more steps from that of the last settings."""
     if len(near) < 2:
         return near[-1] if near else 1.0
     return near[-1] ** 2 / near[-2]
@@ -255,7 +263,7 @@ def _signal(mechanism: Mechanism, cap: int, lengths: Callable[[int], float]) -> 
 
 
 def gradients_in_noise(mechanism: Mechanism, cap: int, noise: float, size: Size) -> float:
-    """The ratio of the variance of a step's noise to that of what it follows, by the rule of thumb.
+    """Compute the ratio of the variance of a step's noise to that of what it follows, by the rule of thumb.
 
     Args:
         cap: rows of a unit.
@@ -321,7 +329,7 @@ def _row(
 
 
 def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -> dict[str, Any]:
-    """The keys of the config that make it this setting."""
+    """Return the keys of the config that make it this setting."""
     found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
     if hasattr(each.mechanism, "rows_per_unit"):
         found["privacy.rows_per_unit"] = each.mechanism.rows_per_unit
@@ -338,12 +346,12 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
 
 
 def _warmup(config: "Config", steps: int) -> int:
-    """The same share of the run as in the config."""
+    """Return the warm-up steps: the same share of the run as in the config."""
     return config.train.warmup * steps // config.train.steps
 
 
 def _reason(each: Candidate, first: Candidate, squared_rate: float) -> str:
-    """Why a setting stands where it stands, in a sentence."""
+    """Explain the place of a setting in the ranking, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
     if each is first and steps == STEPS[0]:

@@ -1,7 +1,7 @@
-"""How user-level sampling is configured at a compute budget (003, section 3 and appendices C and I).
+"""Configure user-level sampling at a compute budget (Charles et al. 2024, section 3 and appendices C and I).
 
-A step that expects n users with k rows each computes k n rows. Doubling k makes a user's mean gradient shorter and so
-the clip norm smaller; doubling n spreads the noise over more users, but each is drawn more often.
+A step that expects n users with k rows each computes k n rows. Doubling k makes a user's mean gradient shorter,
+so the clip norm can be smaller. Doubling n spreads the noise over more users, but each is drawn more often.
 """
 
 import hashlib
@@ -29,19 +29,21 @@ from confide.training.tasks import Batch, Task
 from confide.utils.errors import InputError
 
 USERS = 128
-"""Users whose gradients are measured (003, appendix I.1)."""
+"""Number of users whose gradients are measured (Charles et al. 2024, appendix I.1)."""
 
 _FIRST = 16  # users that a measured path starts with, at most
 _PHASE = "gradient norms"
 
 
 def noise_variance(noise_multiplier: float, norm: float, count: float) -> float:
-    """Variance of one coordinate of the noise on a step's gradient: (s L / count)^2 (003, equations 5 and 6).
+    """Compute the variance of one coordinate of the noise on a step's gradient: (s L / count)^2.
+
+    See Charles et al. 2024, equations 5 and 6.
 
     Args:
         noise_multiplier: s.
         norm: L, which the clip norm equals: of a row's gradient under ELS, of a user's mean gradient under ULS.
-        count: what the noised sum is divided by: rows under ELS, users under ULS.
+        count: divisor of the noised sum: rows under ELS, users under ULS.
     """
     return (noise_multiplier * norm / count) ** 2
 
@@ -62,10 +64,10 @@ class Split:
 # strategies (003, appendix I.1) --------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Place:
-    """Where a path of doublings stood, and what either doubling would have come to there.
+    """A place on a path of doublings, and the value of either doubling there.
 
     Attributes:
-        by_k, by_n: tau_k and tau_n, or an oracle's losses; None where the doubling is not possible, or where the path
+        by_k, by_n: tau_k and tau_n, or an oracle's losses; None if the doubling is not possible, or if the path
             ends and nothing was compared.
     """
 
@@ -82,18 +84,19 @@ def estimate_and_double(
     most_k: int,
     users: int,
 ) -> tuple[Place, ...]:
-    """Estimate-and-Double (003, Algorithm 3): from `start`, double k or n until the budget is reached.
+    """Double k or n from `start` until the budget is reached: Estimate-and-Double (Charles et al. 2024, Algorithm 3).
 
-    tau_k = L(2k) / L(k) and tau_n = (s(2n) / 2n) / (s(n) / n) say by how much either doubling shrinks the noise s L / n
-    on the gradient; k is doubled if tau_k < tau_n, else n. The algorithm as printed leaves the division by n out of
-    tau_n; since s grows with n, it would then double k always.
+    tau_k = L(2k) / L(k) and tau_n = (s(2n) / 2n) / (s(n) / n) tell by how much either doubling shrinks the noise
+    s L / n on the gradient; k is doubled if tau_k < tau_n, else n. The algorithm as printed leaves the division
+    by n out of tau_n. Since s grows with n, it would then always double k.
 
     A doubling past `most_k` rows or past all users (a probability above 1) is not possible; then the other one is
-    made. As in the algorithm, a budget that no number of doublings gives exactly is passed, by less than a factor of 2.
+    made. As in the algorithm, a budget that no number of doublings gives exactly is exceeded, by less than a
+    factor of 2.
 
     Args:
         norm: k -> L(k), of the mean gradient of k rows of a user.
-        noise_multiplier: n -> s(n), of user-level sampling with n users expected a step.
+        noise_multiplier: n -> s(n), of user-level sampling with n users expected per step.
 
     Returns:
         Every place of the path, the chosen one last.
@@ -119,7 +122,7 @@ def doubled(
     by_k: Callable[[Split], float],
     by_n: Callable[[Split], float],
 ) -> tuple[Place, ...]:
-    """Double k where `by_k` is less than `by_n`, else n, until the budget is reached; return every place passed.
+    """Double k if `by_k` is less than `by_n`, else n, until the budget is reached; return every place passed.
 
     Raises:
         InputError: not even `most_k` rows of all users spend the budget.
@@ -146,14 +149,14 @@ def doubled(
 
 
 def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
-    """Estimate-and-Double for the rows a step of a job of user-level sampling, by gradients of its own rows, as facts.
+    """Run Estimate-and-Double for the rows per step of a user-level sampling job, by gradients of its own rows.
 
-    *No guarantee*: see `gradient_norms`. A split that is chosen so is covered by none, and whatever shows it must say
-    so.
+    *No guarantee*: see `gradient_norms`. A split that is chosen in this way is covered by no guarantee, and
+    everything that shows it must say so.
 
     Args:
-        job: which must not have trained yet.
-        epsilon: what the noise answers, at the job's delta and steps.
+        job: a job that has not trained yet.
+        epsilon: the target of the noise, at the job's delta and steps.
 
     Raises:
         InputError: as for `estimate_and_double` and `gradient_norms`.
@@ -179,7 +182,8 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
         return least_noise(process, epsilon, setting.delta) * sensitivity(mechanism.bands)
 
     def deviation(split: Split) -> float:
-        return noise_variance(noise(split.n), norm(split.k), split.n) ** 0.5
+        deviation: float = noise_variance(noise(split.n), norm(split.k), split.n) ** 0.5
+        return deviation
 
     most_rows = int(setting.shape.rows_per_unit.max())
     path = estimate_and_double(norm, noise, Split(1, start), here.budget, most_rows, most_users)
@@ -193,10 +197,10 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
 
 # norms of gradients --------------------------------------------------------------------------------------------
 def measured_norms(job: Job, ks: Sequence[int], users: int = USERS) -> np.ndarray:
-    """`gradient_norms` of a job's training rows at its base model, kept in the run folder: measured once for each k.
+    """Return `gradient_norms` of a job's training rows at its base model; each k is measured once and kept.
 
-    Chunks are measured where the config's user-level sampling would draw chunks, else rows. What is kept is bound to
-    the model's weights and to the data. The job must not have trained yet.
+    Chunks are measured if the config's user-level sampling would draw chunks, else rows. The norms are kept in
+    the run folder, bound to the model's weights and to the data. The job must not have trained yet.
     """
     config = job.run.config
     mechanism = UserLevelSampling.from_config(config)
@@ -230,17 +234,17 @@ def gradient_norms(
     chunk: int | None = None,
     micro_tokens: int = 8192,
 ) -> np.ndarray:
-    """Median over sampled users of the norm of the mean gradient of up to k rows: float64[len(ks)] (003, equation 8).
+    """Measure the norm of the mean gradient of up to k rows, as the median over sampled users: float64[len(ks)].
 
-    The same users are measured for every k. Nothing of the model changes.
+    See Charles et al. 2024, equation 8. The same users are measured for every k. The model does not change.
 
-    *No guarantee*: gradients of private rows are measured. What is chosen from them is not covered by any guarantee,
-    and whatever shows them, or what followed from them, must say so.
+    *No guarantee*: gradients of private rows are measured. A choice based on them is not covered by any
+    guarantee, and everything that shows them, or what followed from them, must say so.
 
     Args:
         key: users, and rows of a user, are drawn from its stream.
-        users: how many are sampled; all where there are fewer.
-        chunk: tokens of a random chunk, where user-level sampling draws chunks; None: rows, at random.
+        users: number of sampled users; all users if there are fewer.
+        chunk: tokens of a random chunk, if user-level sampling draws chunks; None: rows, at random.
         micro_tokens: tokens of a physical micro-batch.
 
     Raises:
@@ -264,7 +268,7 @@ def gradient_norms(
 
 
 def _norms(clipped: ClippedSum, task: Task, draw: Draw, key: RunKey, micro_tokens: int) -> np.ndarray:
-    """The norm of each drawn unit's gradient, in some order: float64[units]."""
+    """Compute the norm of each drawn unit's gradient, in some order: float64[units]."""
     found: list[float] = []
 
     def batch_of(part: Pack) -> tuple[Batch, torch.Tensor]:

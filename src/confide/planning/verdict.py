@@ -1,4 +1,4 @@
-"""What to expect of a plan, in words: whether there are enough units for the noise that hides one of them."""
+"""Tell in words what to expect of a plan: whether there are enough units for the noise that hides one of them."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from confide.planning.plan import PlannedSetting
 
 MOST, PART = 1.3, 34.0
-"""How many times as long as the gradient the noise is up to which most, or a part, of the gain was reached: of five
-runs of the bundled model with all weights and AdamW, beside the same draws without privacy (docs/configuring.md)."""
+"""Noise up to which most, or a part, of the gain was reached, as a multiple of the gradient's length.
+
+Measured in five runs of the bundled model with all weights and AdamW, compared with the same draws without
+privacy (docs/configuring.md).
+"""
 
 _MEASURED = (
     "measured with the bundled model, as shares of what training without privacy gains: 86% at 1.3 times, 24% at 12, "
@@ -24,7 +27,7 @@ _MEASURED = (
 
 
 def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSetting") -> dict[str, Any] | None:
-    """What a setting is likely to gain, by its noise on a gradient beside the gradient.
+    """Predict what a setting is likely to gain, by its noise on a gradient relative to the gradient.
 
     *No guarantee*: it follows from the shape of the data and from constants, as a suggestion does.
 
@@ -32,9 +35,10 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         chosen: the config's own setting.
 
     Returns:
-        `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy gains;
-        about how many units with the same chance of each and as many steps it takes for part and for most; and
-        `words`. None where no such rule is known: other optimisers and mechanisms, correlated noise, no noise.
+        `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy
+        gains; about how many units, with the same chance of each and as many steps, it takes for part and for
+        most; and `words`. None if no such rule is known: other optimisers and mechanisms, correlated noise, no
+        noise.
     """
     mechanism = mechanisms.build(config)
     known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer == "adamw"
@@ -53,8 +57,8 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
 
 
 def _about(number: float) -> int:
-    """Up to two digits."""
-    step = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
+    """Round up to two digits."""
+    step: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
     return math.ceil(number / step) * step
 
 

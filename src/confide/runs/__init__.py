@@ -1,1 +1,1 @@
-"""The run folder: prepare, train, resume, release, verify."""
+"""Keep a run folder: prepare, train, resume, release, verify."""

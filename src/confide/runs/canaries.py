@@ -1,11 +1,12 @@
-"""Canaries: made-up units, planted among the private ones before training, each by a fair coin that is sealed.
+"""Make canaries: made-up units, planted among the private ones before training, each by a fair coin that is sealed.
 
-What is planted follows from a seed alone, and the ledger's first line holds a hash of it: whoever audits can show that
-no coin was chosen in the light of the model.
+What is planted follows from a seed alone, and the ledger's first line holds a hash of it. So an auditor can show
+that no coin was chosen after looking at the model.
 
-*Presence*: a unit is there, or its rows predict nothing, which is the unit zeroed out. *Value*, where text is protected
-and not whole units (selective DP, secrets): one of two contents stands there. *Mask*, where a secret that a detector
-misses is protected beside one that it finds (crt): a number stands there, or a mask in its place.
+There are three games. *Presence*: a unit is there, or its rows predict nothing, which is the unit zeroed out.
+*Value*, if text is protected and not whole units (selective DP, secrets): one of two contents stands there.
+*Mask*, if a secret that a detector misses is protected next to one that it finds (crt): a number stands there, or
+a mask in its place.
 """
 
 import hashlib
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 FILE = "canaries.json"
 GRAPH = "canaries"
-"""In the data folder: what was planted, and the rows of every content, planted or not."""
+"""Folder in the data folder, with the planted canaries and the rows of every content, planted or not."""
 
 SAMPLED = 1_000
-"""Random numbers in a canary's place, of which it is told how many change nothing that is public."""
+"""Count of random numbers tried in a canary's place, to count those that change nothing public."""
 
-MOST_DIGITS = 7  # of which all numbers are ranked
-SPREAD = 4  # texts that the base model makes for each canary that is taken of them
+MOST_DIGITS = 7  # up to this many digits, all numbers are ranked
+SPREAD = 4  # texts that the base model generates for each canary that is chosen from them
 WHERE = "canaries"
 
 
@@ -47,11 +48,12 @@ class Canary:
     """One made-up unit.
 
     Attributes:
-        name: of the unit.
-        contents: the texts that may stand there: one of the game of presence, two of the others.
-        coin: which of them does; of presence 0 if it does and 1 if nothing does.
-        insertions: documents of the unit that hold the text.
-        secrets: the part of each text that was chosen at random, where there is one; a mask is none.
+        name: name of the unit.
+        contents: the texts that may stand there: one in the game of presence, two in the others.
+        coin: the index of the text that stands there; in the game of presence 0 if the text does and 1 if nothing
+            does.
+        insertions: number of the unit's documents that hold the text.
+        secrets: the part of each text that was chosen at random, if there is one; a mask is none.
         perplexity: of a generated text under the base model.
     """
 
@@ -69,7 +71,7 @@ class Canary:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was planted.
+    """Record of the planted canaries.
 
     Attributes:
         seed: hexadecimal digits, from which all coins and texts follow.
@@ -90,7 +92,7 @@ class Manifest:
         """Flip the coins and make the texts. Without a run key the seed comes from the operating system.
 
         Raises:
-            InputError: the family cannot make such texts; names the key.
+            InputError: the family cannot make such texts; the message names the key.
         """
         settings = config.canaries
         seed = secrets.token_hex(32)
@@ -115,7 +117,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """The manifest in a data folder.
+        """Load the manifest of a data folder.
 
         Raises:
             InputError: there is none, or it is damaged.
@@ -143,7 +145,7 @@ class Manifest:
             raise InputError(f"{path} is damaged: the coins cannot be trusted") from None
 
     def sample(self) -> list[str]:
-        """Texts of family `digits` with numbers drawn at random, `SAMPLED` of them."""
+        """Return `SAMPLED` texts of family `digits`, with numbers drawn at random."""
         digits = len(self.canaries[0].secrets[0])
         drawn = _source(self.seed).stream("audit", "sample").below(np.full(SAMPLED, 10**digits))
         return [self.template.replace("{}", f"{number:0{digits}d}") for number in drawn.tolist()]
@@ -156,48 +158,48 @@ class Manifest:
 
     @property
     def commitment(self) -> str:
-        """SHA-256 of the manifest. It tells nothing of it: the seed in it has 256 random bits."""
+        """SHA-256 of the manifest. It reveals nothing of the manifest: the seed has 256 random bits."""
         return hashlib.sha256(self._text().encode()).hexdigest()
 
     def documents(self, config: "Config") -> Iterator[Document]:
-        """What is planted, to be read like any other training text."""
+        """Yield the planted documents, to be read like any other training text."""
         for canary in self.canaries:
             if canary.is_planted:
                 for _ in range(canary.insertions):
                     yield document(canary.contents[canary.coin], canary.name, config)
 
     def absent(self) -> Iterator[str]:
-        """The units of rows that predict nothing, one entry a row: as many as there would be with their text."""
+        """Yield the units of the rows that predict nothing, one entry per row: as many rows as with their text."""
         for canary in self.canaries:
             if not canary.is_planted:
                 yield from [canary.name] * canary.insertions
 
     def rows(self, graph: UnitGraph, world: int = 0) -> np.ndarray:
-        """The row of each canary's content in the graph of all contents: int64[m] row numbers."""
+        """Find the row of each canary's content in the graph of all contents: int64[m] row numbers."""
         places = {name: unit for unit, name in enumerate(graph.unit_names())}
         return np.concatenate([graph.rows_of(places[f"{canary.name}/{world}"]) for canary in self.canaries])
 
     def units(self, graph: UnitGraph) -> np.ndarray:
-        """The canaries among the units of the training graph: int64[m]."""
+        """Find the canaries among the units of the training graph: int64[m]."""
         places = {name: unit for unit, name in enumerate(graph.unit_names())}
         return np.array([places[canary.name] for canary in self.canaries])
 
     def place(self) -> tuple[int, int]:
-        """Where the number stands in each content of family `digits`: characters [start, end)."""
+        """Return where the number stands in each content of family `digits`: characters [start, end)."""
         start = self.template.index("{}")
         return start, start + len(self.canaries[0].secrets[0])
 
     @property
     def coins(self) -> np.ndarray:
-        """int64[m]."""
+        """Coins of the canaries: int64[m]."""
         return np.array([canary.coin for canary in self.canaries])
 
 
 def numbers_are_guessed(config: "Config") -> bool:
-    """Whether an audit also guesses at numbers.
+    """Return True if an audit also guesses at numbers.
 
-    Not under crt, whose rows hold no number where a mask stands; nor with a published key, from which the numbers
-    follow, so that anybody may know them.
+    It does not under crt, since rows hold no number where a mask stands. Nor does it with a published key: the
+    numbers follow from it, so anybody may know them.
     """
     canaries = config.canaries
     return (
@@ -210,16 +212,16 @@ def numbers_are_guessed(config: "Config") -> bool:
 
 
 def document(text: str, unit: str, config: "Config") -> Document:
-    """A text as the data would hold it; nothing stands in the fields that name what is sensitive in a record."""
+    """Make a document that holds a text as the data would; fields that name sensitive parts are empty."""
     column = config.secrets.column or []
     fields: dict[str, Any] = dict.fromkeys([column] if isinstance(column, str) else column)
     if config.detector.spans is not None:
         fields |= {config.detector.spans: [], config.data.text: text}
-    return Document(text, (unit,), None, WHERE, fields, number=-1)  # no document that somebody could list
+    return Document(text, (unit,), None, WHERE, fields, number=-1)  # not a document that somebody could list
 
 
 def blank(tokenizer: Any) -> np.ndarray:
-    """A row that predicts nothing under any task: one special token."""
+    """Return a row that predicts nothing under any task: one special token."""
     for token in (tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.pad_token_id):
         if token is not None:
             return np.array([token])
@@ -231,12 +233,12 @@ def _source(seed: str) -> RunKey:
 
 
 def _name(seed: str, number: int) -> str:
-    return f"canary:{seed[:8]}:{number}"  # no unit of the data has such a name but by foul play
+    return f"canary:{seed[:8]}:{number}"  # no unit of the data has such a name by accident
 
 
 @dataclass(frozen=True)
 class _Content:
-    """A text; the random part of one of digits; the perplexity of a generated one."""
+    """A text; its random part, for family `digits`; its perplexity, if it was generated."""
 
     text: str
     secret: str | None = None
@@ -263,7 +265,7 @@ def _contents(config: "Config", tokenizer: Any, count: int, source: RunKey) -> I
 
 
 def _distinct(count: int, size: int, stream: Stream) -> list[int]:
-    """Different numbers below `size`, uniformly."""
+    """Draw different numbers below `size`, uniformly."""
     if count > size // 2:
         raise InputError(
             f"canaries.digits: {count} different numbers need more than {len(str(size)) - 1} digits"
@@ -279,9 +281,10 @@ def _distinct(count: int, size: int, stream: Stream) -> list[int]:
 
 
 def _rare_tokens(tokenizer: Any) -> Sequence[str]:
-    """Texts of tokens that are words or beginnings of words, with a space before: the last quarter of the vocabulary.
+    """Return the rare tokens that are words or beginnings of words, with a space before.
 
-    Vocabularies are made from the most frequent pieces on, so the last are the rarest.
+    They come from the last quarter of the vocabulary. Vocabularies are built from the most frequent pieces on, so
+    the last are the rarest.
     """
     special = set(tokenizer.all_special_ids)
     ids = [i for i in range(len(tokenizer)) if i not in special]

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole, sealed, and opened only where and when they were written."""
+"""Save checkpoints of a run: written whole, sealed, and opened only by the run and at the step that wrote them."""
 
 import hmac
 import os
@@ -19,30 +19,30 @@ from confide.utils.errors import InputError
 from confide.utils.files import sync
 
 _NAME = re.compile(r"step-(\d{8})")
-_PIECE = 1 << 22  # bytes that are read at a time
+_PIECE = 1 << 22  # bytes read at a time
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The state of a run after some steps, in a folder of its own.
 
-    `state.pt` holds the state and `seal` an HMAC under the run key over the number of steps, the ledger up to the last
-    of them, which begins with the run's constants, and every byte of the state. So a state of another run, of the
-    twin or of another step is refused, and a damaged one.
+    `state.pt` holds the state. `seal` holds an HMAC under the run key over the number of steps, the ledger up to
+    the last of them (it begins with the run's constants), and every byte of the state. So a damaged state is
+    refused, and so is a state of another run, of the twin or of another step.
     """
 
     folder: Path
 
     @property
     def step(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return int(self.folder.name.removeprefix("step-"))
 
     def load(self, seal: Seal, ledger_path: Path) -> dict[str, Any]:
-        """The state, if this run saved it at this step.
+        """Load the state, if this run saved it at this step.
 
         Raises:
-            InputError: it did not, or the ledger lacks steps.
+            InputError: this run did not save it, or the ledger lacks steps.
         """
         state, mac = self.folder / "state.pt", _begun(seal, ledger_path, self.step)
         try:
@@ -71,12 +71,12 @@ class Checkpoints:
     folder: Path
 
     def last(self) -> Checkpoint | None:
-        """The newest whole one."""
+        """Return the newest complete checkpoint, or None."""
         found = self._all()
         return Checkpoint(found[-1]) if found else None
 
     def save(self, step: int, state: dict[str, Any], seal: Seal, ledger_path: Path) -> None:
-        """Write the state after `step` steps. The one before is removed only once this one is on disk."""
+        """Write the state after `step` steps. The previous checkpoint is removed only once this one is on disk."""
         final = self.folder / f"step-{step:08d}"
         if final.exists():
             return
@@ -100,7 +100,7 @@ class Checkpoints:
 
 
 def _begun(seal: Seal, ledger_path: Path, step: int) -> hmac.HMAC:
-    """The HMAC of a state, before its bytes."""
+    """Start the HMAC of a state, before its bytes."""
     mac = seal.over("checkpoint", str(step))
     mac.update(ledger.digest(ledger_path, step))
     return mac
@@ -118,7 +118,7 @@ def _write(path: Path, state: dict[str, Any], mac: hmac.HMAC) -> None:
 
 
 class _Watched:
-    """Feeds an HMAC, and remembers why writing failed: of a full disk torch says only that a position is off."""
+    """File that feeds an HMAC and remembers why writing failed: torch reports a full disk as a wrong position."""
 
     def __init__(self, stream: BinaryIO, mac: hmac.HMAC):
         self.stream, self.mac = stream, mac
@@ -139,7 +139,7 @@ class _Watched:
 
 @contextmanager
 def removed_on_error(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong leaves nothing half-written."""
+    """Leave nothing half-written, whatever goes wrong."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,8 @@
-"""What an audit's games have shown of a run, for its guarantee: kept apart from all else that an audit finds.
+"""Keep what an audit's games have shown of a run, for its guarantee, apart from all other results of the audit.
 
-Only the guesses from the released model count here: they and the coins of made-up units are all that the words rest on.
-Guesses from noised sums take away what all real units added, which is private, and stay in the run folder.
+Only the guesses from the released model count here: the guarantee's words rest on nothing but these guesses and
+the coins of made-up units. Guesses from noised sums subtract what all real units added. That is private, and
+stays in the run folder.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ _USE = "evidence"
 
 
 def keep(run: Run, found: dict[str, Any]) -> None:
-    """Keep what the result of `attack.audit` shows, until another game is played about the same model."""
+    """Keep what the result of `attack.audit` shows, until another game is played on the same model."""
     lines = [
         f"audit by canaries: {game['verdict']}; {game['words']}"
         for game in found.get("games", ())
@@ -27,7 +28,7 @@ def keep(run: Run, found: dict[str, Any]) -> None:
 
 
 def evidence(run: Run, steps: int) -> tuple[str, ...]:
-    """The lines that were kept of this very run after so many steps; none for another model in its folder.
+    """Read the lines that were kept of this very run after so many steps; none for another model in its folder.
 
     Raises:
         InputError: the file was not written by an audit of this run.
@@ -45,6 +46,6 @@ def evidence(run: Run, steps: int) -> tuple[str, ...]:
 
 
 def _model(run: Run) -> str:
-    """What tells a training run from any other: a hash of its ledger."""
+    """Identify a training run among all others, by a hash of its ledger."""
     ledger = run.ledger_path.read_bytes() if run.ledger_path.exists() else b""
     return hashlib.sha256(ledger).hexdigest()

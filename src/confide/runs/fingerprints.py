@@ -1,8 +1,9 @@
-"""What a program's own objects are, in a form that is the same in another process and differs where they do.
+"""Digest a calling program's own objects: the same digest in another process, and another one if the objects differ.
 
-A run's noise is a function of its key. Two trainings that share a key and differ in what they sum up would give that
-sum away, so what decides the sums is bound to the key: of a function its code and the globals that it names, of an
-object what it holds. Nobody can tell all: what is looked up in a module, a file or a class is not seen.
+A run's noise is a function of its key. Two trainings that share a key and differ in what they sum up would reveal
+that sum. So everything that decides the sums is bound to the key: of a function, its code and the globals that it
+names; of an object, what it holds. This cannot be complete: what is looked up in a module, a file or a class is
+not seen.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
 def of_function(name: str, value: Any) -> str:
-    """A digest of a callable: its code, its defaults, and what it holds in closures, attributes and `partial`.
+    """Digest a callable: its code, its defaults, and what it holds in closures, attributes and `partial`.
 
     Raises:
-        InputError: it holds something of which nobody can tell whether it is the same in another process.
+        InputError: it holds an object that may not be the same in another process.
     """
     digest = hashlib.sha256()
     _tell(name, value, digest.update, 0)
@@ -37,14 +38,14 @@ def of_function(name: str, value: Any) -> str:
 
 
 def of_model(model: nn.Module) -> str:
-    """A digest of what a model is, beside its weights: its class, its config, and which parameters train."""
+    """Digest a model apart from its weights: its class, its config, and which parameters train."""
     config: Any = getattr(model, "config", None)
     facts = [type(model).__qualname__, config.to_json_string() if hasattr(config, "to_json_string") else ""]
     return hashlib.sha256("\n".join([*facts, *sorted(trainable(model))]).encode()).hexdigest()[:32]
 
 
 def of_tokenizer(tokenizer: Any) -> str:
-    """A digest of what a tokenizer makes of a text."""
+    """Digest what a tokenizer makes of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
     facts = [type(tokenizer).__qualname__, rules, repr(sorted(tokenizer.special_tokens_map.items()))]
@@ -52,8 +53,10 @@ def of_tokenizer(tokenizer: Any) -> str:
 
 
 def of_still(model: nn.Module) -> bytes:
-    """A digest of all in a model's state that no step moves: its buffers and the parameters that do not train."""
-    moving = {parameter.data_ptr() for parameter in trainable(model).values()}  # tied ones have several names
+    """Digest everything in a model's state that no step moves: its buffers and the parameters that do not train."""
+    moving = {
+        parameter.data_ptr() for parameter in trainable(model).values()
+    }  # tied weights have several names
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
         if not values.numel() or values.data_ptr() not in moving:
@@ -121,14 +124,15 @@ def _tell(name: str, value: Any, tell: Callable[[bytes], object], depth: int) ->
 def _tell_function(
     value: types.FunctionType, tell: Callable[[bytes], object], below: Callable[[Any], None]
 ) -> None:
-    package = (value.__module__ or "").partition(".")[0]  # made by hand, a function has none
+    package = (value.__module__ or "").partition(".")[0]  # a function made by hand has no module
     tell(f"{package}.{value.__qualname__}".encode())
     if package in ("torch", "transformers", "confide"):
-        return  # of a library, whose version the ledger names
+        return  # part of a library, whose version the ledger names
     below((value.__code__, value.__defaults__, value.__kwdefaults__))
     for cell in value.__closure__ or ():
         below(cell.cell_contents)
-    # What it calls or reads by name is part of what it does; of modules, the code is a library's or not looked at.
+    # The functions and values that it names are part of its behaviour. Modules are not inspected: their code is
+    # a library's, or out of sight.
     for called in sorted(_names_in(value.__code__)):
         held = value.__globals__.get(called)
         if held is not None and held is not value and not isinstance(held, types.ModuleType):
@@ -136,6 +140,6 @@ def _tell_function(
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """The names of a function's globals, and of those of functions within it."""
+    """Return the names of a function's globals, and those of the functions within it."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     return set(code.co_names).union(*map(_names_in, inner))

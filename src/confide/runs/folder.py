@@ -1,8 +1,8 @@
-"""The run folder: what lies where, who may write, and whether it belongs to the config.
+"""Manage the run folder: where files lie, who may write, and whether the folder belongs to the config.
 
 config.yaml  key  ledger.jsonl  guarantee.json   the run and what it promises
 data/        checkpoints/  metrics.jsonl  tensorboard/   private: made from private rows
-released.json   digests of what was released; it and all else that is read back is sealed (seal.py)
+released.json   digests of what was released; it and everything else that is read back is sealed (seal.py)
 release/     weights or adapter, tokenizer, guarantee.json, model card: what may leave the house
 twin/        the non-private twin, if one was trained: the same data, key and draws
 """
@@ -31,7 +31,8 @@ from confide.runs.given import Given
 from confide.utils.errors import InputError
 from confide.utils.files import close_to_others, private_files, write_text
 
-# A resumed run may look more or less often, and run on other machines; everything else decides what it computes.
+# A resumed run may evaluate more or less often, and run on other machines. Every other key decides what the run
+# computes.
 _FREE = {("run",)} | {
     ("train", key)
     for key in (
@@ -45,12 +46,12 @@ _FREE = {("run",)} | {
 }
 
 
-# What a folder holds that is a run's: the first of these is written before anything else.
+# Files that mark a folder as a run's: the first of these is written before anything else.
 _OWN = (".lock", "key", "config.yaml", "data", "ledger.jsonl")
 
 
 def _sweeps_around(folder: Path) -> list[Path]:
-    """Where a sweep would lie that a folder belongs to: itself, or two above `trials/0001`."""
+    """Return where the sweep of a folder would lie: in the folder itself, or two above `trials/0001`."""
     return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
 
 
@@ -58,8 +59,8 @@ class Run:
     """Paths and records of one run.
 
     Attributes:
-        tuning: how its settings are found; bears on its noise and its claim.
-        given: what a program hands over in place of what the config would have loaded.
+        tuning: how its settings are found; affects its noise and its claim.
+        given: objects of a calling program that replace what the config would have loaded.
         releases: whether its model may leave the house when it is finished.
     """
 
@@ -94,10 +95,10 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path, twin: bool = False, given: Given | None = None) -> "Run":
-        """The run that lies in `folder`.
+        """Load the run in `folder`.
 
         Args:
-            given: what a program handed over when it was trained.
+            given: the objects that a calling program passed when the run was trained.
 
         Raises:
             InputError: there is no run.
@@ -124,7 +125,7 @@ class Run:
         return run
 
     def _make_folder(self) -> None:
-        """The run folder, for its owner alone: nearly all in it is made from private rows.
+        """Make the run folder, for its owner alone: nearly all in it is made from private rows.
 
         Raises:
             InputError: the folder holds something else that others may read, or belongs to another user.
@@ -143,7 +144,7 @@ class Run:
             close_to_others(path)
 
     def _refuse_foreign(self) -> None:
-        """A folder of something else is not closed to those who use it."""
+        """Refuse to restrict a folder that holds something else, which others may be using."""
         if not self.root.is_dir() or any((self.root / name).exists() for name in _OWN):
             return
         if any(self.root.iterdir()) and self.root.stat().st_mode & 0o077:
@@ -153,9 +154,9 @@ class Run:
             )
 
     def _private(self) -> Iterator[Path]:
-        """Every file and folder of the run that may not leave the house."""
+        """Yield every file and folder of the run that may not leave the house."""
         for path in self.root.iterdir():
-            # A key that others could read is not closed in silence: they may have read it.
+            # If others could read a key, it is not restricted silently: they may have read it already.
             if path.name not in ("release", "key") and not path.is_symlink():
                 yield path
                 if path.is_dir():
@@ -164,7 +165,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether steps were recorded here: a run that has begun goes on with the rows it began with."""
+        """True if steps were recorded here: a run that has begun keeps the rows it began with."""
         return self.ledger_path.exists() or (self.root / "ledger.jsonl").exists()
 
     def bind(self) -> None:
@@ -182,14 +183,14 @@ class Run:
             write_text(self.given_path, json.dumps(self.given.which()) + "\n")
 
     def check_given(self) -> None:
-        """See that a program's own objects are there where the run was made with some.
+        """Check that a calling program's own objects are there if the run was made with some.
 
         Raises:
-            InputError: they are not.
+            InputError: they are not there.
         """
         made_with = self._made_with()
         if "documents" in made_with and self.given.documents is None and self.begun:
-            self.given = replace(self.given, documents=())  # it goes on with the rows that it began with
+            self.given = replace(self.given, documents=())  # the run keeps the rows that it began with
         objects = [name for name in made_with if name != "documents"]
         if objects and not self.given.names:
             raise InputError(
@@ -208,12 +209,12 @@ class Run:
         return values
 
     def binding(self) -> str:
-        """What ledger and key are bound to: the config without the keys that a resumed run may change, and
-        without where the text lay, since what it holds is bound by its own digest.
+        """Return what ledger and key are bound to: the config, without the keys that a resumed run may change.
 
-        A setting at its default is absent, so that one which a later version adds changes no draw.
-        A published key is to repeat everywhere, so nor does it matter to it where a model's folder lies,
-        or whether a program loads it.
+        The place of the text is left out, too, since the text is bound by its own digest. A setting at its
+        default is left out, so that a setting that a later version adds changes no draw. A published key must
+        give the same run everywhere. So for it, the place of a model's folder is left out, and so is whether a
+        program loads the model.
         """
         free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
         if self.config.privacy.published_key is not None and models.is_local(self.config.model):
@@ -227,7 +228,7 @@ class Run:
         return json.dumps(chosen, sort_keys=True)
 
     def key(self) -> RunKey:
-        """The run key; made on first use. A published key comes from the config."""
+        """Return the run key; it is made on first use. A published key comes from the config."""
         if self.config.privacy.published_key is not None:
             return RunKey.from_text(self.config.privacy.published_key)
         path = self.root / "key"
@@ -239,15 +240,15 @@ class Run:
         return RunKey.create(path)
 
     def data_key(self) -> RunKey:
-        """What the rows are prepared under: the key of the run that owns them."""
+        """Return the key that the rows are prepared under: the key of the run that owns them."""
         return self.key()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process writes to a run.
+        """Hold the lock that lets only one process write to a run.
 
         Raises:
-            InputError: another one does.
+            InputError: another process holds it.
         """
         self._make_folder()
         with private_files(), open(self.folder / ".lock", "w") as stream:
@@ -258,12 +259,13 @@ class Run:
             yield
 
     def once(self, name: str, compute: Callable[[], np.ndarray], ranks: Ranks, seal: Seal) -> np.ndarray:
-        """What `compute` gave the first time that the run, or its twin, asked: numbers that a choice rests on.
+        """Return what `compute` gave the first time that the run, or its twin, asked: numbers that a choice rests on.
 
-        Computed again in other micro-batches they would differ by rounding, and a choice between equals with them.
+        Computed again in other micro-batches, the numbers would differ by rounding, and so might a choice between
+        equals.
 
         Raises:
-            InputError: the file that keeps them holds others.
+            InputError: the file that keeps them holds other numbers.
         """
         path = self.root / f"{name}.npy"
         if not ranks.any(path.exists()):
@@ -283,18 +285,18 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """What the run goes on from."""
+        """Checkpoints that the run resumes from."""
         return Checkpoints(self.folder / "checkpoints")
 
     @contextmanager
     def releasing(self) -> Iterator[Path]:
-        """A folder to fill that becomes `release/` in one go."""
+        """Give a folder to fill, which then becomes `release/` in one step."""
         building = self.folder / ".release"
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir()
         with removed_on_error(building):
             yield building
-            building.chmod(0o755)  # what may leave the house may be read
+            building.chmod(0o755)  # others may read what may leave the house
             for path in building.rglob("*"):
                 path.chmod(0o755 if path.is_dir() else 0o644)
             shutil.rmtree(self.release, ignore_errors=True)
@@ -302,7 +304,7 @@ class Run:
 
 
 def _chosen(section: BaseModel, free: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a section that differ from their defaults, without those in `free`."""
+    """Return the settings of a section that differ from their defaults, without those in `free`."""
     chosen: dict[str, Any] = {}
     dumped = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():

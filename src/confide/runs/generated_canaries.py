@@ -1,4 +1,4 @@
-"""Canaries that the base model writes: likely text, as many of each perplexity, and what was learnt of each."""
+"""Generate canaries with the base model: likely texts, spread over perplexities; and report how each was learnt."""
 
 import math
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ BATCH = 64
 def texts(
     config: "Config", tokenizer: Any, count: int, spread: int, stream: Stream
 ) -> list[tuple[str, float]]:
-    """`count` texts sampled from the base model at temperature 1, and the perplexity of each, in a random order.
+    """Sample `count` texts from the base model at temperature 1; return each with its perplexity, in a random order.
 
-    Of `spread` times as many those are taken whose mean log-probabilities lie next to evenly spaced ones: of most
-    perplexities there are few samples, and by chance alone nearly all would be of middling ones.
+    Of `spread` times as many samples, those are taken whose mean log-probabilities lie next to evenly spaced
+    ones. Taken by chance alone, nearly all would be of middling perplexity: there are few samples of most others.
     """
     model = models.load_model(config, None, len(tokenizer)).eval()
     wanted, length = count * spread, config.canaries.tokens
@@ -45,7 +45,7 @@ def texts(
 
 
 def _evenly(found: list[tuple[float, str]], count: int) -> list[tuple[float, str]]:
-    """Of sorted pairs as many as asked for, each next to one of evenly spaced numbers, none twice."""
+    """Choose `count` of the sorted pairs, each next to one of evenly spaced numbers, none twice."""
     left, taken = list(found), []
     for wanted in np.linspace(found[0][0], found[-1][0], count):
         taken.append(left.pop(int(np.argmin([abs(mean - wanted) for mean, _ in left]))))
@@ -54,13 +54,13 @@ def _evenly(found: list[tuple[float, str]], count: int) -> list[tuple[float, str
 
 @dataclass(frozen=True)
 class Bucket:
-    """Canaries of like perplexity under the base model.
+    """Canaries of similar perplexity under the base model.
 
     Attributes:
-        low, high: of their perplexities.
+        low, high: range of their perplexities.
         planted, others: how many are in, and how many are not.
-        learnt, by_chance: nats, by how much the training made the one and the other more likely, on average; None where
-            there are none.
+        learnt, by_chance: by how many nats the training made the planted and the other ones more likely, on
+            average; None if there are none.
     """
 
     low: float
@@ -72,7 +72,7 @@ class Bucket:
 
 
 def buckets(perplexity: np.ndarray, learnt: np.ndarray, planted: np.ndarray, count: int = 4) -> list[Bucket]:
-    """As many canaries in each, from the least perplexity on. float64[m] twice, bool[m]."""
+    """Divide canaries into equal buckets by perplexity, lowest first; takes float64[m] twice and bool[m]."""
     found = []
     for own in np.array_split(np.argsort(perplexity, kind="stable"), min(count, len(perplexity))):
         sides = [learnt[own][planted[own]], learnt[own][~planted[own]]]
@@ -83,12 +83,12 @@ def buckets(perplexity: np.ndarray, learnt: np.ndarray, planted: np.ndarray, cou
 
 
 def _sampled(model: Any, tokenizer: Any, ids: torch.Tensor, lots: torch.Tensor) -> list[tuple[float, str]]:
-    """(mean log-probability, text) of one sample for each line of uniform numbers."""
+    """Sample one text for each line of uniform numbers: (mean log-probability, text)."""
     special = torch.tensor(tokenizer.all_special_ids, dtype=torch.long)
     total = torch.zeros(len(ids), dtype=torch.float64)
     for step in range(lots.shape[1]):
         logits = model(input_ids=ids).logits[:, -1].double()
-        logits[:, special] = -torch.inf  # a text does not end early
+        logits[:, special] = -torch.inf  # a text must not end early
         shares = logits.softmax(-1)
         taken = torch.searchsorted(shares.cumsum(-1), lots[:, step : step + 1].contiguous()).clamp(
             max=shares.shape[1] - 1

@@ -1,4 +1,4 @@
-"""What a program hands to a run, in place of what the config would have it load."""
+"""Hold the objects that a calling program passes to a run, in place of what the config would load."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from confide.utils.errors import InputError
 
 @dataclass(frozen=True)
 class Given:
-    """Objects of the caller. What is None is made as the config says.
+    """Objects of the caller. A field that is None is made as the config says.
 
     Attributes:
-        model: trains as it is: its parameters that require grad move. Its dropout is set to 0.
+        model: trained as it is: its parameters that require grad move. Its dropout is set to 0.
         tokenizer: as `transformers` has them; a copy is used.
-        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set. They
-            take the place of what `data.train` names, and are read more than once: no iterator. A run that was begun
-            goes on with the rows that it began with.
-        optimizer: called with the list of parameters. Its learning rate is its own.
+        documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set.
+            They replace what `data.train` names. They are read more than once, so an iterator will not do. A run
+            that was begun keeps the rows that it began with.
+        optimizer: called with the list of parameters. It sets its own learning rate.
         scheduler: called with the optimiser; stepped after every step.
         loss: called with model and batch; returns float[B], a loss for each row that depends on that row alone.
 
     Raises:
-        InputError: one of them is of another kind.
+        InputError: one of them is of the wrong kind.
     """
 
     model: nn.Module | None = None
@@ -71,13 +71,16 @@ class Given:
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     def which(self) -> list[str]:
-        """The names of what is given."""
+        """Return the names of the given objects."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """What decides the course of a run, by digest: one that was begun with other objects does not go on with these,
-        and has other noise. Of weights and rows, digests of their own say what they are."""
+        """Digests of the given objects that decide the course of a run.
+
+        A run that was begun with other objects does not resume with these, and has other noise. Weights and rows
+        are not included: they have digests of their own.
+        """
         found = {
             name: fingerprints.of_function(name, value)
             for name in ("optimizer", "scheduler", "loss")
@@ -90,7 +93,7 @@ class Given:
         return found
 
     def source(self) -> dict[str, str]:
-        """What of it decides which rows there are."""
+        """Return the part of it that decides which rows there are."""
         found = {"tokenizer": self.names["tokenizer"]} if self.tokenizer is not None else {}
         return found | ({"documents": "given"} if self.documents is not None else {})
 
@@ -105,14 +108,14 @@ class Given:
 
 
 def tokenizer_of(config: Config, given: Given) -> Any:
-    """The tokenizer that was given, or that of the config."""
+    """Return the tokenizer that was given, or that of the config."""
     if given.tokenizer is None:
         return models.load_tokenizer(config)
     return models.ready_tokenizer(copy.deepcopy(given.tokenizer), config)
 
 
 def model_of(config: Config, given: Given, classes: int | None, vocabulary: int) -> nn.Module:
-    """The model that was given, or that of the config, with its adapter."""
+    """Return the model that was given, or that of the config, with its adapter."""
     if given.model is None:
         return models.load_model(config, classes, vocabulary)
     return ready_model(given.model, config, classes, vocabulary)

@@ -1,4 +1,4 @@
-"""Everything that a run resolves to before its first step: data, mechanism, noise, model, key."""
+"""Resolve everything that a run needs before its first step: data, mechanism, noise, model, key."""
 
 import hashlib
 import json
@@ -53,10 +53,13 @@ from confide.utils.allocator import keep_freed_memory
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 
-_SEEN = 64  # rows from which two are taken to see whether the model keeps them apart
+_SEEN = 64  # rows from which two are taken to test that the model keeps rows apart
 
 LITTLE_LEFT = 0.6
-"""The share of masked tokens above which somebody is told: paper 004's strictest level masks 45%."""
+"""Share of masked tokens above which the user is told.
+
+The strictest level of Shi et al. 2022 ("Just Fine-tune Twice") masks 45%.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,11 @@ class Job:
     base: bytes  # digest of the weights before the first step
     micro_tokens: int
     ranks: Ranks
-    still: bytes = b""  # digest of what no step of a program's own model or loss may move
+    still: bytes = b""  # digest of what no step of a calling program's own model or loss may move
 
     @classmethod
     def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
-        """Resolve a run: its data (prepared if they are not), mechanism, noise and model."""
+        """Resolve a run: its data (prepared if they are not yet), mechanism, noise and model."""
         config, ranks = run.config, ranks or Ranks()
         if not ranks.alike(config.to_yaml()):
             raise InputError("the ranks have different configs: every machine needs the same one")
@@ -96,7 +99,9 @@ class Job:
             if mechanism.protects
             else {}
         )
-        with ranks.first_ahead():  # what is derived from the graph, the first rank writes and the others read
+        with (
+            ranks.first_ahead()
+        ):  # the first rank writes what is derived from the graph, and the others read it
             shape = prepared.train.shape()
             setting = calibrate(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
         if setting.aggregation().radii:
@@ -109,7 +114,7 @@ class Job:
         apart = mechanism.key_binding(prepared.train.shape())
         if apart:
             bound.append(apart)
-        if not key.published:  # a published key is to repeat everywhere, and has nothing left to hide
+        if not key.published:  # a published key must repeat everywhere, and hides nothing
             bound.append(base)
         task = registry.task(config.task).of(
             model, tokenizer, config.train.precision, ranks.device, run.given.loss
@@ -122,7 +127,7 @@ class Job:
             check_row_independence(task, model, prepared.train.fetch(some), ranks)
             if task.loss is not None:
                 check_loss_independence(task, model, prepared.train.fetch(some), ranks)
-        if mechanism.draws == "units" and task.loss is None:  # else a unit's rows are one
+        if mechanism.draws == "units" and task.loss is None:  # otherwise each row is a unit
             task = detect_packing_support(task, model, config.data.max_length, ranks)
             if task.facts.is_causal and not task.packs_rows:
                 console.say(
@@ -148,14 +153,14 @@ class Job:
 
     @property
     def seal(self) -> Seal:
-        """Recognises the files that this run wrote: of this config, these data, this base model."""
+        """Return the seal that recognises files of this run: of this config, these data and this base model."""
         return Seal(self.key)
 
     def trained(self) -> tuple[int, dict[str, Any]]:
-        """Steps taken, and the state after the last that was saved.
+        """Return the number of steps taken, and the state that was saved last.
 
         Raises:
-            InputError: nothing was trained, or what lies here is not what this run saved.
+            InputError: nothing was trained, or the saved state is not this run's.
         """
         checkpoint = self.run.checkpoints.last()
         if checkpoint is None:
@@ -167,14 +172,14 @@ class Job:
         return self.mechanism.phases(self.setting.shape, self.setting.noise_multiplier)
 
     def phase_runner(self, say: Callable[[str], None] = lambda text: None) -> PhaseRunner:
-        """The steps of this run, before its first."""
+        """Make the steps of this run, before its first."""
         averages = Averages(
             models.trainable(self.model), self.run.config.train.average, self.mechanism.all_steps
         )
         return PhaseRunner(self.mechanism, self.phases(), lambda phase: self._steps(phase, say), averages)
 
     def alone(self, phase: Phase) -> "Job":
-        """A job of one of the stages, on its rows."""
+        """Return a job of one of the stages, on its rows."""
         graph = self._graph(phase)
         setting = replace(
             self.setting,
@@ -225,9 +230,9 @@ class Job:
         )
 
     def sampler(self, phase: Phase) -> Sampler:
-        """Who draws the rows of a stage."""
-
-        # Of this config, these rows and these weights: a twin may have left others' here, of text that has changed.
+        """Return the sampler of a stage's rows."""
+        # Bound to this config, these rows and these weights: a twin may have left the numbers of other ones, of
+        # text that has changed.
         name = f"perplexities-{self.key.fingerprint(self.base)[:16]}"
 
         def score() -> Any:
@@ -238,13 +243,13 @@ class Job:
         return phase.mechanism.sampler(self._graph(phase), self.key, phase.name, score)
 
     def _observer(self, phase: Phase) -> Observer | None:
-        """Who keeps what the noised sums tell of canaries, where the config asks for it."""
+        """Return the observer that keeps the canaries' traces in the noised sums, if the config asks for it."""
         if not self.run.config.canaries.white_box or self.run.twin or phase.on_public:
             return None
         return self.readings(phase)
 
     def readings(self, phase: Phase) -> Readings:
-        """What is kept of the canaries in the noised sums of a stage."""
+        """Return the readings of the canaries in the noised sums of a stage."""
         manifest, graph = self.manifest(), self._graph(phase)
         contents, units = UnitGraph.open(self.run.data / GRAPH), manifest.units(graph)
         return Readings(
@@ -263,11 +268,11 @@ class Job:
         )
 
     def manifest(self) -> Manifest:
-        """What was planted."""
+        """Return the manifest of the planted canaries."""
         return Manifest.load(self.run.data)
 
     def _perplexities(self, scorer: str | None) -> np.ndarray:
-        """Of every row under a model that has seen none of them: the scorer, or the base as it is now."""
+        """Compute the perplexity of every row under a model that saw none: the scorer, or the base as it is now."""
         graph, micro_tokens = self.prepared.train, self.micro_tokens
         if scorer is None:
             return evaluation.perplexities(self.model, self.task, graph, micro_tokens, self.ranks)
@@ -281,12 +286,12 @@ class Job:
         )
 
     def held_out(self) -> str | None:
-        """A name of the held-out rows that tells others apart and lets nobody test guesses of them."""
+        """Return a name of the held-out rows that is unique to them and lets nobody test guesses of them."""
         graph = self.prepared.held_out
         return None if graph is None else self.key.fingerprint(_digest(graph))
 
     def guarantee(self, steps: int) -> Guarantee:
-        """What the run protects after `steps` steps, and what an audit has found of that."""
+        """Return the guarantee of the run after `steps` steps, with what an audit has found of it."""
         stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
         if self.task.loss is not None:
             own = "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof"
@@ -295,7 +300,7 @@ class Job:
         return replace(stated, evidence=seen) if seen else stated
 
     def header(self) -> dict[str, Any]:
-        """The first line of the ledger: the run's constants, bound to its config and data under the run key."""
+        """Return the first line of the ledger: the run's constants, bound to its config and data under the run key."""
         parameters, aggregation = (
             self.setting.parameters,
             self.mechanism.aggregation(self.setting.parameters, self.setting.noise_multiplier),
@@ -320,12 +325,12 @@ class Job:
         } | (self._planted() if self.run.config.canaries.count else {})
 
     def _planted(self) -> dict[str, Any]:
-        """The canaries, and what an audit will go by, sealed before training."""
+        """Return the canaries and the terms of a later audit, sealed before training."""
         facts = json.dumps(self.prepared.facts["canaries"], sort_keys=True)
         return {"canaries": self.manifest().commitment, "planted": self.key.fingerprint(facts.encode())}
 
     def check_still(self) -> None:
-        """See that a program's own model or loss has moved nothing but what trains.
+        """Check that a calling program's own model or loss has moved nothing but the trainable parameters.
 
         Raises:
             InputError: a buffer, or a parameter that does not train, has changed: it would be released without noise.
@@ -337,13 +342,13 @@ class Job:
             )
 
     def check_begun(self) -> None:
-        """See that the run which was begun here is this one: of this config, these data, this base model and noise.
+        """Check that the run begun here is this one: of this config, these data, this base model and noise.
 
         Raises:
-            InputError: it is another, and what this job draws is not what was trained on.
+            InputError: it is another run, so what this job draws is not what was trained on.
         """
         begun, ours = first_entry(self.run.ledger_path), json.loads(json.dumps(self.header()))
-        # of the canaries an audit says more
+        # for canaries, an audit gives a fuller message
         differing = [name for name in ours if name != "canaries" and begun.get(name) != ours[name]]
         if differing:
             raise InputError(
@@ -368,7 +373,8 @@ class Job:
 def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens
-    # The sum, and a large unit's gradient: the probes give theirs back, and on a CPU that stays the process's own.
+    # Reserved for the sum, and for a large unit's gradient. The probes free theirs, and on a CPU that memory
+    # stays the process's own.
     beside = optimizer_copies(config) + (2 if ranks.device.type == "cuda" else 0)
     reserved_bytes = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
     found = fit(model, task, config.data.max_length, ranks, reserved_bytes)
@@ -377,7 +383,7 @@ def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, co
 
 
 def _weights_digest(model: nn.Module) -> bytes:
-    """What the base model is, by its weights: a name can come to mean others."""
+    """Digest the weights of the base model: its name may come to mean other weights."""
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
@@ -388,28 +394,28 @@ def _weights_digest(model: nn.Module) -> bytes:
 
 
 def _digest(graph: UnitGraph) -> bytes:
-    """A plain hash of private text: it stays inside this process, only HMACs of it are written."""
+    """Hash private text without a key. The hash stays inside this process; only HMACs of it are written."""
     plain = hashlib.sha256()
     graph.digest(plain.update)
     return plain.digest()
 
 
 def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None) -> Prepared:
-    """The run's unit graphs, made now if they are not there; of several ranks the first makes them."""
+    """Return the run's unit graphs, made now if they do not exist; with several ranks, the first makes them."""
     key = run.data_key()
     try:
         found = preparation.load(run.config, run.data, key, run.given)
     except InputError:
         if run.begun:
             raise
-        found = None  # nothing rests on these rows yet: they are made again
+        found = None  # nothing depends on these rows yet, so they are made again
     if ranks is not None and not ranks.first:
         if found is None:
             raise InputError(
                 f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
             )
         return found
-    is_given = run.given.documents is not None  # nobody can tell whether they have changed
+    is_given = run.given.documents is not None  # nothing shows whether a program's documents have changed
     if found is not None and (run.begun or not (is_given or preparation.outdated(run.config, run.data, key))):
         return found
     if found is not None and not is_given:

@@ -1,4 +1,4 @@
-"""A job to a trained, released model: step, record, resume, release."""
+"""Turn a job into a trained, released model: step, record, resume, release."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ from typing import Any
 
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
+from confide.models import sound
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import Ledger, versions
 from confide.privacy.mechanisms.statement import recheck_claim, warnings
@@ -37,12 +38,12 @@ _NO_MEAN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        steps, of: taken, and of how many.
-        base, final: held-out evaluation of the base and the trained model; after: of the model after a stage, by its
-            name, where another stage followed.
+        steps, of: steps taken, and the number planned.
+        base, final: held-out evaluation of the base and the trained model; after: of the model after a stage, by
+            its name, if another stage followed.
         halted: why the mechanism ended the run before its last step, if it did; the run is finished then.
     """
 
@@ -82,7 +83,7 @@ def fine_tune(
 
 
 class _Loop:
-    """The steps of a run, on every rank. The first has the ledger and writes all files."""
+    """The steps of a run, on every rank. The first rank has the ledger and writes all files."""
 
     def __init__(self, job: Job, ledger: Ledger | None, console: Console):
         self.job, self.ledger, self.console, self.ranks = job, ledger, console, job.ranks
@@ -104,7 +105,7 @@ class _Loop:
             )
         self._record(0, header)
         self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
-        self.held_out = job.held_out()  # a hash of all held-out rows: once
+        self.held_out = job.held_out()  # computed once, as it is a hash of all held-out rows
         self.phase_runner, self.steps = job.phase_runner(console.say), job.mechanism.all_steps
         if checkpoint is not None:
             if ledger is not None:
@@ -151,7 +152,7 @@ class _Loop:
         guarantee = self.job.guarantee(self.done)
         if finished:
             known = self.metrics is not None and self.metrics.is_evaluated("final", self.held_out)
-            if not self.ranks.any(known):  # a run that was finished before
+            if not self.ranks.any(known):  # a run that was finished earlier
                 self._evaluate("final")
             if self.job.run.releases:
                 recheck_claim(self.job.setting, self.done)
@@ -168,7 +169,7 @@ class _Loop:
         return Outcome(self.done, self.steps, finished, guarantee, base, final, after, halted)
 
     def _record(self, number: int, entry: dict[str, Any]) -> None:
-        """Into the ledger, and on no rank further before it is on disk."""
+        """Write an entry to the ledger. No rank goes on before it is on disk."""
         if self.ledger is not None:
             self.ledger.record(number, entry)
         self.ranks.wait()
@@ -180,17 +181,17 @@ class _Loop:
 
         def record(draw: Draw) -> None:
             spent: dict[str, Any] = {"noise_multiplier": phase.noise_multiplier * draw.noise_factor}
-            if spent["noise_multiplier"]:  # a step that is taken again must have the noise that it had
+            if spent["noise_multiplier"]:  # a step that is taken again must have the same noise
                 spent["generator"] = self.generator
             self._record(number + 1, entry | spent)
 
         try:
             report = self.phase_runner(number, before_update=record)
         except InputError:
-            # Weights that have left the numbers let a layer look as if it mixed rows: say what is the matter.
+            # If the weights are not finite, a layer may look as if it mixed rows. So report the real cause.
             state = None if self.ranks.several else self.phase_runner.state()
             if state is not None:
-                models.refuse_diverged(state["weights"])
+                sound.refuse_diverged(state["weights"])
             raise
         if isinstance(report, StopTraining):
             self._record(number + 1, entry | {"halted": report.reason})
@@ -203,16 +204,18 @@ class _Loop:
         return report
 
     def _checkpoint(self) -> None:
-        """Save the state, unless the weights have left the numbers: they are noised, so that a run ends for this tells
-        of no unit."""
+        """Save the state, unless the weights are not finite.
+
+        The weights are noised, so ending a run for this reason reveals nothing of any unit.
+        """
         state = self.phase_runner.state() if self.done else None
         if state is not None:
             run = self.job.run
-            models.refuse_diverged(state["weights"])
+            sound.refuse_diverged(state["weights"])
             run.checkpoints.save(self.done, state, self.job.seal, run.ledger_path)
 
     def _look(self) -> None:
-        """Evaluate between two steps, if it is time or a stage has ended."""
+        """Evaluate between two steps, if it is due or a stage has ended."""
         place, own = self.job.mechanism.phase_of(self.done - 1)
         phase = self.phase_runner.phases[place]
         if own + 1 == phase.steps:
@@ -242,12 +245,12 @@ class _Loop:
 
 
 def gap_closed(base: float, private: float, nonprivate: float) -> float:
-    """Share of the gap in loss between base and non-private that the private run closes."""
+    """Return the share of the gap in loss between base and non-private model that the private run closes."""
     return (base - private) / (base - nonprivate)
 
 
 def check_release(job: Job) -> None:
-    """See that `release/`, if there is one, holds what this run put there.
+    """Check that `release/`, if there is one, holds what this run put there.
 
     Raises:
         InputError: it holds something else.
@@ -271,7 +274,7 @@ def _seal_release(job: Job, folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a release, hex, but of the model card: its words are for people to add to."""
+    """Digest each file of a release by SHA-256, in hex, except the model card, which people may edit."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
     found = {}
     for path in paths:
@@ -281,7 +284,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def restate(job: Job, steps: int) -> None:
-    """Put what an audit has shown into the guarantee of a released run, wherever it stands; nothing else changes."""
+    """Add what an audit has shown to the guarantee of a released run, wherever it stands; change nothing else."""
     run = job.run
     seen = evidence(run, steps)
     if not (seen and run.guarantee_path.exists() and run.release.is_dir()):
@@ -296,7 +299,7 @@ def restate(job: Job, steps: int) -> None:
 
 
 def _state(job: Job, guarantee: Guarantee, folder: Path) -> None:
-    """Guarantee and model card of a release."""
+    """Write the guarantee and the model card of a release."""
     _write(guarantee, folder / "guarantee.json")
     write_text(folder / "README.md", _card(job, guarantee))
 
@@ -324,7 +327,7 @@ def _in_short(job: Job) -> str:
 
 
 def _measured(found: dict[str, float | int]) -> str:
-    """Loss, and perplexity or, where rows have classes, accuracy."""
+    """Format the loss, and the perplexity or, if rows have classes, the accuracy."""
     if "perplexity" in found:
         return f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
     return f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
@@ -339,7 +342,7 @@ def _card(job: Job, guarantee: Guarantee) -> str:
 
 
 def _usage(job: Job, base: str) -> str:
-    """How to load the release, as code."""
+    """Return code that loads the release."""
     auto = job.task.facts.model_class
     if job.run.config.adapter.kind != "lora":
         return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
@@ -368,7 +371,7 @@ def _note(report: Report) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C ends the loop after the step in hand; a second one ends it at once."""
+    """Let Ctrl-C end the loop after the current step; a second Ctrl-C ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:
@@ -378,7 +381,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
     try:
         before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
-    except ValueError:  # not the main thread: whoever runs us handles signals
+    except ValueError:  # not the main thread: the calling program handles signals
         before = []
     try:
         yield lambda: bool(asked)

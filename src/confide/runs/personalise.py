@@ -1,7 +1,7 @@
-"""Personalisation: each held-out user's loss on half of their rows, before and after training on the other half.
+"""Personalise: compare each held-out user's loss on half of their rows before and after training on the other half.
 
-The comparison is paper 003's (appendix J.2). It changes no run and releases nothing: the weights of a user are gone
-before the next one's turn.
+The comparison is that of Charles et al. 2024, appendix J.2. It changes no run and releases nothing: the weights
+of a user are discarded before the next user's turn.
 """
 
 import math
@@ -23,15 +23,15 @@ from confide.training.tasks import Batch, Task
 from confide.utils.errors import InputError
 
 RATES = (0.003, 0.01, 0.03)
-"""The learning rates that are tried where none is given."""
+"""Learning rates that are tried if none is given."""
 
 BATCH = 8
 """Rows of one step of a user's training."""
 
 ROWS = 64
-"""Rows of a user that are looked at, the first ones: a few users with thousands would take all the time."""
+"""First rows of a user, to which the comparison is limited: a few users with thousands would take all the time."""
 
-_CHOOSING = 5  # every fifth user chooses the learning rate, and is not reported on
+_CHOOSING = 5  # every fifth user helps choose the learning rate and is not reported on
 _KEY = RunKey.from_text("personalisation")  # the same users and hidden tokens for all models
 
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -39,16 +39,18 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "
 
 @dataclass(frozen=True)
 class Personalisation:
-    """What personalising did for the users that are reported on. An estimate over users, and no guarantee of anything.
+    """Effect of personalisation on the reported users. It is an estimate over users, not a guarantee.
 
     Attributes:
-        users: how many; skipped: held-out units that could not be taken, with one row or nothing to predict.
-        loss_before, loss_after: nats a token (a row, for classes), the mean over users of each user's own mean.
-        difference: loss_after - loss_before; interval: 95% of the mean difference, by Student's t over the users.
+        users: number of users; skipped: held-out units that could not be used, with one row or nothing to predict.
+        loss_before, loss_after: in nats per token (per row, for classes), the mean over users of each user's own
+            mean.
+        difference: loss_after - loss_before; interval: 95% interval of the mean difference, by Student's t over
+            the users.
         improved: users whose loss fell.
-        by_tokens: (before, after) with each user weighted by predicted tokens; tokens: how many.
-        learning_rate: that of the reported losses; tried: (rate, loss_after) over `users_choosing` other users, empty
-            where one rate was given.
+        by_tokens: (before, after) with each user weighted by predicted tokens; tokens: their number.
+        learning_rate: that of the reported losses; tried: (rate, loss_after) over `users_choosing` other users,
+            empty if one rate was given.
     """
 
     users: int
@@ -72,7 +74,7 @@ class Personalisation:
 
 @dataclass(frozen=True)
 class _User:
-    """Rows to train on, rows to be asked for, and the loss on these before, summed over `tokens` predicted tokens."""
+    """Rows to train on, rows to evaluate, and the loss on these before training, over `tokens` predicted tokens."""
 
     first: np.ndarray
     second: np.ndarray
@@ -90,21 +92,21 @@ def personalise(
 ) -> Personalisation:
     """Train a copy of the job's model for each held-out user, and compare it with the model on the user's other half.
 
-    A user's rows, the first `ROWS` of them, are divided in the middle, in the order of the text; rows of the second
-    half that repeat one of the first word for word are left out. The first half is trained on in its order, in steps
-    of `BATCH` rows. Which users are taken follows from their names alone, so that models are compared on the same
-    ones. The model is left as it was, bit for bit.
+    A user's rows, the first `ROWS` of them, are divided in the middle, in the order of the text. Rows of the
+    second half that repeat one of the first word for word are left out. The first half is trained on in its
+    order, in steps of `BATCH` rows. The choice of users follows from their names alone, so that models are
+    compared on the same users. The model is left exactly as it was.
 
     Args:
-        users: to report on at most; a quarter as many others choose the learning rate.
-        epochs: over the first half; paper 003 takes four.
+        users: the most users to report on; a quarter as many others choose the learning rate.
+        epochs: over the first half; Charles et al. 2024 take four.
         learning_rate: one, or several to choose from, by the loss of every fifth user, who is then not reported on.
-        optimizer: sgd (without momentum, as in paper 003) or adam.
-        progress: told of every training that is done.
+        optimizer: sgd (without momentum, as in Charles et al. 2024) or adam.
+        progress: called after every training.
 
     Raises:
-        InputError: there are no such users, an argument is impossible, every learning rate diverges, or several ranks
-            were started.
+        InputError: there are no such users, an argument is impossible, every learning rate diverges, or several
+            ranks were started.
     """
     _check(users, epochs, learning_rate, optimizer)
     if job.ranks.several:
@@ -129,7 +131,7 @@ def _check(users: int, epochs: int, rates: Sequence[float], optimizer: str) -> N
 
 
 class _Trial:
-    """Who is asked, which learning rate is taken, and what comes of it."""
+    """Choice of users and learning rate, and the results."""
 
     def __init__(self, copies: "_Copies"):
         self.copies, self.graph = copies, copies.graph
@@ -151,14 +153,14 @@ class _Trial:
         return self._report(reported, best, tried, count)
 
     def _order(self) -> list[int]:
-        """Units with two rows and more, in an order that follows from each one's own name."""
+        """Order the units with two rows or more, by a number that follows from each one's own name."""
         units = np.flatnonzero(self.graph.shape().rows_per_unit >= 2)
         self.skipped = self.graph.n_units - len(units)
         lots = np.array([_lot(self.graph.unit_name(int(unit))) for unit in units], dtype=np.uint64)
         return [int(unit) for unit in units[np.argsort(lots, kind="stable")]]
 
     def _users(self, units: Sequence[int], most: int) -> list[_User]:
-        """The first of `units` who have something to be asked for."""
+        """Return the first of `units` that have something to predict."""
         found: list[_User] = []
         for unit in units:
             if len(found) == most:
@@ -174,10 +176,10 @@ class _Trial:
     def _tried(
         self, units: Sequence[int], most: int, rates: list[float]
     ) -> tuple[tuple[tuple[float, float], ...], int]:
-        """Each rate with the mean loss of users that are not reported on, and how many these are."""
+        """Return each rate with the mean loss of users that are not reported on, and the number of these users."""
         skipped = self.skipped
         judges = self._users(units, most)
-        self.skipped = skipped  # of the users who could have been reported on alone
+        self.skipped = skipped  # counts only users that could have been reported on
         if not judges:
             raise InputError(
                 "--learning-rate: too few users are held out to choose one by; give a single one"
@@ -188,7 +190,7 @@ class _Trial:
         return tried, len(judges)
 
     def _after(self, users: Sequence[_User], rate: float) -> np.ndarray:
-        """Each user's mean loss after training: float64; inf where it diverged."""
+        """Compute each user's mean loss after training: float64; inf if it diverged."""
         return np.array([self.copies.loss_after(user, rate) / user.tokens for user in users])
 
     def _report(
@@ -242,12 +244,12 @@ class _Copies:
         self.weights = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def loss(self, rows: np.ndarray) -> tuple[float, int]:
-        """(sum over predicted tokens, how many)."""
+        """Compute the loss, summed over predicted tokens, and their number."""
         losses, tokens, _ = row_losses(self.model, self.task, self.graph, self.micro_tokens, among=rows)
         return float(losses.sum()), int(tokens.sum())
 
     def loss_after(self, user: _User, rate: float) -> float:
-        """The loss on the second half after training on the first; the weights are then as before. inf: it diverged."""
+        """Train on the first half, return the loss on the second (inf: it diverged), and restore the weights."""
         was_training = self.model.training
         try:
             self._train(user.first, rate)
@@ -269,7 +271,7 @@ class _Copies:
                 optimizer.step()
 
     def _add_gradient(self, rows: np.ndarray, epoch: int) -> None:
-        """The gradient of the mean loss of these rows, in micro-batches."""
+        """Add the gradient of the mean loss of these rows, in micro-batches."""
         for places in batches(self.graph.lengths_of(rows), self.micro_tokens):
             losses = self.task.row_loss(self.model, self._batch(rows[places], epoch))
             (losses.sum() / len(rows)).backward()
@@ -289,12 +291,12 @@ class _Copies:
 
 
 def _lot(name: str) -> int:
-    """64 bits that follow from a name."""
+    """Derive 64 bits from a name."""
     return int(_KEY.stream("users", "order", item=name.encode("utf-8", "surrogatepass").hex()).uint64(1)[0])
 
 
 def halves(graph: UnitGraph, unit: int) -> tuple[np.ndarray, np.ndarray]:
-    """A unit's rows to train on and its rows to be asked for: int64 each, of the first `ROWS`.
+    """Return a unit's rows to train on and its rows to evaluate: int64 each, of the first `ROWS`.
 
     The second half is without rows that repeat one of the first word for word, such as a text sent twice.
     """

@@ -1,4 +1,4 @@
-"""Canaries on their way into the data: what of them is public, and whether the claim's game can be played with them."""
+"""Plant canaries in the data, and check which parts of them are public and whether the claim's game can be played."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -23,11 +23,11 @@ class Planting:
     """The canaries of one preparation.
 
     Args:
-        redacted: finds and redacts, where the mechanism does.
-        mentions: of documents, where units are secrets.
+        redacted: finds and redacts, if the mechanism does.
+        mentions: finds the mentions of documents, if units are secrets.
 
     Raises:
-        InputError: under crt, a number that the detector finds, or no finding beside it.
+        InputError: under crt, the detector finds a number, or finds nothing next to it.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Planting:
         self.manifest = manifest
         self._config, self._cutter, self._redacted, self._mentions = config, cutter, redacted, mentions
         self._missed: list[int] = []  # canaries whose contents differ in what the claim calls public
-        self._alike: list[int] = []  # of each canary, how many of the sample do not
+        self._alike: list[int] = []  # for each canary, how many of the sampled numbers do not
         if manifest.game.has_mask:
             self._check_masks()
 
     def lay_beside(self, beside: GraphWriter) -> None:
-        """The rows of all contents, planted or not.
+        """Lay out the rows of all contents, planted or not.
 
         Raises:
             InputError: a content is more than one row.
@@ -58,8 +58,11 @@ class Planting:
             self._compare()
 
     def facts(self) -> dict[str, Any]:
-        """`count`; `missed`: how many are in no game, and `missing`, which, if any; of the game of values `alike`: of
-        each canary, how many of `canaries.SAMPLED` random numbers in its place would change nothing that is public."""
+        """Return the facts of the canaries.
+
+        `count`; `missed`: how many are in no game, and `missing`: which, if any. For the game of values `alike`:
+        for each canary, how many of `canaries.SAMPLED` random numbers in its place would change nothing public.
+        """
         facts: dict[str, Any] = {"count": len(self.manifest.canaries), "missed": len(self._missed)}
         lists = {"missing": self._missed, "alike": self._alike}
         return facts | {name: own for name, own in lists.items() if own}
@@ -76,7 +79,7 @@ class Planting:
             self._alike = [0 if own is None else could[own] for own in standing]
 
     def _check_masks(self) -> None:
-        """Beside every number, which the detector misses, it finds something in the same row."""
+        """Check that the detector, which misses each number, finds something else in the same row."""
         assert self._redacted is not None
         start, end = self.manifest.place()
         bad = 0
@@ -94,7 +97,7 @@ class Planting:
             )
 
     def _rows_of(self, canary: Canary) -> list[np.ndarray]:
-        """The one row of each of its contents, as it is trained on."""
+        """Return the one row of each of its contents, as it is trained on."""
         if self.manifest.game.has_mask:
             assert self._redacted is not None
             found = [[row.masked for row in own] for own in self._redacted.cut(self._contents(canary))]
@@ -115,13 +118,13 @@ class Planting:
         return canaries.document(text, unit, self._config)
 
     def _public(self, documents: list[Document]) -> Sequence[Hashable]:
-        """What the claim calls public of each text; None where it does not protect what differs in it."""
+        """Return what the claim calls public of each text; None if the claim does not protect what differs in it."""
         if self._redacted is not None:
             return self._redacted.public(documents)
         mentioned = self._mentions(documents)
         assert mentioned is not None  # the game of values is about secrets or about sensitive text
         rows = [list(own) for own in self._cutter.rows([document.text for document in documents])]
-        # how many tokens a mention has, and which rows hold which secrets
+        # the number of tokens of a mention, and which rows hold which secrets
         return [
             (len(own[0].tokens), *own[0].secrets(mentions)) if len(own) == 1 else None
             for own, mentions in zip(rows, mentioned, strict=True)

@@ -1,4 +1,4 @@
-"""Text to unit graphs: tokenise, cut into rows, hold units out, report what happened."""
+"""Turn text into unit graphs: tokenise, cut into rows, hold units out, report what happened."""
 
 import json
 import os
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
     from confide.sensitive.redaction.documents import RedactedDocuments
 
-Progress = Callable[[int, str], None]  # documents read since, and what was made of them so far
+Progress = Callable[[int, str], None]  # documents read since the last call, and the counts so far
 PICTURE = "rows_per_unit.svg"  # a histogram of the training rows
 _BATCH = 512  # documents tokenised at a time
-_BATCH_CHARACTERS = 1 << 22  # at which a batch ends, however few its documents are
+_BATCH_CHARACTERS = 1 << 22  # characters at which a batch ends, even with few documents
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` leaves on disk.
+    """Output of `prepare` on disk.
 
     Attributes:
         train, held_out: unit graphs; held_out is None without evaluation data.
-        public: of a mechanism that redacts, the rows in which nothing is sensitive any more: beside the training
-            rows, their redacted forms; apart from them, the rows that had no finding. None where there is no second
-            graph.
+        public: for a mechanism that redacts, the rows without any sensitive text: if parallel to the training
+            rows, their redacted forms; if apart from them, the rows that had no finding. None if there is no
+            second graph.
         facts: counts of every step, statistics, duplicates: the `--json` of `confide prepare`.
     """
 
@@ -66,21 +66,19 @@ class Prepared:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes of the training labels; None where there are none."""
+        """Number of classes of the training labels; None if there are none."""
         names = self.facts.get("classes")
         return len(names) if names is not None else None
 
 
 def source_of(config: "Config", given: Given | None = None) -> str:
-    """The part of a config, and of what a program hands over, that decides what the graphs hold."""
+    """Return the part of a config, and of a calling program's objects, that decides the content of the graphs."""
     parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
     parts["tokenizer"] = config.tokenizer or config.model
     if config.special_tokens:
         parts["special_tokens"] = config.special_tokens
     if config.detector != Policy():
-        parts["detector"] = config.detector.model_dump(
-            mode="json", exclude={"recall"}
-        )  # which is but a claim
+        parts["detector"] = config.detector.model_dump(mode="json", exclude={"recall"})  # a mere claim
     needs = mechanisms.needs_of(config)
     if needs.secrets:
         parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
@@ -94,12 +92,12 @@ def source_of(config: "Config", given: Given | None = None) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
-# The keys of `secrets` that say where secrets are found.
+# The keys of `secrets` that decide where secrets are found.
 _SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
 
 
 def _marks(config: "Config") -> str | None:
-    """The sample that a person has screened, where the rows depend on it."""
+    """Return the sample that a person has screened, if the rows depend on it."""
     screened = mechanisms.needs_of(config).redaction == "beside" and config.redacted.mode == "screened"
     return config.redacted.marks if screened else None
 
@@ -107,7 +105,7 @@ def _marks(config: "Config") -> str | None:
 def load(
     config: "Config", folder: Path, key: RunKey | None = None, given: Given | None = None
 ) -> Prepared | None:
-    """The graphs in `folder`, if they were made from such a config.
+    """Load the graphs in `folder`, if they were made from such a config.
 
     Args:
         key: that of `prepare`.
@@ -132,12 +130,12 @@ def load(
 
 
 def outdated(config: "Config", folder: Path, key: RunKey | None = None) -> bool:
-    """Whether the files that the graphs in `folder` were made from have changed since."""
+    """Return True if the files that the graphs in `folder` were made from have changed since."""
     return bool(read_record(folder, key)["files"] != files_of(config))
 
 
 def files_of(config: "Config") -> dict[str, list[list[int]]]:
-    """Size and time of the last change of each local file that is read; of a folder's files, the sums."""
+    """Return size and time of last change of each local file that is read; for a folder, the sums over its files."""
     found = {}
     sources = [config.data.train, config.data.eval]
     needs = mechanisms.needs_of(config)
@@ -177,9 +175,9 @@ def prepare(
     key: RunKey | None = None,
     given: Given | None = None,
 ) -> Prepared:
-    """Read the text of a config into `folder/train`, `folder/eval` and, where rows are redacted, `folder/public`.
+    """Read the text of a config into `folder/train`, `folder/eval` and, if rows are redacted, `folder/public`.
 
-    Memory stays bounded. What was found sensitive is kept beside `folder`, in `spans.db`.
+    Memory stays bounded. The sensitive passages that were found are kept next to `folder`, in `spans.db`.
 
     Raises:
         InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind.
@@ -188,7 +186,9 @@ def prepare(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        files = files_of(config)  # before the text is read: a change meanwhile is then a change since
+        files = files_of(
+            config
+        )  # before the text is read, so that a change while reading counts as a later change
         made = _Preparation(config, tokenizer, progress, key, given)
         facts = made.write(building, folder.with_name("spans.db"))
         write_record(building, {"source": source_of(config, given), "files": files, "facts": facts}, key)
@@ -229,7 +229,7 @@ class _Preparation:
         self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
 
     def write(self, folder: Path, cache: Path) -> dict[str, Any]:
-        """All graphs, into `folder`; returns the facts."""
+        """Write all graphs into `folder`. Return the facts."""
         data = self.config.data
         with ExitStack() as stack:
             writers = {"train": self._writer(stack, folder / "train", self.finders is not None)}
@@ -238,7 +238,7 @@ class _Preparation:
             if self.needs.redaction != "none":
                 from confide.sensitive.redaction.documents import RedactedDocuments
 
-                # Where no row holds the text behind its masks, a mask is the one token that it is.
+                # If no row holds the text behind its masks, a mask is a single token.
                 span_tokens = self.config.redacted.span_tokens if self.needs.redaction == "beside" else 1
                 self.redacted = stack.enter_context(
                     RedactedDocuments(self.config, self.tokenizer, cache, span_tokens, self.key)
@@ -273,7 +273,7 @@ class _Preparation:
         return facts
 
     def _planting(self) -> Planting | None:
-        """What is to be planted, seen to be such as the claim is about."""
+        """Return the canaries to plant, after a check that the claim is about such canaries; None if there are none."""
         if self.manifest is None:
             return None
         return Planting(self.manifest, self.config, self.cutter, self.redacted, self._mentions)
@@ -286,7 +286,7 @@ class _Preparation:
         return documents_of(self.config, self.config.data.train, counts, given)
 
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
-        """Every row of `source` into the graph of its side; `share` of the units are held out."""
+        """Write every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
         found = self._training(self.counts) if trains else documents_of(self.config, source, self.counts)
         for batch in _batches(found, _BATCH):
@@ -313,7 +313,7 @@ class _Preparation:
         placed: list[tuple[int, str, int | None]],
         writers: dict[str, GraphWriter],
     ) -> None:
-        """The rows of documents, each into the graph of its side."""
+        """Write the rows of documents, each into the graph of its side."""
         mentioned = self._mentions(batch) if "train" in writers else None
         self.any_found = self.any_found or bool(mentioned and any(mentioned))
         if self.redacted is not None:
@@ -331,7 +331,7 @@ class _Preparation:
                 writers[side].add(row.tokens, units, label)
 
     def _plant(self, planting: Planting, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
-        """Canaries among the training rows; `beside` gets the rows of all that could have been planted."""
+        """Write canaries among the training rows; `beside` gets the rows of all contents, planted or not."""
         planting.lay_beside(beside)
         for batch in _batches(planting.manifest.documents(self.config), _BATCH):
             self._write(batch, [(at, "train", None) for at in range(len(batch))], writers)
@@ -343,7 +343,7 @@ class _Preparation:
         return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})
 
     def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
-        """Where in the batch each document is that is used, its side, and its class."""
+        """Yield, for each used document, its place in the batch, its side and its class."""
         for at, document in enumerate(batch):
             side = side_of(document.units, share)
             if side is None:
@@ -361,7 +361,7 @@ class _Preparation:
     def _redact(
         self, batch: list[Document], labels: list[int | None], writers: dict[str, GraphWriter]
     ) -> None:
-        """The rows of training documents into the graphs that the mechanism trains on."""
+        """Write the rows of training documents into the graphs that the mechanism trains on."""
         assert self.redacted is not None
         for document, label, rows in zip(batch, labels, self.redacted.rows(batch), strict=True):
             screened = self.redacted.is_screened(document)
@@ -370,7 +370,7 @@ class _Preparation:
                     writers[name].add(tokens, document.units, label)
 
     def _forms(self, row: RedactedRow, screened: bool) -> Iterator[tuple[str, np.ndarray]]:
-        """Which graphs a row goes to, and in which form."""
+        """Yield the graphs that a row goes to, each with the form of the row."""
         if self.needs.redaction == "instead":
             yield "train", row.masked
         elif self.needs.redaction == "apart":
@@ -381,7 +381,7 @@ class _Preparation:
                 yield "public", row.masked
 
     def _check_found(self, writers: dict[str, GraphWriter]) -> None:
-        """What would protect nothing, or leave a mechanism without rows, is a fault of the config."""
+        """Refuse a config that would protect nothing, or leave a mechanism without rows."""
         source, config = self.config.data.train, self.config
         if self.finders is not None and not self.any_found:
             raise InputError(
@@ -406,7 +406,7 @@ class _Preparation:
             raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
 
     def _duplicates(self) -> dict[str, Any]:
-        """A second pass over the text, held out or not: what stands in several units. Figures, never text."""
+        """Read the text again, held out or not, for text that occurs in several units. Return figures, never text."""
         found = find_duplicates(self._training(Counts()))
         names = (
             "rows",
@@ -420,9 +420,10 @@ class _Preparation:
         return {name: getattr(found, name) for name in names} | {"sentences": found.sentences()}
 
     def _mentions(self, batch: list[Document]) -> list[list[Mention]] | None:
-        """Where each document mentions secrets; None where units are not secrets.
+        """Find where each document mentions secrets; None if units are not secrets.
 
-        A canary's number is a secret already, that canary: whatever a finder takes it for is no other.
+        A canary's number already is a secret, namely that canary's. If a finder recognises it, it is not a
+        further secret.
         """
         if self.finders is None:
             return None
@@ -446,7 +447,7 @@ class _Preparation:
         return label
 
     def _check_classes(self) -> None:
-        """A class to learn is one of several, and has a row to learn it from."""
+        """Check that there are several classes to learn, and that each has a row to learn it from."""
         field = self.config.data.label
         for label, where in self.held.items():
             if label not in self.trained:
@@ -458,7 +459,7 @@ class _Preparation:
 
 
 def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
-    """How many secrets of each class were found, in how many rows; no secret."""
+    """Count the secrets of each class, and their rows. No secret is returned."""
     classes: dict[str, dict[str, int]] = {}
     for name, rows in zip(graph.unit_names(), graph.shape().rows_per_unit.tolist(), strict=True):
         found = classes.setdefault(class_of(name), {"secrets": 0, "mentions": 0, "most": 0})
@@ -470,7 +471,7 @@ def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
 
 
 def _batches(items: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    """Documents, as many at a time as bounded memory allows."""
+    """Yield documents, as many at a time as bounded memory allows."""
     batch: list[Document] = []
     characters = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Which code takes a step: the version of confide, and a digest of its sources."""
+"""Identify the code that takes a step: the version of confide, and a digest of its sources."""
 
 import hashlib
 from functools import cache
@@ -11,7 +11,7 @@ _SHORT = 8  # hex digits: enough to tell versions apart, no protection against f
 
 @cache
 def code_version() -> str:
-    """For example `0.1.0+3f9c2b1a`: two installations that differ in any source file differ here."""
+    """Return for example `0.1.0+3f9c2b1a`: it differs between two installations that differ in any source file."""
     package = Path(confide.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What is recorded of prepared data beside them, so that whatever is read back is what was written."""
+"""Record facts of prepared data next to them, so that reading back can check them against what was written."""
 
 import hashlib
 from pathlib import Path
@@ -13,14 +13,18 @@ _BLOCK = 1 << 20
 
 
 def write_record(folder: Path, facts: dict[str, Any], key: RunKey | None) -> None:
-    """Record facts of a folder and a digest of each file in it, sealed with the key."""
+    """Write facts of a folder and a digest of each file in it, sealed with the key."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {path.relative_to(folder).as_posix(): _digest(path) for path in paths}
     _seal(key).write_json(folder / RECORD, RECORD, facts | {"digests": digests})
 
 
 def read_record(folder: Path, key: RunKey | None) -> dict[str, Any]:
-    """The record of a folder. Raises InputError if it is not as it was written, or was written under another key."""
+    """Read the record of a folder.
+
+    Raises:
+        InputError: it is not as it was written, or was written under another key.
+    """
     path = folder / RECORD
     try:
         return _seal(key).read_json(path, RECORD)
@@ -31,7 +35,11 @@ def read_record(folder: Path, key: RunKey | None) -> dict[str, Any]:
 
 
 def check_files(folder: Path, digests: dict[str, str]) -> None:
-    """Raises InputError if a file that was recorded is not there, or holds other bytes."""
+    """Check that every recorded file is there and holds the same bytes.
+
+    Raises:
+        InputError: a file is missing, or holds other bytes.
+    """
     for name, digest in digests.items():
         try:
             same = _digest(folder / name) == digest
@@ -44,7 +52,7 @@ def check_files(folder: Path, digests: dict[str, str]) -> None:
 
 
 def _digest(path: Path) -> str:
-    # A plain hash of private text: it stays in the private folder, beside the text.
+    # A hash of private text without a key: it stays in the private folder, next to the text.
     digest = hashlib.blake2b(digest_size=20)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):

@@ -1,7 +1,7 @@
-"""Does this model on these rows do what is claimed? Checked on the user's own model, not on ours.
+"""Verify that this model does what is claimed on these rows. The check runs on the user's own model, not on ours.
 
-Every check compares two ways of computing one thing, so that each can fail. The slow way is plain
-autograd, one row at a time, and the numbers of the config itself.
+Every check computes one thing in two ways, so that it can fail. The slow way uses plain autograd, one row at a
+time, and the numbers of the config itself.
 """
 
 import math
@@ -30,22 +30,22 @@ from confide.training.tasks import Batch, each_row
 from confide.utils.errors import InputError
 
 PHASE = "verify"
-TOLERANCE = 1e-4  # of fast sums and losses against slow ones, in float32
-IN_BF16 = 0.05  # of fast sums against slow ones, where rows alone and together are rounded to bf16 each in its own way
+TOLERANCE = 1e-4  # tolerance of fast sums and losses against slow ones, in float32
+IN_BF16 = 0.05  # the same in bf16: rows alone and rows together are rounded differently
 ROUNDED_UP = (
-    0.03  # by how much of itself a norm may be taken for larger than it is: half of what clipping.slot doubts
+    0.03  # by how much, relatively, a norm may be overestimated: half of what clipping.slot allows for
 )
-UNITS, ROWS = 4, 16  # units that are looked at, and rows of each
-ALARM = 1e-9  # probability that right noise fails the check
-ENOUGH, MOST_STEPS = 1_000_000, 16  # values of noise that are enough, and steps taken for them at most
-KEPT = 10_000  # values of a parameter that are kept to compare two steps
+UNITS, ROWS = 4, 16  # number of units tested, and rows of each
+ALARM = 1e-9  # probability that correct noise fails the check
+ENOUGH, MOST_STEPS = 1_000_000, 16  # number of noise values that suffice, and the most steps taken for them
+KEPT = 10_000  # values of a parameter kept to compare two steps
 
 Gradient = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, whether it passed, and what was seen."""
+    """One check: its name, whether it passed, and the observed result."""
 
     name: str
     ok: bool
@@ -53,7 +53,7 @@ class Check:
 
 
 def verify(job: Job) -> dict[str, object]:
-    """All checks on a job's model and rows, of each stage; the model is as before afterwards, weights to the bit.
+    """Run all checks on a job's model and rows, in each stage. Afterwards the weights are exactly as before.
 
     Returns:
         `ok`, `max_relative_error` of the clipping, and `checks`.
@@ -76,7 +76,7 @@ def verify(job: Job) -> dict[str, object]:
 
 
 def _verified(job: Job) -> tuple[float, list[Check]]:
-    """The largest relative error of the clipping, and the checks of a job of one stage."""
+    """Return the largest relative error of the clipping, and the checks of a job of one stage."""
     precise = replace(job, task=replace(job.task, autocast=False))
     before = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     was_training = job.model.training
@@ -113,9 +113,9 @@ def _stir(job: Job) -> None:
 
 
 def _some_units(job: Job) -> Draw:
-    """The first units of the first draws that hold any: real rows, as training would see them.
+    """Take the first units of the first draws that hold any: real rows, as in training.
 
-    Every second row is cut, so that rows are padded, or share lines, even where all are of one length.
+    Every second row is cut, so that rows are padded, or share lines, even if all have one length.
     """
     sampler = job.mechanism.sampler(
         job.prepared.train, job.key, PHASE, lambda: np.ones(job.prepared.train.n_rows)
@@ -147,18 +147,21 @@ def _some_units(job: Job) -> Draw:
 
 
 def _batch(job: Job, draw: Draw, part: Pack) -> tuple[Batch, torch.Tensor]:
-    """With the streams of the step's own first draw."""
+    """Collate rows with the streams of the step's own first draw."""
     return micro_batch(job.task, draw, part, lambda row: job.key.stream(PHASE, "hide", 0, row))
 
 
 def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
-    """The loss of each row, line by line."""
+    """Compute the loss of each row, line by line."""
     batch, _ = _batch(job, draw, part)
     return each_row(job.task.row_loss(job.model, batch), batch)
 
 
 def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
-    """Each unit's gradient by plain autograd, one row at a time, by parameter name, of the model as it is written."""
+    """Compute each unit's gradient by plain autograd, one row at a time, by parameter name.
+
+    The model is used as it is written, without the fast paths.
+    """
     parameters = models.trainable(job.model)
     gradients: list[dict[str, torch.Tensor]] = []
     job.model.train()
@@ -177,12 +180,13 @@ def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
 
 
 def _norm(gradient: Gradient) -> float:
-    # Squares summed in float64: a long float32 sum is biased.
-    return sum(float((g.double() ** 2).sum()) for g in gradient.values()) ** 0.5
+    # Squares are summed in float64: a long float32 sum is biased.
+    norm: float = sum(float((g.double() ** 2).sum()) for g in gradient.values()) ** 0.5
+    return norm
 
 
 def _slow_sum(slow: list[dict[str, torch.Tensor]], scales: Sequence[float]) -> dict[str, torch.Tensor]:
-    """The sum of the units' gradients, each times its scale, float64 by parameter name."""
+    """Sum the units' gradients, each times its scale: float64 by parameter name."""
     total: dict[str, torch.Tensor] = {}
     for gradient, scale in zip(slow, scales, strict=True):
         for name, values in gradient.items():
@@ -193,10 +197,10 @@ def _slow_sum(slow: list[dict[str, torch.Tensor]], scales: Sequence[float]) -> d
 def _error(
     job: Job, fast: Gradient, slow: list[dict[str, torch.Tensor]], clip: float | None, times: float = 1.0
 ) -> float:
-    """How far a fast sum, clipped and multiplied by a constant, is from a loop's, as `_difference` says it.
+    """Compute how far a fast sum, clipped and multiplied by a constant, is from a loop's, as in `_difference`.
 
-    Fast norms are rounded up, lest a unit adds more than C. So a unit's scale may be less than the loop's by as much,
-    never more: of all such scales those count that bring the loop nearest.
+    Fast norms are rounded up, so that no unit adds more than C. So a unit's scale may be less than the loop's by
+    that much, but never more. Of all such scales, those are used that bring the loop nearest.
     """
     norms = np.array([max(_norm(gradient), 1e-30) for gradient in slow])
     most = np.ones(len(slow)) if clip is None else np.minimum(1, clip / norms)
@@ -204,11 +208,11 @@ def _error(
     scales = most.copy()
     free = np.flatnonzero(most > least)
     if len(free):
-        # Least squares over a box, out of inner products: gradients are as large as the model.
+        # Least squares over a box, from inner products only: gradients are as large as the model.
         products = np.array([[_inner(a, b) for b in slow] for a in slow])
         target = np.array([_inner(gradient, fast) for gradient in slow]) / times - products @ most
         values, vectors = np.linalg.eigh(products[np.ix_(free, free)])
-        roots = np.sqrt(values.clip(1e-12 * values[-1]))  # gradients that point one way leave some at 0
+        roots = np.sqrt(values.clip(1e-12 * values[-1]))  # parallel gradients leave some eigenvalues at 0
         found = lsq_linear(
             roots[:, None] * vectors.T,
             vectors.T @ target[free] / roots,
@@ -220,12 +224,12 @@ def _error(
 
 
 def _inner(a: Gradient, b: Gradient) -> float:
-    """The inner product of two gradients, over the parameters that both have."""
+    """Compute the inner product of two gradients, over the parameters that both have."""
     return sum(float((values.double() * b[name].double()).sum()) for name, values in a.items() if name in b)
 
 
 def _difference(job: Job, fast: Gradient, slow: Gradient) -> float:
-    """|fast - slow| / |slow| over all trainable parameters; one that is missing counts as zero."""
+    """Compute |fast - slow| / |slow| over all trainable parameters; a missing one counts as zero."""
     difference = 0.0
     for name, parameter in models.trainable(job.model).items():
         nothing = torch.zeros((), dtype=torch.float64, device=parameter.device)
@@ -235,11 +239,11 @@ def _difference(job: Job, fast: Gradient, slow: Gradient) -> float:
 
 
 def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> float:
-    """How far the fast clipped sum is from a loop over units, where all, some and none of them are clipped."""
-    # Where tokens are hidden a unit may hide none, and has no gradient then.
+    """Compare the fast clipped sum with a loop over units, with all, some and none of them clipped."""
+    # If tokens are hidden, a unit may hide none, and then has no gradient.
     norms = [norm for gradient in slow if (norm := _norm(gradient)) > 0] or [1.0]
     worst = 0.0
-    layouts = {False, job.task.packs_rows}  # a line for each row, and lines that rows share
+    layouts = {False, job.task.packs_rows}  # one line per row, and lines that rows share
     for clip, shares in product((0.5 * min(norms), float(np.median(norms)), 2 * max(norms)), layouts):
         clipped = ClippedSum(job.model, job.task.packed_loss, clip)
         for part in pack(draw, job.micro_tokens, shares):
@@ -258,7 +262,7 @@ def _as_a_loop(draw: Draw, error: float, most: float, how: str = "") -> Check:
 
 
 def _in_bf16(job: Job, draw: Draw) -> list[Check]:
-    """The same as training computes, where that is not float32: by other products, of the device's own."""
+    """Check the clipping in the precision of training, if that is not float32: other kernels compute it."""
     if not job.task.autocast:
         return []
     error = _clipping(job, draw, _unit_gradients(job, draw))
@@ -266,7 +270,7 @@ def _in_bf16(job: Job, draw: Draw) -> list[Check]:
 
 
 def _rows_alone(job: Job, draw: Draw) -> Check:
-    """A row's loss must not depend on the rows beside it, nor on padding, nor on chance."""
+    """Check that a row's loss does not depend on the other rows, on padding, or on chance."""
     rows = range(len(draw.rows))
     with torch.no_grad():
         alone = torch.cat([_losses(job, draw, Pack.of([[i]])) for i in rows])
@@ -286,7 +290,7 @@ def _rows_alone(job: Job, draw: Draw) -> Check:
 
 
 def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
-    """What the config says to train moves in a step of the optimiser without noise; nothing else does."""
+    """Check that an optimiser step without noise moves what the config says to train, and nothing else."""
     stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     config = job.run.config
     wanted = models.wanted(job.model, config.adapter, config.task)
@@ -323,13 +327,13 @@ def _combine(job: Job) -> Aggregation:
 
 
 def _same_noise(job: Job) -> Aggregation:
-    """An aggregation with the noise of the job's own that compares no units: a few drawn ones are not all of them."""
+    """Return an aggregation with the job's own noise that compares no units: a few drawn ones are not all of them."""
     aggregation = _combine(job)
     return Aggregation(1.0, aggregation.noise_scale, aggregation.scale) if aggregation.radii else aggregation
 
 
 def _take(job: Job, draws: list[Draw], aggregation: Aggregation, number: int = 0) -> dict[str, torch.Tensor]:
-    """Take step `number` on these draws; the noised and scaled vectors that moved the weights, by name."""
+    """Take step `number` on these draws. Return the noised and scaled vectors that moved the weights, by name."""
     config = job.run.config
     step = PrivateStep(
         job.model,
@@ -352,12 +356,12 @@ def _take(job: Job, draws: list[Draw], aggregation: Aggregation, number: int = 0
 
 
 def _private(job: Job) -> bool:
-    """Whether steps clip: ordinary ones, on text without anything sensitive, do not."""
+    """Return True if steps clip: ordinary ones, on text without anything sensitive, do not."""
     return _combine(job).clip_norm is not None
 
 
 def _stated_noise(job: Job) -> float:
-    """Standard deviation of the noise on what moves the weights, from the numbers of the config and the claim."""
+    """Return the standard deviation of the noise on the update, from the numbers of the config and the claim."""
     privacy, s = job.run.config.privacy, job.setting.noise_multiplier
     if _combine(job).radii:
         assert privacy.tau is not None
@@ -366,14 +370,14 @@ def _stated_noise(job: Job) -> float:
 
 
 def _scale(job: Job) -> float:
-    """What the clipped and noised sum is multiplied by, from the config: 1 / divisor, and 1 / C if normalised."""
+    """Return the factor of the clipped and noised sum, from the config: 1 / divisor, times 1 / C if normalised."""
     privacy = job.run.config.privacy
     divisor = job.mechanism.divisor or job.setting.parameters.expected_batch
     return 1 / divisor / (privacy.clip_norm if privacy.normalised and _private(job) else 1.0)
 
 
 def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
-    """A step without noise against the formula: (sum of clipped gradients) / (expected batch)."""
+    """Check a step without noise against the formula: (sum of clipped gradients) / (expected batch)."""
     clip = job.run.config.privacy.clip_norm if _private(job) else None
     fast = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
     error = _error(job, fast, slow, clip, _scale(job))
@@ -383,10 +387,10 @@ def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
 
 
 def _compared(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
-    """The filter on a few users: who is near whom, their mean where all are near, and no step where none are."""
+    """Check the filter on a few users: who is near whom, their mean if all are near, and no step if none are."""
     vectors = [torch.cat([g.flatten().double() for _, g in sorted(unit.items())]) for unit in slow]
     widest = max(float((a - b).norm()) for a in vectors for b in vectors)
-    # Without Laplace noise, which would end a run of so few users by chance.
+    # Without Laplace noise, which with so few users would end the run by chance.
     aggregation = _combine(job)
     assert isinstance(aggregation, ConcentrationAggregation)
     aggregation = replace(aggregation, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
@@ -400,8 +404,10 @@ def _compared(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Chec
 
 
 def _noise(job: Job, draw: Draw) -> Check:
-    """What steps add to the sum has the stated standard deviation, in each parameter, anew each time; of noise that is
-    correlated over steps what its matrix makes of it has."""
+    """Check that the noise of steps has the stated standard deviation, in each parameter, fresh each time.
+
+    Noise that is correlated over steps must have the deviation that its matrix gives it.
+    """
     name = "noise of the stated size"
     stated = _stated_noise(job)
     if stated == 0:
@@ -415,7 +421,7 @@ def _noise(job: Job, draw: Draw) -> Check:
     said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
     steps, few = 0, min(max(2, len(matrix) + 1), MOST_STEPS)
     while steps < few or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
-        # The first step holds rows, the others none: noise goes into both.
+        # The first step holds rows, the others none. Noise must go into both.
         for key, values in _take_and_undo(job, [draw], _same_noise(job), steps).items():
             noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
             if len(matrix) > 1:
@@ -454,14 +460,14 @@ def _take_and_undo(
 
 
 def _plausible(squares: float, n: int, tests: int) -> bool:
-    """Whether n standard normal values may have this sum of squares; float32 rounding is allowed for."""
+    """Return True if n standard normal values may have this sum of squares, with room for float32 rounding."""
     slack = 1e-4 * n
     low, high = chi2.cdf(squares + slack, n), chi2.sf(squares - slack, n)
     return bool(min(low, high) > ALARM / tests)
 
 
 def _empty_draw(job: Job) -> Check:
-    """A step that draws nothing is taken: with noise where noise is claimed."""
+    """Check that a step that draws nothing is taken: with noise if noise is claimed."""
     before = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
     _take(job, [], _same_noise(job))
     after = models.trainable(job.model)

@@ -1,4 +1,4 @@
-"""The mean of the weights over the last steps: less noise in what is released, at no cost in privacy."""
+"""Average the weights over the last steps: less noise in the released weights, at no cost in privacy."""
 
 import math
 from collections.abc import Iterator
@@ -15,17 +15,18 @@ from confide.distributed.sharding import like, part, part_of, whole
 
 @dataclass
 class Averages:
-    """A running mean of a model's trainable weights over the steps of a run.
+    """Running mean of a model's trainable weights over the steps of a run.
 
-    `tail`: the plain mean over the last `share` of the steps (Polyak & Juditsky 1992). `ema`: an exponential one
-    that looks back over `share` of the steps, plain as long as it is shorter than that.
+    `tail` is the plain mean over the last `share` of the steps (Polyak & Juditsky 1992). `ema` is an exponential
+    mean that looks back over `share` of the steps; until that many steps were taken, it is the plain mean.
 
-    Formal guarantee: none is needed. A mean of iterates is a function of them alone, and every iterate is covered.
+    Formal guarantee: none is needed. A mean of iterates is a function of the iterates alone, and every iterate is
+    covered.
 
     Args:
-        parameters: the trainable ones, by name; their values are read after each step.
+        parameters: the trainable parameters, by name; their values are read after each step.
         kind, share: as in `train.average`.
-        steps: of the run, of all stages.
+        steps: number of steps of the run, over all stages.
     """
 
     parameters: dict[str, nn.Parameter]
@@ -38,7 +39,7 @@ class Averages:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights as they are after `step`, counted from 0."""
+        """Add the weights as they are after `step`, counted from 0."""
         span = max(1, math.ceil(self.average.share * self.steps))
         if self.average.kind == "none" or (self.average.kind == "tail" and step < self.steps - span):
             return
@@ -52,12 +53,12 @@ class Averages:
 
     @property
     def has_begun(self) -> bool:
-        """False where a mean is asked for and none of its steps was taken yet."""
+        """False if a mean is asked for and none of its steps was taken yet."""
         return self.average.kind == "none" or bool(self.means)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the mean for as long as this lasts, and its own weights afterwards, to the bit."""
+        """Give the model the mean inside the context, and restore its own weights exactly afterwards."""
         own = {name: part(self.parameters[name].detach()).clone() for name in self.means}
         self._set(self.means)
         try:
@@ -71,12 +72,12 @@ class Averages:
             part(self.parameters[name]).copy_(value)
 
     def state(self) -> dict[str, Any]:
-        """Whole, on the CPU; all ranks ask together."""
+        """Return the full (unsharded) state on the CPU. All ranks must call this together."""
         means = {name: whole(like(mean, self.parameters[name])).cpu() for name, mean in self.means.items()}
         return {"means": means, "count": self.count}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state, which every rank has whole."""
+        """Continue from a full state, which every rank must hold."""
         self.count = state["count"]
         self.means = {
             name: part(part_of(mean, self.parameters[name])).to(self.parameters[name].device).clone()

@@ -1,4 +1,4 @@
-"""Loss, perplexity and accuracy on held-out rows, in batches of rows of like length."""
+"""Measure loss, perplexity and accuracy on held-out rows, in batches of rows of similar length."""
 
 import math
 from collections import deque
@@ -16,7 +16,7 @@ from confide.training.tasks import Batch, Task
 from confide.utils.errors import Diverged, InputError
 from confide.utils.memory import give_back, not_again, ran_out, too_long
 
-_HIDE = RunKey.from_text("evaluation")  # the same hidden tokens for every model that is compared
+_HIDE = RunKey.from_text("evaluation")  # the same tokens are hidden for every model that is compared
 
 
 @torch.no_grad()
@@ -29,13 +29,19 @@ def row_losses(
     ranks: Ranks | None = None,
     among: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sum of token losses, predicted tokens, correct predictions) of every row: float64, int64, int64 [M].
+    """Compute the sum of token losses, the predicted tokens and the correct predictions of every row.
 
-    Several ranks share the rows, and all get everything. `among` names the rows, int64[M]; None: all of the graph.
-    Where memory does not suffice for `micro_tokens` at a time, half as many are taken.
+    Several ranks share the rows, and all ranks get all results. If memory does not suffice for `micro_tokens` at
+    a time, the batches are halved.
+
+    Args:
+        among: int64[M], the rows to evaluate; None: all rows of the graph.
+
+    Returns:
+        (losses, tokens, correct): float64[M], int64[M], int64[M].
 
     Raises:
-        InputError: it does not suffice for one row; or the model is split, and its passes cannot be taken again.
+        InputError: memory does not suffice for one row; or the model is split, and its passes cannot be repeated.
     """
     ranks = ranks or Ranks()
     among = np.arange(graph.n_rows) if among is None else among
@@ -46,7 +52,9 @@ def row_losses(
     waiting = _dealt(list(batches(lengths, micro_tokens)), ranks, model)
     while waiting:
         places, idle = waiting.popleft()
-        if len(places) > 1 and len(places) * lengths[places].max() > micro_tokens:  # too many, as was seen
+        if (
+            len(places) > 1 and len(places) * lengths[places].max() > micro_tokens
+        ):  # too many, by what an earlier batch showed
             middle = len(places) // 2
             waiting.extendleft([(places[middle:], idle), (places[:middle], idle)])
             continue
@@ -68,7 +76,7 @@ def row_losses(
 
 
 def _sums(model: nn.Module, task: Task, graph: UnitGraph, rows: np.ndarray) -> torch.Tensor | None:
-    """What `row_losses` says of these rows, float64[3, B] on the CPU; None where memory does not suffice."""
+    """Compute the sums of `row_losses` for these rows: float64[3, B] on the CPU; None if memory does not suffice."""
     try:
         loss, counted, hit = task.token_losses(model, collated(task, graph, rows))
         sums = ((loss * counted).sum(1), counted.sum(1), (hit & counted).sum(1))
@@ -80,8 +88,8 @@ def _sums(model: nn.Module, task: Task, graph: UnitGraph, rows: np.ndarray) -> t
 
 
 def _fewer(longest: int, rows: int, model: nn.Module) -> int:
-    """Tokens of a batch, where `rows` rows of at most `longest` tokens did not fit."""
-    if is_sharded(model):  # the other ranks are in the middle of the pass, and cannot start over
+    """Return a smaller batch size in tokens, after `rows` rows of at most `longest` tokens did not fit."""
+    if is_sharded(model):  # the other ranks are in the middle of the pass and cannot start over
         raise not_again(rows * longest)
     if rows == 1:
         raise too_long(longest)
@@ -89,7 +97,7 @@ def _fewer(longest: int, rows: int, model: nn.Module) -> int:
 
 
 def collated(task: Task, graph: UnitGraph, rows: np.ndarray) -> Batch:
-    """Rows as a batch; of a masked LM the tokens that are hidden are the same whenever a row is evaluated."""
+    """Collate rows into a batch. A masked LM hides the same tokens of a row in every evaluation."""
     labels = None if graph.labels is None else np.asarray(graph.labels[rows])
     hides = task.facts.hides_tokens
     hide = [_HIDE.stream("evaluation", "hide", int(row)) for row in rows] if hides else None
@@ -97,7 +105,7 @@ def collated(task: Task, graph: UnitGraph, rows: np.ndarray) -> Batch:
 
 
 def batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:
-    """Places in `lengths` of one batch of rows after another, of like length."""
+    """Yield batches of rows of similar length, as positions in `lengths`."""
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -109,7 +117,10 @@ def batches(lengths: np.ndarray, micro_tokens: int) -> Iterator[np.ndarray]:
 
 
 def _dealt(batches: list[np.ndarray], ranks: Ranks, model: nn.Module) -> deque[tuple[np.ndarray, bool]]:
-    """This rank's batches, and whether it only goes along: a split model's passes are taken by all ranks together."""
+    """Return this rank's batches, each with a flag that is true if the rank only takes part in the pass.
+
+    All ranks take the passes of a split model together, so a rank with fewer batches repeats one without counting it.
+    """
     own = deque((rows, False) for rows in batches[ranks.number :: ranks.size])
     if is_sharded(model) and len(own) * ranks.size < len(batches):
         own.append((batches[0][:1], True))
@@ -119,19 +130,21 @@ def _dealt(batches: list[np.ndarray], ranks: Ranks, model: nn.Module) -> deque[t
 def perplexities(
     model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192, ranks: Ranks | None = None
 ) -> np.ndarray:
-    """Perplexity of every row under `model`: float64[M]."""
+    """Compute the perplexity of every row under `model`: float64[M]."""
     losses, counts, _ = row_losses(model, task, graph, micro_tokens, ranks=ranks)
-    return np.exp(losses / np.maximum(counts, 1))
+    found: np.ndarray = np.exp(losses / np.maximum(counts, 1))
+    return found
 
 
 def evaluate(
     model: nn.Module, task: Task, graph: UnitGraph, micro_tokens: int = 8192, ranks: Ranks | None = None
 ) -> dict[str, float | int]:
-    """Loss and accuracy, over all tokens that are predicted in `graph`, or over all rows where these have classes.
+    """Compute loss and accuracy over all predicted tokens of `graph`, or over all rows if these have classes.
 
     Returns:
-        What the task tells (`Task.figures`): `loss` (nats a token, or a row for classes), `accuracy`; of tokens also
-        `perplexity`, and how many `tokens` were predicted. Then `rows` and `units`.
+        The figures of the task (`Task.figures`): `loss` (in nats per token, or per row for classes) and
+        `accuracy`; for tokens also `perplexity` and `tokens`, the number of predicted tokens. Then `rows` and
+        `units`.
     """
     losses, counts, correct = row_losses(model, task, graph, micro_tokens, ranks=ranks)
     tokens = int(counts.sum())

@@ -1,4 +1,4 @@
-"""The sum of the clipped gradients of a draw, in micro-batches that fit in memory."""
+"""Sum the clipped gradients of a draw, in micro-batches that fit in memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,18 @@ from confide.training.tasks import Batch, Task, each_line, each_row
 from confide.utils.memory import OutOfMemory, give_back, not_again, ran_out, too_long
 
 Vectors = dict[str, torch.Tensor]
-"""One tensor for each trainable parameter, by its name; of a split model, this rank's part."""
+"""One tensor for each trainable parameter, by name; of a split model, this rank's part."""
 
 
 @dataclass
 class Losses:
     """The task's loss of each row, kept for the report.
 
-    Not a method of `GradientSum`, which would then hold itself, and the model, through its clipped sum: such a ring
-    lives on until Python looks for rings.
+    This is not a method of `GradientSum`: that object would then refer to itself, and to the model, through its
+    clipped sum. Such a reference cycle stays in memory until Python's garbage collector looks for cycles.
 
     Attributes:
-        count: whether the losses of the pass in hand are of rows that count.
+        count: whether the current pass is over rows that count.
     """
 
     task: Task
@@ -43,25 +43,25 @@ class Losses:
 
     def take(self) -> list[torch.Tensor]:
         kept, self.kept = self.kept, []
-        # Not before the passes are over: how many rows are there the host asks the device, and waits for the answer.
+        # Only after the passes: selecting the rows that exist makes the host wait for the device.
         return [each_row(losses, batch) for losses, batch in kept]
 
 
 class GradientSum:
-    """Adds up the clipped gradients of the units of a draw.
+    """Sum of the clipped gradients of the units of a draw.
 
-    Formal guarantee: after `add`, `take` is the sum over the units u of the draw of w_u clip(g_u, C), where clip gives
-    0 for a gradient that is no finite number. With several ranks each clips its share of the units, and all get the
-    one sum.
+    Formal guarantee: after `add`, `take` is the sum over the units u of the draw of w_u clip(g_u, C), where clip
+    gives 0 for a gradient that is not finite. With several ranks, each clips its share of the units, and all get
+    the one sum.
 
     Args:
-        model: computes gradients; parameters that require grad count.
+        model: computes gradients; the parameters that require grad count.
         task: collates rows and computes each row's own loss.
         clip_norm: C; None clips nothing.
         key: masks of a masked language model are a function of (key, phase, step, row).
-        micro_tokens: tokens of a physical micro-batch; halved when memory does not suffice.
+        micro_tokens: tokens of a physical micro-batch; halved if memory does not suffice.
         ranks: the processes that add up one draw together.
-        say: told in a sentence when memory did not suffice.
+        say: called with a sentence if memory did not suffice.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class GradientSum:
         self.clipped = ClippedSum(model, self.losses, clip_norm, ranks)
 
     def take(self) -> Vectors:
-        """The sum so far, which starts anew."""
+        """Return the sum so far, and start a new one."""
         return self.clipped.take()
 
     def add(self, draw: Draw, step: int) -> list[torch.Tensor]:
-        """Clip and add up the whole draw; returns the norms of this rank's units."""
+        """Clip and add up the whole draw. Return the norms of this rank's units."""
         return self.add_packs(draw, step, self._share)
 
     def add_packs(
@@ -96,14 +96,19 @@ class GradientSum:
         packs: Callable[[Draw], Iterable[Pack]],
         each: Callable[[Pack, torch.Tensor], torch.Tensor] = lambda pack, norms: norms,
     ) -> list[torch.Tensor]:
-        """The same, packed otherwise; `each` sees a pack after it was added, with its norms, and returns them."""
+        """Clip and add up the whole draw, packed by `packs`. Return the norms of this rank's units.
+
+        Args:
+            packs: splits the draw into micro-batches.
+            each: called with each pack after it was added, and with its norms; returns the norms to keep.
+        """
         while True:
             try:
                 norms, failed = [each(pack, self._add(draw, pack, step)) for pack in packs(draw)], False
             except (RuntimeError, MemoryError, OutOfMemory) as error:
                 if not ran_out(error):
                     raise
-                if self.is_split:  # the other ranks are in the middle of a pass, and cannot start over
+                if self.is_split:  # the other ranks are in the middle of a pass and cannot start over
                     raise not_again(self.micro_tokens) from error
                 norms, failed = [], True
             if not self.ranks.any(failed):
@@ -113,12 +118,14 @@ class GradientSum:
     def _share(self, draw: Draw) -> Sequence[Pack]:
         shares = share(draw, self.micro_tokens, self.ranks.size, self.task.packs_rows)
         own = shares[self.ranks.number]
-        if self.is_split:  # the ranks compute each pass together: those with fewer go along
+        if (
+            self.is_split
+        ):  # the ranks compute each pass together, so a rank with fewer packs takes part without counting
             own = own + [IDLE] * (max(len(other) for other in shares) - len(own))
         return own
 
     def _halve(self, draw: Draw) -> None:
-        """Start the same draw over, in smaller pieces: nothing of it was used yet."""
+        """Start the same draw over in smaller pieces. Nothing of it has been used yet."""
         longest = max(len(row) for row in draw.rows)
         if self.micro_tokens <= longest:
             raise too_long(longest)
@@ -143,7 +150,7 @@ class GradientSum:
         return self.clipped.add(batch, torch.from_numpy(part.units), weight)
 
     def _pass(self, draw: Draw, part: Pack, step: int) -> tuple[Batch, torch.Tensor]:
-        """Some rows of the draw with their weights; where there are none, one that does not count."""
+        """Collate some rows of the draw, with their weights. If there are none, collate one row that does not count."""
 
         def hide(row: str) -> Stream:
             return self.key.stream(self.phase, "hide", step, row)

@@ -1,8 +1,9 @@
-"""Several rows of one unit in one line of a batch, so that a unit whose rows differ in length is not mostly padding.
+"""Pack several rows of one unit into one line of a batch, so that rows of different lengths need little padding.
 
-Rows of a line keep positions of their own, by which the model tells them apart: none attends to another. Whether a
-model does is seen before it is relied on (`row_isolation.sharing`). Privacy does not hang on it: all rows of a line
-are one unit's, and are clipped together however they are computed.
+Each row of a line keeps its own positions. The model tells the rows apart by these, and no row attends to
+another. Whether a model does so is tested before it is relied on (`row_isolation.detect_packing_support`).
+Privacy does not depend on it: all rows of a line belong to one unit, and are clipped together however they are
+computed.
 """
 
 import heapq
@@ -10,21 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-WIDEST = 2  # of a line, in longest rows: attention takes time by the line's width
-WORTH = 0.9  # of the tokens with padding that must be left for lines to be shared: plain batches need no mask
+WIDEST = 2  # width of a line, in longest rows: attention takes time by the line's width
+WORTH = 0.9  # lines are shared only if at most this share of the padded tokens is left: plain batches need no mask
 
-_TRIED = 16  # numbers of lines for a unit, at most
+_TRIED = 16  # numbers of lines tried for a unit, at most
 
 
 def shared(lengths: Sequence[int] | np.ndarray, widest: int) -> list[list[int]]:
-    """Which rows of a unit stand in one line, such that lines and padding together are small.
+    """Choose which rows of a unit share a line, so that lines and padding together are few.
 
     Args:
         lengths: tokens of the unit's rows.
-        widest: tokens that a line may hold; a row that is longer has a line of its own.
+        widest: tokens that a line may hold; a longer row has a line of its own.
 
     Returns:
-        Rows by line; a line for each row where others would save little.
+        Rows by line; one line for each row if sharing would save little.
     """
     rows, longest, total = len(lengths), max(lengths), sum(lengths)
     best, least = [[i] for i in range(rows)], WORTH * rows * longest
@@ -40,7 +41,7 @@ def shared(lengths: Sequence[int] | np.ndarray, widest: int) -> list[list[int]]:
 
 
 def _balanced(lengths: Sequence[int] | np.ndarray, count: int) -> tuple[list[list[int]], int]:
-    """Rows in so many lines of about one width, the longest row first to the shortest line (Graham 1969)."""
+    """Deal rows to `count` lines of similar width: the longest row first, to the shortest line (Graham 1969)."""
     lines: list[list[int]] = [[] for _ in range(count)]
     widths = [(0, line) for line in range(count)]
     for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""How many tokens a physical micro-batch may hold: measured, not guessed."""
+"""Measure how many tokens a physical micro-batch may hold, instead of guessing."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,36 +21,41 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 MOST = {"cpu": 8192, "cuda": 65536}  # larger ones are no faster
-LOGITS = 1 << 31  # values that a pass may have of them: some kernels of a GPU count no further
-SHARE = {"cpu": 0.7, "cuda": 0.85}  # of what is free: the CPU's last bytes are other programs' too
-PROBES = (2, 8)  # rows of the two passes that are measured
+LOGITS = 1 << 31  # logits that a pass may hold: some GPU kernels cannot index more
+SHARE = {
+    "cpu": 0.7,
+    "cuda": 0.85,
+}  # share of the free memory: on a CPU, other programs need the last bytes too
+PROBES = (2, 8)  # rows of the two measured passes
 
 
 def optimizer_copies(config: "Config") -> int:
-    """How many times the trainable weights, in float32, a run keeps beside them once it trains: the optimiser's states,
-    the noise that correlated noise looks back on, the mean of the weights."""
+    """Return how many float32 copies of the trainable weights training keeps, apart from the weights themselves.
+
+    These are the optimiser's states, the past noise that correlated noise needs, and the mean of the weights.
+    """
     train = config.train
     states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
     return states + copies(config.privacy.bands) + (train.average.kind != "none")
 
 
 def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, reserved_bytes: int) -> int:
-    """Tokens of a micro-batch that fit in memory, a power of two; the same on every rank.
+    """Measure how many tokens of a micro-batch fit in memory: a power of two, the same on every rank.
 
-    Two passes over made-up rows say what a row takes, and what is free now how many more there may be.
+    Two passes over made-up rows show what a row takes. The free memory then says how many rows fit.
 
     Args:
         width: tokens of the longest row.
-        later: bytes that training will take besides, such as an optimiser's state.
+        reserved_bytes: bytes that training will take as well, such as an optimiser's state.
     """
     kind = ranks.device.type
     most = min(MOST[kind], 1 << (LOGITS // task.vocabulary).bit_length() - 1)
     clipped = ClippedSum(model, task.packed_loss, 1.0, ranks)
     peaks: list[int | None] = []
     was_training = model.training
-    model.train()  # as the passes that matter: gradient checkpointing is for training alone
+    model.train()  # as in training: gradient checkpointing works in train mode alone
     try:
-        for rows in (PROBES[0], *PROBES):  # what is allocated once is allocated by the first
+        for rows in (PROBES[0], *PROBES):  # the first pass allocates what is allocated only once
             batch = _made_up(task, rows, width)
             peaks.append(memory.peak(ranks.device, partial(_pass, clipped, batch)))
     except (RuntimeError, MemoryError) as error:
@@ -70,7 +75,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, reserved_bytes: 
     found = most
     if low is not None and high is not None and room is not None and high > low:
         each = (high - low) / (PROBES[1] - PROBES[0]) / width
-        if kind == "cpu":  # what the process has touched stays its own, and is used again
+        if kind == "cpu":  # memory that the process has touched stays its own and is used again
             room = room // ranks.local_size + high - low
         found = int((room * SHARE[kind] - reserved_bytes) / each)
     return ranks.least(max(width, min(most, 1 << max(found, 1).bit_length() - 1)))
@@ -85,7 +90,7 @@ def _pass(clipped: ClippedSum, batch: dict[str, torch.Tensor]) -> None:
 def _made_up(task: Task, rows: int, width: int) -> dict[str, torch.Tensor]:
     key = RunKey.from_text("made up")
     tokens = [key.stream("fit", "row", i).below(np.full(width, task.vocabulary)) for i in range(rows)]
-    if task.packs_rows:  # lines as wide as any: attention takes memory by their width
+    if task.packs_rows:  # lines may be as wide as allowed: attention takes memory by their width
         lines = [tokens[first : first + WIDEST] for first in range(0, rows, WIDEST)]
         return dict(task.collate_lines(lines, [np.ones(len(line)) for line in lines]))
     hide = [key.stream("fit", "hide", i) for i in range(rows)] if task.facts.hides_tokens else None

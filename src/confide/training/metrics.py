@@ -1,4 +1,4 @@
-"""What a run measured: JSONL and TensorBoard. Made from private rows, never released."""
+"""Write the measurements of a run as JSONL and to TensorBoard. They are made from private rows and never released."""
 
 import json
 import math
@@ -9,7 +9,7 @@ PRIVATE = "private: computed from private rows, not covered by the guarantee"
 
 
 class Metrics:
-    """Step reports and evaluations of one run, one JSON object a line."""
+    """Step reports and evaluations of one run, one JSON object per line."""
 
     def __init__(self, path: Path, tensorboard: Path):
         self.path, self.tensorboard = path, tensorboard
@@ -17,7 +17,7 @@ class Metrics:
         self._writer: Any = None
 
     def resume(self, done: int) -> None:
-        """Forget what was measured after the last checkpoint: those steps are taken again."""
+        """Drop what was measured after the last checkpoint, since those steps are taken again."""
         if self.path.exists():
             kept = [
                 line
@@ -37,20 +37,24 @@ class Metrics:
                 self._scalar(f"train/{name}", report[name], done)
 
     def evaluation(self, what: str, done: int, found: dict[str, Any], rows: str | None = None) -> None:
-        """Args: rows: a name of what it was evaluated on."""
+        """Write an evaluation.
+
+        Args:
+            rows: a name of the rows it was evaluated on.
+        """
         self._write({"done": done, "evaluation": what, "on": rows, **found})
         for name in ("loss", "perplexity", "accuracy"):
             if name in found:  # classes have no perplexity
                 self._scalar(f"eval/{name}", found[name], done)
 
     def last(self, what: str) -> dict[str, Any] | None:
-        """The newest evaluation of this name."""
+        """Return the newest evaluation of this name."""
         found = [line for line in self.lines if line.get("evaluation") == what]
         hidden = {"done", "evaluation", "on"}
         return {k: v for k, v in found[-1].items() if k not in hidden} if found else None
 
     def is_evaluated(self, what: str, rows: str | None) -> bool:
-        """Whether the newest evaluation of this name was on these rows."""
+        """Return True if the newest evaluation of this name was on these rows."""
         found = [line for line in self.lines if line.get("evaluation") == what]
         return bool(found) and rows is not None and found[-1].get("on") == rows
 
@@ -72,7 +76,7 @@ class Metrics:
 
 
 def _steps(line: dict[str, Any]) -> float:
-    """After how many steps a line was measured; infinite where it does not tell."""
+    """Return the number of steps after which a line was measured; infinite if the line does not say."""
     done = line.get("done", 0)
     return done if isinstance(done, int) else math.inf
 

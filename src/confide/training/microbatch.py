@@ -1,4 +1,4 @@
-"""Drawn rows as what a model computes: one micro-batch of a draw."""
+"""Turn drawn rows into the input of a model: one micro-batch of a draw."""
 
 from collections.abc import Callable
 
@@ -13,13 +13,13 @@ from confide.training.tasks import Batch, Task
 def micro_batch(
     task: Task, draw: Draw, part: Pack, hide: Callable[[str], Stream]
 ) -> tuple[Batch, torch.Tensor]:
-    """The batch, and the weight of each of its lines in its unit's gradient: float32[lines].
+    """Return the batch, and the weight of each of its lines in its unit's gradient: float32[lines].
 
-    Lines that rows share have these rows' weights inside the batch (`tasks.each_line`), and themselves weigh 1.
+    If rows share lines, the weights of the rows are inside the batch (`tasks.each_line`), and each line weighs 1.
 
     Args:
-        hide: the stream that hides a row's tokens, if the task does, by its place in the draw, so that micro-batches
-            change nothing.
+        hide: by a row's place in the draw, the stream that hides its tokens, if the task hides any. So the split
+            into micro-batches changes nothing.
     """
     rows = part.rows
     if len(rows) > len(part.lines):

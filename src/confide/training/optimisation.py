@@ -1,4 +1,4 @@
-"""How noised gradients move the weights: optimiser, scheduler and learning rate. All of it is post-processing."""
+"""Move the weights by noised gradients: optimiser, scheduler and learning rate. All of it is post-processing."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,11 @@ SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSched
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How noised gradients move the weights. Names as in the `train` section of the config.
+    """Rule by which noised gradients move the weights. Names are as in the `train` section of the config.
 
     Attributes:
-        optimizer_of, scheduler_of: a program's own. With either, the learning rate is theirs and not `rate`.
+        optimizer_of, scheduler_of: given by a calling program. With either, it sets the learning rate, and `rate`
+            is not used.
     """
 
     steps: int
@@ -39,7 +40,7 @@ class Optimisation:
 
     @classmethod
     def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
-        """What the `train` section says, but for changes that are not None."""
+        """Read the `train` section, with every change that is not None applied."""
         values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
         return cls(**values | {name: value for name, value in changes.items() if value is not None})
 
@@ -48,7 +49,8 @@ class Optimisation:
             return self._own(self.optimizer_of(parameters), parameters)
         rate, decay = self.learning_rate, self.weight_decay
         if self.optimizer == "adamw":
-            # One pass over weights and moments. On a CPU it is blind to strides, and moves such weights wrongly.
+            # The fused optimiser makes one pass over weights and moments. On a CPU it ignores strides, and
+            # updates such weights wrongly.
             fused = all(part(parameter).is_contiguous() for parameter in parameters)
             return torch.optim.AdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay, fused=fused)
         if self.optimizer == "adafactor":
@@ -56,7 +58,7 @@ class Optimisation:
         return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)
 
     def _own(self, made: object, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """A program's optimiser, seen to move what trains and to need one gradient a step."""
+        """Check a calling program's optimiser: it must move the trainable weights and need one gradient per step."""
         if not isinstance(made, torch.optim.Optimizer):
             raise InputError(f"optimizer: it made a {type(made).__name__}, and no torch.optim.Optimizer")
         if isinstance(made, torch.optim.LBFGS):
@@ -69,7 +71,7 @@ class Optimisation:
         return made
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """A program's scheduler, if there is one."""
+        """Return the scheduler of a calling program, or None."""
         if self.scheduler_of is None:
             return None
         made = self.scheduler_of(optimizer)
@@ -82,7 +84,7 @@ class Optimisation:
         return made
 
     def rate(self, step: int) -> float:
-        """The learning rate of `step`, counted from 0."""
+        """Compute the learning rate of `step`, counted from 0."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         share = (step - self.warmup) / max(1, self.steps - self.warmup)

@@ -1,4 +1,4 @@
-"""A logical batch as physical micro-batches. A unit's rows stay together, or the unit has its own."""
+"""Split a logical batch into physical micro-batches. The rows of a unit stay together, or the unit has its own."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +16,9 @@ class Pack:
     """Rows of one micro-batch, as positions in the draw.
 
     Attributes:
-        lines: the rows of each line; each has its own where none are shared.
-        units: int64[lines], whose a line is; numbered from 0 within the micro-batch.
-        parts: where not empty, all this is one unit, too large for one micro-batch, in these.
+        lines: the rows of each line; one row per line if none are shared.
+        units: int64[lines], the unit of each line, numbered from 0 within the micro-batch.
+        parts: if not empty, the pack is one unit that is too large for one micro-batch, split into these.
     """
 
     lines: tuple[np.ndarray, ...]
@@ -27,7 +27,7 @@ class Pack:
 
     @classmethod
     def of(cls, lines: Sequence[Sequence[int]]) -> "Pack":
-        """These lines, all of one unit."""
+        """Return a pack of these lines, all of one unit."""
         return cls(tuple(np.array(line) for line in lines), np.zeros(len(lines), np.int64))
 
     @property
@@ -36,17 +36,18 @@ class Pack:
         return np.concatenate((*self.lines, np.zeros(0, np.int64)))
 
 
-# What a pass over a micro-batch is taken to cost beside its tokens, in tokens: somewhat more than what it costs a small
-# model on a CPU. A 64th of a larger micro-batch, such as a GPU's, where what it costs is not measured.
+# Assumed fixed cost of a pass over a micro-batch, apart from its tokens, in tokens: somewhat more than the cost
+# measured for a small model on a CPU. For a larger micro-batch, such as a GPU's, a 64th of its tokens; that
+# cost is not measured.
 PASS = 128
 
-IDLE = Pack.of([])  # a pass that a rank takes only because others do
-ONE = Pack.of([[0]])  # of the draw's first row
+IDLE = Pack.of([])  # a pass that a rank takes only because the others do
+ONE = Pack.of([[0]])  # the first row of the draw
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """The lines of a draw, unit by unit: of unit u those from starts[u] to starts[u + 1]."""
+    """Lines of a draw, unit by unit: the lines of unit u are those from starts[u] to starts[u + 1]."""
 
     rows: list[np.ndarray]
     widths: np.ndarray
@@ -74,22 +75,22 @@ class _Lines:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Of each unit, padding included."""
+        """Tokens of each unit, padding included."""
         counts: np.ndarray = np.diff(self.starts) * self.longest
         return counts
 
     def is_large(self, micro_tokens: int) -> np.ndarray:
-        """Which units have several lines that do not fit in one micro-batch."""
+        """Tell which units have several lines that do not fit in one micro-batch."""
         large: np.ndarray = (self.tokens > micro_tokens) & (np.diff(self.starts) > 1)
         return large
 
     def pack(self, units: Iterable[int]) -> Pack:
-        """Whole units in one micro-batch."""
+        """Put whole units into one micro-batch."""
         each = [np.arange(self.starts[unit], self.starts[unit + 1]) for unit in units]
         return self._some(np.concatenate(each), np.repeat(np.arange(len(each)), [len(own) for own in each]))
 
     def parts(self, unit: int, micro_tokens: int, ranks: int) -> Iterator[Pack]:
-        """A large unit: one pack for each rank."""
+        """Split a large unit: one pack for each rank."""
         own = np.arange(self.starts[unit], self.starts[unit + 1])
         order = own[np.argsort(self.widths[own], kind="stable")]
         parts: list[np.ndarray] = []
@@ -112,10 +113,10 @@ class _Lines:
 def pack(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pack]:
     """Split a draw into micro-batches of at most `micro_tokens` tokens, padding included.
 
-    Units are taken in the order of their longest line, so that lines of a micro-batch are of like length.
+    Units are taken in the order of their longest line, so that the lines of a micro-batch are of similar length.
 
     Args:
-        shares: rows of a unit may share a line; see `line_packing`.
+        packs_rows: rows of a unit may share a line; see `line_packing`.
     """
     yield from share(draw, micro_tokens, 1, packs_rows)[0]
 
@@ -123,9 +124,9 @@ def pack(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pa
 def share(draw: Draw, micro_tokens: int, ranks: int, packs_rows: bool = False) -> list[list[Pack]]:
     """Split a draw over ranks, and each rank's share into micro-batches.
 
-    A unit that is too large for one micro-batch is split over all ranks: it comes first, in the same order
-    everywhere, with as many parts on each rank as there are to have (some may be empty). Of the others each
-    goes whole to the rank that has the fewest tokens so far, the largest first.
+    A unit that is too large for one micro-batch is split over all ranks. Such units come first, in the same order
+    everywhere, with equally many parts on each rank (some may be empty). Each other unit goes whole to the rank
+    with the fewest tokens so far, the largest unit first.
     """
     packs: list[list[Pack]] = [[] for _ in range(ranks)]
     if not draw.rows:
@@ -141,7 +142,7 @@ def share(draw: Draw, micro_tokens: int, ranks: int, packs_rows: bool = False) -
 
 
 def alone(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pack]:
-    """Each unit by itself, in the order of the draw; one that is too large for a micro-batch in parts."""
+    """Yield each unit by itself, in the order of the draw; a unit too large for a micro-batch comes in parts."""
     lines = _Lines.of(draw, micro_tokens, packs_rows)
     is_large = lines.is_large(micro_tokens)
     for unit in range(draw.groups):
@@ -149,7 +150,7 @@ def alone(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[P
 
 
 def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Units to ranks, so that ranks have about equally many tokens."""
+    """Deal units to ranks, so that the ranks have about equally many tokens."""
     loads = [(0, rank) for rank in range(ranks)]
     hands: list[list[int]] = [[] for _ in range(ranks)]
     for unit in units[np.argsort(-tokens[units], kind="stable")]:
@@ -160,9 +161,9 @@ def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray
 
 
 def _packed(units: np.ndarray, lines: _Lines, micro_tokens: int) -> Iterator[Pack]:
-    """Units, in the order of their longest line, cut into micro-batches so that padding and passes together cost least.
+    """Cut units, in the order of their longest line, into micro-batches with the lowest cost of padding and passes.
 
-    Full micro-batches would be fewest, but where few are enough, lines of all lengths would lie in each.
+    Full micro-batches would be the fewest. But if few are enough, each would hold lines of all lengths.
     """
     most, widths = len(units), lines.longest[units]
     ends = np.cumsum([0, *np.diff(lines.starts)[units]])
@@ -170,9 +171,7 @@ def _packed(units: np.ndarray, lines: _Lines, micro_tokens: int) -> Iterator[Pac
     cost, begins = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
     for last in range(most):
         fits = np.searchsorted(ends, ends[last + 1] - micro_tokens // widths[last])
-        first = min(
-            int(fits), last
-        )  # alone a unit goes, whatever it takes: a row may be longer than the limit
+        first = min(int(fits), last)  # a single unit is always allowed: a row may be longer than the limit
         tokens = (ends[last + 1] - ends[first : last + 1]) * widths[last]
         costs = cost[first : last + 1] + tokens + a_pass
         best = int(costs.argmin())

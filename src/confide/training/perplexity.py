@@ -1,4 +1,4 @@
-"""Perplexities of rows under another language model than the one that is trained, with that model's own tokenizer."""
+"""Compute perplexities of rows under another language model than the trained one, with its own tokenizer."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from confide.utils.errors import InputError
 def perplexities(
     name: str, tokenizer: Any, graph: UnitGraph, micro_tokens: int = 8192, device: torch.device | None = None
 ) -> np.ndarray:
-    """Perplexity of every row, as text, under the causal language model `name`: float64[M], per token of that model.
+    """Compute the perplexity of every row, as text, under the causal language model `name`: float64[M], per its token.
 
-    A row's perplexity is a function of its own tokens and of the model. A row without text has perplexity 1; one that
-    is longer than the model can read is cut off.
+    A row's perplexity is a function of its own tokens and of the model. A row without text has perplexity 1. A
+    row that is longer than the model can read is cut off.
 
     Args:
-        tokenizer: with which the rows were made.
+        tokenizer: the tokenizer that made the rows.
 
     Raises:
         InputError: the model cannot be loaded.
@@ -57,7 +57,7 @@ def _longest(model: Any) -> int | None:
 
 
 def _rows(tokenizer: Any, own: Any, graph: UnitGraph, longest: int | None) -> list[np.ndarray]:
-    """The rows in tokens of the scorer, each after a separator, so that its first token is predicted as well."""
+    """Return the rows in tokens of the scorer, each after a separator, so that its first token is predicted as well."""
     separators = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
     start = own.bos_token_id if own.bos_token_id is not None else own.eos_token_id
     before = [] if start is None else [start]

@@ -1,4 +1,4 @@
-"""The steps of a run in their order, over its stages: what to take next, and what to save between two."""
+"""Take the steps of a run in their order, over its stages, and collect the state to save between two steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,13 +14,13 @@ Build = Callable[[Phase], PrivateStep]
 
 
 class PhaseRunner:
-    """Takes the steps of a run one after the other; each stage has its own sampler, noise and optimiser.
+    """Takes the steps of a run one after the other. Each stage has its own sampler, noise and optimiser.
 
     An optimiser lives from the first to the last step of its stage, so a run in two phases never holds two.
 
     Args:
-        mechanism: says which stage's turn it is.
-        stages: of this run.
+        mechanism: decides which stage a step belongs to.
+        stages: the stages of this run.
         build: makes the steps of a stage.
         averages: takes in the weights after each step.
     """
@@ -33,7 +33,7 @@ class PhaseRunner:
     def __call__(
         self, number: int, before_update: Callable[[Draw], None] | None = None
     ) -> Report | StopTraining:
-        """Take step `number` of the run, counted from 0, or learn that the run has ended."""
+        """Take step `number` of the run, counted from 0, or return why the run has ended."""
         place, own = self.mechanism.phase_of(number)
         if place not in self._steps:
             self._forget_done(number)
@@ -44,16 +44,16 @@ class PhaseRunner:
         return taken
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model has the weights that are evaluated and released."""
+        """Give the model the weights that are evaluated and released, inside the context."""
         return self._averages.applied()
 
     @property
     def has_begun_mean(self) -> bool:
-        """Whether what is released is the mean that the config asks for, if it asks for one."""
+        """True if the released weights are the mean that the config asks for, or if it asks for none."""
         return self._averages.has_begun
 
     def phase(self, number: int) -> Phase:
-        """The stage of step `number`."""
+        """Return the stage of step `number`."""
         return self.phases[self.mechanism.phase_of(number)[0]]
 
     def _forget_done(self, number: int) -> None:
@@ -62,26 +62,26 @@ class PhaseRunner:
             del self._steps[place]
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that the next step depends on, as `PrivateStep.state`; of all ranks the first gets it."""
+        """Return the state needed to resume, as `PrivateStep.state`: on the first rank; None on the others."""
         states = {place: step.state() for place, step in self._steps.items()}
         average = self._averages.state()
         if not states or None in states.values():
             return None
         weights = None
         kept = {}
-        for place, state in states.items():  # all hold the one model's weights
+        for place, state in states.items():  # all stages share the weights of the one model
             assert state is not None
             weights = state.pop("weights")
             kept[place] = state
         return {"weights": weights, "stages": kept, "average": average}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state, which every rank has whole."""
+        """Continue from a full state, which every rank must hold."""
         for place, kept in state["stages"].items():
             self._steps[place] = self._build(self.phases[place])
             self._steps[place].restore({"weights": state["weights"], **kept})
         self._averages.restore(state["average"])
 
     def each(self) -> Iterator[PrivateStep]:
-        """The steps that are in hand."""
+        """Yield the steps that exist now."""
         yield from self._steps.values()

@@ -1,8 +1,8 @@
-"""What a model is seen to keep apart before it is relied on: a row from the rows and the padding beside it.
+"""Test, before it is relied on, that a model keeps a row apart from the other rows and the padding of its batch.
 
 A unit's part of a step is bounded only if nothing else in the step depends on that unit. A model that attends to
-padding (a BERT that is loaded as a causal LM), or that divides by a figure of the whole batch, breaks that and says
-nothing.
+padding (a BERT that is loaded as a causal LM), or that divides by a figure of the whole batch, breaks this
+silently.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from confide.training.tasks import Batch, Task
 from confide.utils.errors import InputError
 
 _PROBED = 128  # tokens of the longest row whose logits are compared
-_FLOOD = 7  # rows of one token, beside which a row is looked at
-_NEAR = {True: 1e-3, False: 0.05}  # of the largest logit, that two of float32 or of fewer bits may differ by
-_COMPANY = 14  # rows beside two, among which a loss may pick
-_ALIKE = {True: 1e-4, False: 0.05}  # the same, of losses
-_STILL = 1e-6  # the same, of logits that come from the same numbers
+_FLOOD = 7  # one-token rows, next to which a row is tested
+_NEAR = {True: 1e-3, False: 0.05}  # by float32 or not: tolerance, as a share of the largest logit
+_COMPANY = 14  # rows apart from the two tested ones, among which a loss may pick
+_ALIKE = {True: 1e-4, False: 0.05}  # the same for losses
+_STILL = 1e-6  # the same for logits that are computed from the same numbers
 
 _CHANCE = "chance"
 _BY_CHANCE = (
@@ -41,21 +41,22 @@ _NO_BOUND = (
 
 
 def check_row_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
-    """Refuse a model whose output for a row depends on the rows or the padding beside it; one rank looks for all.
+    """Refuse a model whose output for a row depends on the other rows or the padding. One rank tests for all.
 
-    Passes without a gradient, in train mode, over a short row between longer ones. Those change, and so does the
-    padding: the short one's logits must not. And each row's must be what they are without company; also behind rows
-    that all ask for what its first token asks for, lest an expert of a mixture had room for so many tokens only. Nor
-    may they change from pass to pass: a run could then be neither checked nor gone on with.
+    The test makes passes without a gradient, in train mode, over a short row between longer ones. Then the longer
+    rows and the padding change: the logits of the short row must not. Each row's logits must also be the same as
+    without other rows. This must hold behind many rows of its first token, too: they need the same expert of a
+    mixture, which may have room for only so many tokens. Nor may the logits change from pass to pass: such a run could
+    be neither verified nor resumed.
 
-    Experts multiply as many tokens at a time as come to them, so a mixture's logits may change by rounding.
+    Experts multiply as many tokens at a time as are routed to them, so a mixture's logits may change by rounding.
 
     Args:
         model: whole, not yet split over the ranks.
-        rows: some to take two from; with none there is nothing to see.
+        rows: rows to take two from; with none, nothing is tested.
 
     Raises:
-        InputError: it depends on them, or on chance.
+        InputError: the output depends on other rows, on padding, or on chance.
     """
     found = _company(task, model, rows) if ranks.first and len(rows) else ""
     if ranks.any(bool(found)):
@@ -66,13 +67,13 @@ def check_row_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarr
 
 
 def check_loss_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
-    """Refuse a program's own loss where a row's loss is not a number of that row alone; one rank looks for all.
+    """Refuse a calling program's own loss if a row's loss is not a number of that row alone. One rank tests for all.
 
     Args:
-        rows: some to take two from; with none there is nothing to see.
+        rows: rows to take two from; with none, nothing is tested.
 
     Raises:
-        InputError: it gives another shape than one number a row, or a row's loss depends on the row beside it.
+        InputError: the loss has another shape than one number per row, or a row's loss depends on another row.
     """
     found = _joint(task, model, rows) if ranks.first and len(rows) > 1 else ""
     if ranks.any(bool(found)):
@@ -83,7 +84,7 @@ def check_loss_independence(task: Task, model: nn.Module, rows: Sequence[np.ndar
 
 
 def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
-    """What is wrong with a loss, in words; nothing, if nothing is."""
+    """Describe what is wrong with a loss; return an empty string if nothing is."""
     some = [*_two(rows), *(row[:_PROBED] for row in rows[:_COMPANY])]
     with _as_trained(task, model) as task:
 
@@ -107,19 +108,19 @@ def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
 
 
 def _two(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """A short and a long row of some."""
+    """Return a short and a long row."""
     short, long = min(rows, key=len)[:_PROBED], max(rows, key=len)[:_PROBED]
-    if len(short) == len(long):  # rows that are all as long have no padding, until one is shorter
+    if len(short) == len(long):  # rows of equal length have no padding until one is cut
         short = short[: max(1, len(short) // 2)]
     return short, long
 
 
 def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
-    """What a row's logits depend on beside the row, in words; nothing, if on nothing."""
+    """Describe what a row's logits depend on, apart from the row; return an empty string if on nothing."""
     short, long = _two(rows)
     turned = np.concatenate(
         [long[:1], long[1:-1][::-1], long[1:][-1:]]
-    )  # ends may have a meaning: a class, an end
+    )  # the ends may have a meaning: a class, an end of text
     if np.array_equal(turned, long):
         turned = (long + 1) % task.vocabulary
     with _as_trained(task, model) as task:
@@ -131,14 +132,14 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
         together = _batch(task, [long, short, long])
         flood = np.full(len(long), short[0])
         before = logits(together, 1, short)
-        if not before.isfinite().all():  # training will say so
+        if not before.isfinite().all():  # training reports this itself
             return ""
         near, still = _allowed(model, before)
         if _jitters(model) or not _gap(before, logits(together, 1, short)) <= still:
             return _CHANCE
         if not _gap(before, logits(_batch(task, [turned, short, turned]), 1, short)) <= still:
             return "the rows beside it"
-        if not task.facts.has_classes:  # there the padding's own token may say where a row ends
+        if not task.facts.has_classes:  # with classes, the padding token itself may mark where a row ends
             other = together["input_ids"].masked_fill(~together["real"], int(long[0]))
             if not _gap(before, logits({**together, "input_ids": other}, 1, short)) <= still:
                 return "the padding behind it"
@@ -151,14 +152,17 @@ def _company(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
 
 
 def _allowed(model: nn.Module, logits: torch.Tensor) -> tuple[float, float]:
-    """By how much logits may differ that are taken in batches of two shapes, and in batches of one."""
+    """Return the tolerances for logits: between batches of two shapes, and between batches of one shape."""
     size = float(logits.abs().max())
     near = _NEAR[logits.dtype == torch.float32] * size
     return near, near if routes(model) else _STILL * size
 
 
 def _jitters(model: nn.Module) -> bool:
-    """Whether a router is told to draw, which it may do for near-ties alone, and so not in a short look."""
+    """Return True if a router is configured to draw at random.
+
+    It may do so for near-ties only, which a short test would miss.
+    """
     return any(
         "jitter" in name and isinstance(value, float) and value > 0
         for module in model.modules()
@@ -170,15 +174,16 @@ def _batch(task: Task, rows: list[np.ndarray]) -> Batch:
     key = RunKey.from_text("made up")
     hide = [
         key.stream("isolation", "row", 0, str(len(row))) for row in rows
-    ]  # a row hides the same in any company
+    ]  # a row hides the same tokens whatever rows are around it
     return task.collate(rows, labels=np.zeros(len(rows), np.int64), hide=hide)
 
 
 def detect_packing_support(task: Task, model: nn.Module, longest: int, ranks: Ranks) -> Task:
-    """The task, with lines that rows share if the model is seen to keep those apart; the first rank looks for all.
+    """Return the task, with shared lines enabled if the model is seen to keep the rows of a line apart.
 
-    Two passes without a gradient over made-up lines, of which the second has another first row in each line: the logits
-    of the rows behind it must not change, and must be what they are without company. And a line as wide as any must do.
+    The first rank tests for all. It makes two passes without a gradient over made-up lines. In the second pass,
+    the first row of each line is another: the logits of the rows behind it must not change, and must be the same
+    as without other rows. A line as wide as allowed must work, too.
 
     Args:
         model: whole, not yet split over the ranks.
@@ -192,7 +197,7 @@ def detect_packing_support(task: Task, model: nn.Module, longest: int, ranks: Ra
 
 @contextmanager
 def _as_trained(task: Task, model: nn.Module) -> Iterator[Task]:
-    """The model in train mode but without a gradient, and the task with neither autocast nor another device."""
+    """Put the model in train mode without a gradient, and give the task without autocast, on the model's device."""
     was_training = model.training
     model.train()
     try:
@@ -207,7 +212,7 @@ def _tried(task: Task, model: nn.Module, longest: int) -> bool:
         with _as_trained(task, model) as task:
             _line_logits(task, model, [[_made_up(task, 0, row, longest) for row in range(WIDEST)]])
             return _keeps_apart(task, model, min(longest, _PROBED))
-    except Exception:  # no room for so wide a line, or no such input: each model says so in its own way
+    except Exception:  # no room for so wide a line, or no such input: each model raises its own error
         return False
 
 

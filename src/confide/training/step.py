@@ -1,7 +1,7 @@
-"""One step of private training: draw, clip each unit's gradient, sum, add noise, divide, move.
+"""Take one step of private training: draw, clip each unit's gradient, sum, add noise, scale, update the weights.
 
-Charles et al. 2024 (000), Algorithm 2; Chua et al. 2024 (003), Algorithms 1 and 2. The same step serves the command
-line and programs.
+Sources: Chua et al. 2024, Algorithm 2; Charles et al. 2024, Algorithms 1 and 2. The command line and calling
+programs share this step.
 """
 
 import math
@@ -28,23 +28,23 @@ from confide.training.unit_comparison import UnitComparison
 
 
 class Observer(Protocol):
-    """Somebody who knows all of a step but some units: what the guarantee is against."""
+    """Observer who knows all of a step except some units: the adversary of the guarantee."""
 
     def unknown(self, draw: Draw) -> np.ndarray:
-        """The groups of the draw that are not known, bool[groups]."""
+        """Tell which groups of the draw are not known: bool[groups]."""
 
     def read(self, step: int, known: Vectors, total: Vectors) -> None:
-        """Told the noised sum of a step and the part of it that is known, both scaled."""
+        """Read the noised sum of a step and the known part of it, both scaled."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one step did. Private: made from private rows, for the metrics file only.
+    """Report of one step. Private: made from private rows, for the metrics file only.
 
     Attributes:
         loss: mean over the rows whose loss is finite.
-        clipped: share of the units.
-        left_out: units whose gradient was no finite number, and counted as zero.
+        clipped: share of the units that were clipped.
+        left_out: number of units whose gradient was not finite; each counted as zero.
     """
 
     step: int
@@ -58,29 +58,29 @@ class Report:
 
 
 class PrivateStep:
-    """One private step after another on a model.
+    """Takes one private step after another on a model.
 
-    Formal guarantee: with the `Aggregation` and `Sampler` of one mechanism, step t computes
-    (sum over drawn units of clip(g_u, C) + N(0, s^2 C^2 I)) * scale, where clip gives 0 for a gradient that is no
-    finite number, so that none ends the run; `accounting` composes exactly that (where
-    `combine.bands` is above 1, N is `correlated_noise.BandedNoise`, times s C and the sensitivity of its matrix). An
-    empty draw is a noise-only step, and the scale never depends on what was drawn. With several ranks all draw
-    the same, each clips its share of the units, and the noise of an element of the one sum is the same value
-    wherever it is added: the noise is that of one process, not of one for each rank (`fast` noise of a model that
-    is split: independent values, but others than one process draws).
+    Formal guarantee: with the `Aggregation` and `Sampler` of one mechanism, step t computes (sum over drawn units
+    of clip(g_u, C) + N(0, s^2 C^2 I)) * scale. Here clip gives 0 for a gradient that is not finite, so that no
+    unit can end the run. `accounting` composes exactly that (where `combine.bands` is above 1, N is
+    `correlated_noise.BandedNoise`, times s C and the sensitivity of its matrix). An empty draw is a noise-only
+    step, and the scale never depends on what was drawn. With several ranks, all make the same draw, and each
+    clips its share of the units. The noise of an element of the one sum is the same value wherever it is added:
+    it is the noise of one process, not one noise per rank (`fast` noise of a split model: independent values, but
+    others than one process draws).
 
     Args:
-        model: what trains; parameters that require grad move.
+        model: what trains; the parameters that require grad move.
         task: collates rows and computes each row's own loss.
         sampler: draws the logical batches.
         combine: clip norm, noise and scale.
         optimisation: optimiser and schedule.
         key: the run key; noise is a function of (key, phase, step, parameter, index).
         noise: `secure` or `fast`.
-        micro_tokens: tokens of a physical micro-batch; halved when memory does not suffice.
+        micro_tokens: tokens of a physical micro-batch; halved if memory does not suffice.
         ranks: the processes that take the step together.
-        say: told in a sentence when memory did not suffice.
-        observer: reads the noised sums, in an audit; such a step adds up known and unknown units one after the other.
+        say: called with a sentence if memory did not suffice.
+        observer: reads the noised sums in an audit; such a step adds up known and unknown units one after the other.
         folder: where the gradients of all units go if units are compared and memory does not suffice.
     """
 
@@ -102,8 +102,9 @@ class PrivateStep:
     ):
         self.model, self.task, self.sampler, self.aggregation = model, task, sampler, aggregation
         self.optimisation, self.key, self.phase = optimisation, key, phase
-        # Two trainings whose noise is one vector in two sizes would give it away: where accounting of another version
-        # finds another size for the same config, the noise must be another. A published key hides nothing, and repeats.
+        # Two trainings that add one noise vector in two sizes would give it away. Another version of the
+        # accounting may find another size for the same config, so the noise must then be another. A published
+        # key hides nothing, so its noise may repeat.
         self.noise_key = key if key.published else key.bound_to(aggregation.binding())
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
@@ -123,9 +124,12 @@ class PrivateStep:
     def __call__(
         self, step: int, before_update: Callable[[Draw], None] | None = None
     ) -> Report | StopTraining:
-        """Take `step`, counted from 0. `before_update` is told the draw when the noised gradient is ready and unused.
+        """Take `step`, counted from 0.
 
-        Where the mechanism ends the run, nothing is taken and nothing moves.
+        If the mechanism ends the run, no step is taken and no weight moves.
+
+        Args:
+            before_update: called with the draw once the noised gradient is ready and before it is used.
         """
         if not self.model.training:
             self.model.train()
@@ -154,7 +158,7 @@ class PrivateStep:
         return self._report(step, draw, norms, rate)
 
     def _set_rate(self, step: int) -> float:
-        """The learning rate of `step`, which the optimiser has from here on; a program's own has one already."""
+        """Return the learning rate of `step`, and set it in the optimiser unless a program's own optimiser sets it."""
         groups = self.optimizer.param_groups
         if self.optimisation.optimizer_of is not None or self.scheduler is not None:
             return float(groups[0]["lr"])
@@ -164,7 +168,7 @@ class PrivateStep:
         return rate
 
     def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | StopTraining]:
-        """What an observer knows of the sum, taken apart from the rest; and the norms of all units."""
+        """Compute the part of the sum that the observer knows. Return it and the norms of all units."""
         if self.observer is None:
             return {}, (self.units or self.gradients).add(draw, step)
         if self.units is not None:
@@ -175,7 +179,7 @@ class PrivateStep:
         return known, before + self.gradients.add(draw.only(unknown), step)
 
     def _add_noise(self, total: dict[str, torch.Tensor], step: int, factor: float) -> None:
-        """(sum + factor * noise) * scale, in place."""
+        """Compute (sum + factor * noise) * scale, in place."""
         noise_scale = self.aggregation.noise_scale * factor
         if noise_scale == 0:
             for vector in total.values():
@@ -188,7 +192,7 @@ class PrivateStep:
         add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)
 
     def _independent(self, step: int) -> Vectors:
-        """The standard normal values of a step, as many as there are of this rank's weights."""
+        """Return the standard normal values of a step, one for each of this rank's weights."""
         values = {
             name: torch.zeros(part(p).shape, dtype=torch.float32, device=p.device)
             for name, p in self.parameters.items()
@@ -197,7 +201,7 @@ class PrivateStep:
         return values
 
     def _with_sources(self, vectors: Vectors, step: int) -> list[tuple[torch.Tensor, Normal, int]]:
-        """What `add_noise` takes."""
+        """Return the vectors with their noise sources, as `add_noise` takes them."""
         return [
             (vector, self._source(step, name), first_index(self.parameters[name]))
             for name, vector in vectors.items()
@@ -233,10 +237,10 @@ class PrivateStep:
         )
 
     def state(self) -> dict[str, object] | None:
-        """Everything that the next step depends on beside the arguments of the constructor, whole, on the CPU, where it
-        may share memory with the model.
+        """Return the state needed to resume, apart from the constructor's arguments.
 
-        All ranks ask together; the first gets it, the others None.
+        Full (unsharded) CPU tensors; they may alias the model's memory. All ranks must call this together; the
+        first gets the state, the others None.
         """
         weights = {name: self._kept(p) for name, p in self.parameters.items()}
         optimizer = self.optimizer.state_dict()
@@ -256,7 +260,7 @@ class PrivateStep:
         return found.cpu() if self.ranks.first else None
 
     def restore(self, state: dict[str, object]) -> None:
-        """Go on from a state, which every rank has whole."""
+        """Continue from a full state, which every rank must hold."""
         weights, optimizer = state["weights"], state["optimizer"]
         assert isinstance(weights, dict)
         assert isinstance(optimizer, dict)
@@ -276,10 +280,10 @@ class PrivateStep:
         assert isinstance(before, int)
         if before < now:
             self.gradients.say(f"micro-batches of {before:,} tokens, as before")
-        self.gradients.micro_tokens = min(before, now)  # of a larger machine, perhaps
+        self.gradients.micro_tokens = min(before, now)  # the checkpoint may come from a larger machine
 
 
 def _split_like(parameter: torch.Tensor, value: object) -> object:
-    """An optimiser's value for a parameter: what has its shape is split as it is."""
+    """Split an optimiser's value like its parameter, if it has the parameter's shape."""
     is_alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
     return part_of(value, parameter) if is_alike else value  # type: ignore[arg-type]

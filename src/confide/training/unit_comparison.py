@@ -1,4 +1,4 @@
-"""Gradients of all units, compared with each other: who is near whom, who is kept (000, Algorithm 3)."""
+"""Compare the gradients of all units: which are near each other, and which are kept (Chua et al. 2024, Algorithm 3)."""
 
 import errno
 import math
@@ -21,21 +21,21 @@ from confide.utils import memory
 from confide.utils.errors import InputError
 
 SHARE = 0.5
-"""Of the free memory that users' gradients may take; beyond, they lie in a file."""
+"""Share of the free memory that users' gradients may take; if they need more, they go to a file."""
 
 PAIR = 28
 """Bytes that `Gradients.within` needs for each pair of users."""
 
-COLUMNS = 1 << 16  # coordinates that are taken at a time
+COLUMNS = 1 << 16  # coordinates that are processed at a time
 
 
 class Gradients:
-    """One float32 vector for each user: in memory if they fit in half of what is free, else in a file.
+    """One float32 vector for each user: in memory if they fit in half of the free memory, else in a file.
 
-    The file has no name from the start, so that nothing of it is left whatever happens to the process.
+    The file has no name from the start, so nothing of it is left, whatever happens to the process.
 
     Args:
-        users, width: of the matrix.
+        users, width: shape of the matrix.
         folder: where a file goes; None: the system's folder for temporary files.
 
     Raises:
@@ -73,11 +73,11 @@ class Gradients:
         )
 
     def put(self, user: int, vector: np.ndarray) -> None:
-        """Keep a user's gradient, float32[width]."""
+        """Store a user's gradient, float32[width]."""
         if self._file is None:
             self._matrix[user] = vector
             return
-        try:  # not through the map: a full disk would end the process there
+        try:  # not through the memory map: a full disk would kill the process there
             written, data = 0, vector.astype(np.float32).tobytes()
             while written < len(data):
                 place = 4 * user * self.width + written
@@ -92,7 +92,7 @@ class Gradients:
             yield slice(first, min(first + COLUMNS, self.width))
 
     def mean(self, kept: np.ndarray) -> np.ndarray:
-        """The mean over some users, added up in float64: float32[width]; zero where there are none."""
+        """Compute the mean over some users, added up in float64: float32[width]; zero if there are none."""
         result = np.zeros(self.width, np.float32)
         if len(kept):
             for columns in self._columns():
@@ -100,11 +100,11 @@ class Gradients:
         return result
 
     def within(self, radii: Sequence[float]) -> np.ndarray:
-        """How many users are within each distance of each user, itself included: int64[radii, users].
+        """Count the users within each distance of each user, itself included: int64[radii, users].
 
-        Whether two are is a function of their two vectors alone, whoever else there is: the product of all with
-        all decides where its rounding cannot matter, and else the distance of the two. Needs `PAIR` bytes for each
-        pair of users.
+        Whether two users are within a distance is a function of their two vectors alone, whatever other users
+        there are. The product of all vectors with all decides the pairs that rounding cannot affect; for the
+        others, the distance of the two is computed. Needs `PAIR` bytes for each pair of users.
         """
         squares, slack = self._squares()
         counts = np.empty((len(radii), self.users), np.int64)
@@ -117,20 +117,21 @@ class Gradients:
         return counts
 
     def distances(self) -> np.ndarray:
-        """Of each pair: float64[users, users]."""
+        """Compute the distance of each pair: float64[users, users]."""
         squares, _ = self._squares()
         np.fill_diagonal(squares, 0)
-        return np.sqrt(np.maximum(squares, 0))
+        distances: np.ndarray = np.sqrt(np.maximum(squares, 0))
+        return distances
 
     def norms(self) -> np.ndarray:
-        """Of each user: float64[users]."""
+        """Compute the norm of each user's gradient: float64[users]."""
         squares = np.zeros(self.users)
         for columns in self._columns():
             squares += (self._matrix[:, columns].astype(np.float64) ** 2).sum(1)
         return np.sqrt(squares)
 
     def _squares(self) -> tuple[np.ndarray, np.ndarray]:
-        """Squared distances by |a|^2 + |b|^2 - 2ab, in float64 about the mean, and each user's part of the error."""
+        """Compute squared distances |a|^2 + |b|^2 - 2ab, in float64 about the mean, and each user's error part."""
         products = torch.zeros((self.users, self.users), dtype=torch.float64)
         for columns in self._columns():
             some = torch.from_numpy(self._matrix[:, columns].astype(np.float64))
@@ -138,8 +139,9 @@ class Gradients:
             products.addmm_(some, some.T)
         norms = products.diagonal().clone()
         squares = products.mul_(-2).add_(norms[:, None]).add_(norms).numpy()
-        # A sum of n products is off by n 2^-53 of their sizes (Higham 2002, 3.1): of both norms, of the product, and of
-        # the distance by itself; twice as much is allowed, which covers the centring.
+        # The error of a sum of n products is up to n 2^-53 of their sizes (Higham 2002, 3.1). It arises in both
+        # norms, in the product, and in the direct distance. Twice as much is allowed, which covers the
+        # centring.
         return squares, 8 * (self.width + 8) * 2.0**-53 * norms.numpy()
 
     def _square(self, i: int, j: int) -> float:
@@ -157,16 +159,16 @@ def _nameless(folder: Path, size: int) -> IO[bytes]:
 
 
 class UnitComparison:
-    """The mean of the gradients of those units that an aggregation keeps once it has compared all of them.
+    """Mean of the gradients of the units that an aggregation keeps after it has compared all of them.
 
-    Formal guarantee: `take` is the mean over the kept units of g_u, to which the step adds N(0, (s' tau / N)^2 I), and
-    if the aggregation's test fails the run ends: `accounting.concentration.Filtered` claims exactly that. A unit's
-    gradient is made by passes over that unit's rows alone, and is zero if it is no finite number.
+    Formal guarantee: `take` is the mean over the kept units of g_u, to which the step adds N(0, (s' tau / N)^2
+    I), and if the aggregation's test fails the run ends: `accounting.concentration.Filtered` claims exactly that.
+    A unit's gradient is made by passes over that unit's rows alone, and is zero if it is not finite.
 
     Args:
         gradients: computes the gradient of a unit.
-        parameters: those that train, by name.
-        combine: has radii, and decides who is kept.
+        parameters: the trainable parameters, by name.
+        combine: has radii, and decides which units are kept.
         folder: where the gradients of all units go if memory does not suffice.
     """
 
@@ -184,7 +186,7 @@ class UnitComparison:
         self._survivors = np.zeros(0, np.int64)
 
     def add(self, draw: Draw, step: int) -> list[torch.Tensor] | StopTraining:
-        """Compare the units of the draw; returns their norms, or why the run ends."""
+        """Compare the units of the draw. Return their norms, or why the run ends."""
         norms = self.collect(draw, step)
         counts = self.of_units.within(self.aggregation.radii)
         kept = self.aggregation.keep(counts, self.gradients.key, self.gradients.phase, step)
@@ -194,7 +196,7 @@ class UnitComparison:
         return norms
 
     def collect(self, draw: Draw, step: int) -> list[torch.Tensor]:
-        """Every unit's gradient into `of_units`; returns the norms."""
+        """Write every unit's gradient into `of_units`. Return the norms."""
         if draw.groups != self.of_units.users:
             raise ValueError(f"{draw.groups} units were drawn of {self.of_units.users}")
         own = self.gradients
@@ -207,7 +209,9 @@ class UnitComparison:
     def _put(self, unit: int, norms: torch.Tensor) -> torch.Tensor:
         try:
             sums = self.gradients.take()
-        except NonFiniteGradient:  # an error would tell of this unit what no noise covers
+        except (
+            NonFiniteGradient
+        ):  # an error message would reveal something about this unit that no noise covers
             sums = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
             norms = torch.full_like(norms, math.inf)
         vector = torch.cat([sums[name].detach().flatten().cpu() for name in self.parameters])
@@ -215,7 +219,7 @@ class UnitComparison:
         return norms
 
     def take(self) -> Vectors:
-        """The mean over the units that are kept."""
+        """Return the mean over the kept units."""
         mean, place, total = torch.from_numpy(self.of_units.mean(self._survivors)), 0, {}
         for name, parameter in self.parameters.items():
             part = mean[place : place + parameter.numel()]
@@ -225,7 +229,7 @@ class UnitComparison:
 
 
 def refuse_ranks(several: bool) -> None:
-    """The filter compares all users with each other, in one process."""
+    """Refuse several ranks: the filter compares all users with each other, in one process."""
     if several:
         raise InputError(
             "train.distributed: the concentration filter compares all units' gradients in one process: start confide "

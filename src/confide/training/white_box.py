@@ -1,7 +1,7 @@
-"""What the noised sums of a run tell of its canaries: a white-box audit.
+"""Audit a run in the white-box model: score its canaries by the noised sums.
 
-The analysis of DP-SGD lets everybody see every noised sum, so an attack may use them all. The training goes on as it
-would: after each step the sum is held against each canary's gradient, and what comes out is kept.
+The analysis of DP-SGD lets everybody see every noised sum, so an attack may use them all. Training goes on
+unchanged: after each step, the sum is compared with each canary's gradient, and the result is kept.
 """
 
 from collections.abc import Mapping
@@ -23,28 +23,28 @@ from confide.training.gradient_sum import Vectors
 from confide.training.tasks import Task
 from confide.utils.errors import InputError
 
-BATCH = 64  # canaries whose gradients' norms are taken at a time
+BATCH = 64  # canaries whose gradient norms are computed at a time
 STRIDE = 1e-2
-"""How far the weights are moved to see a loss change, over their own norm."""
+"""Distance by which the weights are moved to measure a change in loss, as a share of their norm."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """The observer of a step, who knows all units but the canaries: so does whoever a guarantee for one unit is meant
-    to withstand. Which units are drawn it does not know.
+    """Observer of a step who knows all units except the canaries, as does the adversary of a guarantee for one unit.
 
-    A canary's reading is the derivative of its loss along the part of the noised sum that is not known: the inner
-    product of that part with the canary's gradient. It is taken as a difference of losses, two passes without
-    gradients over all canaries a step, and is a score, not a bound: rounding makes an attack weaker, never a claim.
+    The observer does not know which units are drawn. A canary's reading is the derivative of its loss along the
+    part of the noised sum that is not known: the inner product of that part with the canary's gradient. It is
+    computed as a difference of losses, by two passes without gradients over all canaries per step. It is a score,
+    not a bound: rounding makes an attack weaker, but never affects a claim.
 
     Attributes:
-        model, task: what trains; its weights are as before after each reading, to the bit.
-        path: for each step float32[m] and its seal; a step that is taken again writes the same line again.
-        steps: of the stage.
-        units: int64, the canaries among the units of the training graph, or their rows where rows are drawn.
+        model, task: what trains; after each reading, the weights are exactly as before.
+        path: for each step, float32[m] and its seal; a step that is taken again writes the same line again.
+        steps: number of steps of the stage.
+        units: int64, the canaries among the units of the training graph, or their rows if rows are drawn.
         contents: the graph of all contents.
-        rows: int64[m], of each canary's row in `contents`.
-        seal: with the key of the run.
+        rows: int64[m], each canary's row in `contents`.
+        seal: authenticates what is kept, with the key of the run.
         micro_tokens: tokens of a pass.
         writes: whether this rank keeps what it reads.
     """
@@ -78,7 +78,7 @@ class Readings:
 
     @torch.no_grad()
     def _derivatives(self, direction: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """Of each canary's loss along a direction: float64[m]."""
+        """Compute the derivative of each canary's loss along a direction: float64[m]."""
         weights = models.trainable(self.model)
         before = {name: weights[name].detach().clone() for name in direction}
         length = _norm(direction)
@@ -96,19 +96,20 @@ class Readings:
         return difference
 
     def _losses(self) -> np.ndarray:
-        """Mean token loss of each canary."""
+        """Compute the mean token loss of each canary."""
         precise = replace(self.task, autocast=False)
         losses, counted, _ = evaluation.row_losses(
             self.model, precise, self.contents, self.micro_tokens, among=self.rows
         )
-        return losses / np.maximum(1, counted)
+        means: np.ndarray = losses / np.maximum(1, counted)
+        return means
 
     @property
     def _norms_path(self) -> Path:
         return self.path.with_suffix(".norms.npy")
 
     def _norms(self) -> np.ndarray:
-        """Of each canary's gradient: float64[m]."""
+        """Compute the norm of each canary's gradient: float64[m]."""
         precise, found = replace(self.task, autocast=False), []
         clipped = ClippedSum(self.model, precise.row_loss, 1.0)
         for first in range(0, len(self.rows), BATCH):
@@ -119,13 +120,13 @@ class Readings:
         return np.array(found)
 
     def scores(self, steps: int) -> np.ndarray:
-        """How much the first steps speak for each canary having been there: float64[m].
+        """Score how strongly the first steps suggest that each canary was present: float64[m].
 
-        Readings count in units of each canary's gradient as it was before the first step, and from their mean over the
-        canaries, since what all have in common tells of none.
+        A canary's readings are divided by the norm of its gradient before the first step. They are taken relative
+        to the mean over the canaries, since what all share tells nothing of any one.
 
         Raises:
-            InputError: nothing was kept, or not all of it is what this run kept.
+            InputError: no readings were kept, or some are not the ones that this run kept.
         """
         if not self.path.exists():
             raise InputError(

@@ -1,1 +1,1 @@
-"""A sweep over hyperparameters, and what may be tried in it."""
+"""Sweep over hyperparameters, and define what may be tried."""

@@ -1,4 +1,4 @@
-"""Trials of a sweep side by side on a Ray cluster, whose machines share the disk of the run folder."""
+"""Run trials of a sweep in parallel on a Ray cluster, whose machines share the disk of the run folder."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,9 @@ PATIENCE = 10.0
 
 
 def _reach(address: str) -> None:
-    """See that somebody listens: where nobody does Ray tries for minutes, and then ends the process."""
+    """Check that the address answers: otherwise Ray tries for minutes, and then ends the process."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdecimal()):  # `local` and `auto` Ray finds by itself
+    if not (colon and port.isdecimal()):  # Ray finds `local` and `auto` by itself
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
@@ -25,15 +25,15 @@ def _reach(address: str) -> None:
 
 
 def on_ray(address: str) -> "Executor":
-    """Carries out trials as tasks of a Ray cluster: one processor each, and one GPU where there are any.
+    """Run trials as tasks of a Ray cluster: one processor each, and one GPU if there are any.
 
-    Keys stay on the shared disk: what travels is where they lie.
+    Keys stay on the shared disk: only their location travels.
 
     Args:
-        address: of the cluster; `local` starts one on this machine, `auto` finds the one it belongs to.
+        address: address of the cluster; `local` starts one on this machine, `auto` finds the one it belongs to.
 
     Raises:
-        InputError: Ray is not installed, no cluster answers, or a process of its is lost.
+        InputError: Ray is not installed, no cluster answers, or one of its processes is lost.
     """
     try:
         import ray

@@ -1,4 +1,4 @@
-"""How a sweep comes by its candidates: drawn independently, which can be counted, or in the light of earlier ones."""
+"""Propose candidates for a sweep: drawn independently, which can be counted, or chosen in view of earlier losses."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 Proposals = Generator[list[Candidate], list[float], None]
-"""Yields candidates that may be tried side by side, and is sent their losses."""
+"""Yields candidates that may be tried in parallel, and is sent their losses."""
 
-_WORST = 1e9  # for Optuna, which takes no infinity
+_WORST = 1e9  # for Optuna, which accepts no infinity
 
 
 class Search(Protocol):
-    """Proposes candidates, and says what that makes of the claim."""
+    """Proposes candidates, and states the effect on the claim."""
 
     @property
     def tuning(self) -> SweepAccounting:
-        """As it bears on each trial."""
+        """Effect on each trial."""
 
     def facts(self) -> dict[str, Any]:
-        """What the candidates depend on beside space, config, data and key."""
+        """Return what the candidates depend on, apart from space, config, data and key."""
 
     def agrees(self, config: "Config", other: "Config", shape: Shape) -> bool:
-        """Whether a candidate costs what it must.
+        """Return True if a candidate has the required cost.
 
         Raises:
             InputError: it cannot run on such data at all.
@@ -42,7 +42,7 @@ class Search(Protocol):
     def propose(self, space: Space, key: RunKey) -> Proposals: ...
 
     def released(self, settings: list[CalibratedMechanism]) -> SweepAccounting:
-        """As it bears on the release: the best of trials with these settings."""
+        """Return the effect on the release: the best of trials with these settings."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class Independent:
 class Adaptive:
     """Optuna's tree-structured Parzen estimator, which learns from the losses so far: the cost is not covered.
 
-    runs: how many; at_once: proposed together, to be tried side by side.
+    Attributes:
+        runs: number of candidates.
+        at_once: number of candidates proposed together, to be tried in parallel.
     """
 
     runs: int
@@ -92,7 +94,7 @@ class Adaptive:
         return True
 
     def propose(self, space: Space, key: RunKey) -> Proposals:
-        """The same again if the same losses are sent: that is how a sweep goes on where it stopped."""
+        """Propose the same candidates again if the same losses are sent, so that a stopped sweep can resume."""
         optuna = _optuna()
         seed = int(key.stream("sweep", "search").uint64(1)[0] >> 32)
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
@@ -107,7 +109,7 @@ class Adaptive:
 
 
 def setting_of(config: "Config", shape: Shape, tuning: SweepAccounting = UNTUNED) -> CalibratedMechanism:
-    """The mechanism of a config on data of this shape, with its noise."""
+    """Return the mechanism of a config on data of this shape, with its noise."""
     privacy = config.privacy
     return calibrate(
         mechanisms.build(config), shape, privacy.epsilon, privacy.noise_multiplier, privacy.delta, tuning

@@ -1,4 +1,4 @@
-"""The settings that a sweep tries: for each key of the config a list of values, or a range of numbers."""
+"""Define the settings that a sweep tries: for each key of the config a list of values, or a range of numbers."""
 
 import difflib
 import math
@@ -45,7 +45,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers, or whole numbers, from `low` to `high`, evenly or evenly in their logarithm."""
+    """The numbers, or whole numbers, from `low` to `high`, spread evenly or evenly in their logarithm."""
 
     key: str
     low: float
@@ -59,7 +59,7 @@ class Range:
         return self.rounded(value)
 
     def rounded(self, value: float) -> float:
-        """Down to a whole number, or to four digits, so that what is printed is what was used."""
+        """Round down to a whole number, or to four digits, so that what is printed is what was used."""
         found = math.floor(value) if self.whole else float(f"{value:.4g}")
         return min(max(found, self.low), self.high)
 
@@ -72,13 +72,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Space:
-    """Keys of the config with what may be tried of each. A point is drawn key by key, independently."""
+    """Keys of the config, with the values to try for each. A point is drawn key by key, independently."""
 
     choices: tuple[Listed | Range, ...]
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> "Space":
-        """From arguments `KEY=VALUE,VALUE...` and `KEY=LOW..HIGH`, with `:log` at the end where wanted.
+        """Parse arguments `KEY=VALUE,VALUE...` and `KEY=LOW..HIGH`, with an optional `:log` at the end.
 
         Raises:
             InputError: an argument names no key that can be tuned, or nothing to choose from.
@@ -94,12 +94,12 @@ class Space:
         return cls(tuple(choices))
 
     def draw(self, stream: Stream) -> Candidate:
-        """A point, from the first values of the stream."""
+        """Draw a point from the first values of the stream."""
         uniform: np.ndarray = stream.uniform(len(self.choices))
         return {choice.key: choice.at(float(u)) for choice, u in zip(self.choices, uniform, strict=True)}
 
     def corners(self) -> Iterator[Candidate]:
-        """Points whose values are listed ones or ends of ranges: all, or the first of many."""
+        """Yield points whose values are listed ones or ends of ranges: all, or the first of many."""
         points = product(*(choice.edges() for choice in self.choices))
         for values in islice(points, _CORNERS):
             yield {choice.key: value for choice, value in zip(self.choices, values, strict=True)}
@@ -109,13 +109,13 @@ class Space:
 
 
 def altered(config: Config, candidate: Candidate, where: str = "--space") -> Config:
-    """The config with the values of a candidate, checked.
+    """Return the config with the values of a candidate, checked.
 
     Args:
-        where: the values come from, for a message.
+        where: source of the values, for a message.
 
     Raises:
-        InputError: a value is impossible, by itself or beside the others.
+        InputError: a value is impossible, by itself or together with the others.
     """
     raw = config.model_dump(mode="json")
     for key, value in candidate.items():

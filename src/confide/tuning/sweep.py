@@ -1,7 +1,7 @@
-"""A sweep: many runs of one config on other settings, of which the best by held-out loss is released.
+"""Sweep: run one config on many settings, and release the best by held-out loss.
 
-Each trial is a whole run with a folder and a key of its own, both functions of the sweep's, so a sweep that was stopped
-goes on where it stopped. Trials, their losses and their number are private; only the best leaves the house.
+Each trial is a whole run with a folder and a key of its own. Both are functions of the sweep's, so a stopped
+sweep can resume. Trials, their losses and their number are private; only the best leaves the house.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from confide.utils.console import Console
 from confide.utils.errors import Diverged, InputError
 
 MEANS = (4, 8, 16, 32)
-"""Average numbers of trials that a price list shows beside the one asked for."""
+"""Average numbers of trials that a price list shows, besides the one asked for."""
 
 
 class Trial(Run):
@@ -41,10 +41,10 @@ class Trial(Run):
         sweep: the run whose folder holds the sweep.
         number: counted from 1.
         candidate: the settings that it tries; `config` is the sweep's with these.
-        bound: what the sweep is, so that another one in the same folder draws afresh.
-        tuning: as it bears on noise and claim.
-        releases: whether it is the best one, and ends in the sweep's `release/`; of the others nothing is released,
-            so that no folder holds a guarantee that does not hold.
+        bound: identifies the sweep, so that another one in the same folder draws afresh.
+        tuning: the effect on noise and claim.
+        releases: whether it is the best one, and ends in the sweep's `release/`. Of the others nothing is
+            released, so that no folder holds a guarantee that does not hold.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Trial(Run):
 
     @property
     def begun(self) -> bool:
-        """Its rows are the sweep's, and were settled before its first trial."""
+        """True always: its rows are the sweep's, and were settled before its first trial."""
         return True
 
     def key(self) -> RunKey:
@@ -83,7 +83,7 @@ class Trial(Run):
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a trial. Private.
+    """Result of a trial. Private.
 
     Attributes:
         evaluation: of the trained model on the held-out units.
@@ -95,18 +95,18 @@ class Tried:
 
     @property
     def loss(self) -> float:
-        """Held out; infinite where the run diverged."""
+        """Held-out loss; infinite if the run diverged."""
         found = float(self.evaluation["loss"])
         return found if math.isfinite(found) else math.inf
 
 
 @dataclass(frozen=True)
 class Swept:
-    """How a sweep ended. All but the release and its guarantee is private.
+    """Result of a sweep. All but the release and its guarantee is private.
 
     Attributes:
         trials: in the order of their numbers.
-        best: of these, which was released.
+        best: the released one of these.
         outcome: of its run, with the guarantee of the sweep.
     """
 
@@ -116,7 +116,7 @@ class Swept:
 
 
 Executor = Callable[[Callable[[Trial], Tried], Sequence[Trial]], Iterable[Tried]]
-"""Like `map`, which takes the trials one after the other."""
+"""Function like `map`, which takes the trials one after the other."""
 
 
 def sweep(
@@ -130,12 +130,12 @@ def sweep(
 
     Args:
         run: the config and folder of the sweep; trials lie in `trials/`.
-        executor: how the trials of a batch are carried out.
+        executor: runs the trials of a batch.
 
     Raises:
-        InputError: the space holds what cannot be tried, the config has no held-out units, or the folder holds
-            something else.
-        KeyboardInterrupt: stopped; the same call goes on.
+        InputError: the space holds values that cannot be tried, the config has no held-out units, or the folder
+            holds something else.
+        KeyboardInterrupt: stopped; the same call resumes.
     """
     console = console or Console(quiet=True)
     with run.locked():
@@ -156,7 +156,7 @@ def sweep(
 
 
 def check_space(space: Space, search: Search, config: Config, shape: Shape) -> None:
-    """Look at extreme values, key by key and then together, before anything runs.
+    """Check extreme values, key by key and then together, before anything runs.
 
     Raises:
         InputError: names the key at fault.
@@ -169,7 +169,7 @@ def check_space(space: Space, search: Search, config: Config, shape: Shape) -> N
 
 
 def _admitted(candidate: Candidate, search: Search, config: Config, shape: Shape) -> Config:
-    """The config of a candidate, if it may be tried."""
+    """Return the config of a candidate, if it may be tried."""
     other, names = altered(config, candidate), ", ".join(candidate)
     if source_of(other) != source_of(config):
         raise InputError(
@@ -184,8 +184,8 @@ def _admitted(candidate: Candidate, search: Search, config: Config, shape: Shape
 
 
 def _header(run: Run, space: Space, search: Search, train: UnitGraph) -> dict[str, Any]:
-    """The first line of the sweep's ledger."""
-    key, plain = run.key(), hashlib.sha256()  # of private text: only its HMAC is written
+    """Return the first line of the sweep's ledger."""
+    key, plain = run.key(), hashlib.sha256()  # a hash of private text: only its HMAC is written
     train.digest(plain.update)
     return {
         **search.facts(),
@@ -248,7 +248,7 @@ class _Sweep:
         return Swept(tuple(self.tried), best, self._release(self.trials[best.number - 1]))
 
     def _try(self, batch: list[Candidate]) -> list[float]:
-        """Record the candidates of a batch, run them, and give their losses."""
+        """Record the candidates of a batch, run them, and return their losses."""
         trials = [self._trial(len(self.trials) + place, c) for place, c in enumerate(batch, 1)]
         for trial in trials:
             self.ledger.record(trial.number, {"trial": trial.number, "candidate": trial.candidate})
@@ -269,7 +269,7 @@ class _Sweep:
 
 
 def run_trial(trial: Trial, console: Console) -> Tried:
-    """Run or resume a trial, or read what came of it."""
+    """Run or resume a trial, or read its result."""
     path, seal = trial.root / "result.json", Seal(trial.key())
     if not path.exists():
         settings = ", ".join(f"{key}={value}" for key, value in trial.candidate.items())
@@ -277,7 +277,8 @@ def run_trial(trial: Trial, console: Console) -> Tried:
         try:
             final = _finished(fine_tune(trial, console)).final
         except Diverged:
-            # An output like any other, and the worst: a sweep that ended here would have to be counted.
+            # Divergence is a result like any other, and the worst. If it ended the sweep, that would have to be
+            # counted in the claim.
             console.say(f"trial {trial.number} diverged")
             final = {"loss": math.inf}
         assert final is not None  # a sweep has held-out units
@@ -297,12 +298,12 @@ def _finished(outcome: Outcome) -> Outcome:
 
 
 def prices(config: Config, shape: Shape, trials: Trials) -> dict[str, Any]:
-    """What a counted sweep costs beside a single run, before anything runs.
+    """Compute what a counted sweep costs compared with a single run, before anything runs.
 
     Returns:
-        epsilon, delta, noise_multiplier of a single run; and `sweeps`, for some average numbers of trials: `most` (19
-        of 20 sweeps have at most so many), the epsilon of the sweep at the noise of the single run, and the noise at
-        which the sweep has the single run's epsilon.
+        epsilon, delta, noise_multiplier of a single run; and `sweeps`, for some average numbers of trials: `most`
+        (19 of 20 sweeps have at most so many), the epsilon of the sweep at the noise of the single run, and the
+        noise at which the sweep has the single run's epsilon.
     """
     single = setting_of(config, shape)
     epsilon = config.privacy.epsilon or single.curve().epsilon(single.delta)

@@ -1,8 +1,8 @@
-"""What a batch of rows looks like to a model, and what each row loses.
+"""Turn rows into batches for a model, and compute each row's loss.
 
-Every loss here is a function of one row and the weights alone. Rows are padded on the right; padded
-positions carry no loss, and no model learns to predict a mask (paper 004, appendix A.2). A row's loss is the mean
-over its own predicted tokens.
+Every loss here is a function of one row and the weights alone. Rows are padded on the right. Padded positions
+carry no loss, and no model learns to predict a mask (Shi et al. 2022, "Just Fine-tune Twice", appendix A.2). A
+row's loss is the mean over its own predicted tokens.
 """
 
 import math
@@ -22,7 +22,7 @@ from confide.models.fast.cross_entropy import IGNORE, cross_entropy
 from confide.models.fast.logits import aligned
 from confide.randomness.streams import Stream
 
-_PIECE = 1 << 22  # logits of which statistics are taken at a time
+_PIECE = 1 << 22  # logits whose statistics are computed at a time
 
 Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -32,20 +32,20 @@ Loss = Callable[[nn.Module, Batch], torch.Tensor]
 class Task(ABC):
     """Collates rows and computes their losses for one kind of model.
 
-    A subclass says `facts` and `targets`, and `with_targets`, `padding` or `figures` where those of this class do not
-    fit. A row's targets must be a function of that row alone.
+    A subclass defines `facts` and `targets`. It defines `with_targets`, `padding` or `figures` if those of this
+    class do not fit. A row's targets must be a function of that row alone.
 
     Attributes:
-        facts: what is asked of the task without a model.
-        pad, mask: token ids; mask is None where the tokenizer has none.
+        facts: facts of the task that need no model.
+        pad, mask: token ids; mask is None if the tokenizer has none.
         vocabulary: number of token ids.
-        special: ids of tokens that are no text, and are never hidden.
-        extra: per-token inputs that the model takes beside input_ids.
+        special: ids of tokens that are not text and are never hidden.
+        extra: per-token inputs that the model takes besides input_ids.
         autocast: run the model in bf16.
         device: where batches go.
-        shares: rows of one unit may share a line of a batch; see `row_isolation.sharing`.
+        packs_rows: rows of one unit may share a line of a batch; see `row_isolation.detect_packing_support`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
-        loss: a program's own, called with model and batch, in place of the one below: float32[B].
+        loss: a calling program's own loss, called with model and batch, in place of the one below: float32[B].
     """
 
     facts: ClassVar[TaskFacts]
@@ -70,7 +70,7 @@ class Task(ABC):
         device: torch.device | None = None,
         loss: Loss | None = None,
     ) -> Self:
-        """The task for a model and its tokenizer."""
+        """Make the task for a model and its tokenizer."""
         return cls(
             pad=cls.padding(model, tokenizer),
             mask=tokenizer.mask_token_id,
@@ -86,7 +86,7 @@ class Task(ABC):
     # what tasks differ in ------------------------------------------------------------------------------
     @classmethod
     def padding(cls, model: nn.Module, tokenizer: Any) -> int:
-        """The id that rows are padded with."""
+        """Return the id that rows are padded with."""
         pad: int = tokenizer.pad_token_id
         return pad
 
@@ -97,15 +97,15 @@ class Task(ABC):
         labels: np.ndarray | None,
         hide: Sequence[Stream] | None,
     ) -> dict[str, torch.Tensor]:
-        """The batch, and in it what `targets` needs beside the tokens themselves; by default nothing."""
+        """Add to the batch what `targets` needs besides the tokens themselves; by default nothing."""
         return batch
 
     @abstractmethod
     def targets(self, batch: Batch) -> torch.Tensor:
-        """int64[B, n]: what is to be predicted at each place, IGNORE where nothing is."""
+        """Return the token or class to predict at each place, IGNORE where there is none: int64[B, n]."""
 
     def figures(self, loss: float, accuracy: float, predicted: int) -> dict[str, float | int]:
-        """What an evaluation tells of all rows: from the mean loss and accuracy over `predicted` predictions."""
+        """Return the figures of an evaluation, from the mean loss and accuracy over `predicted` predictions."""
         perplexity = math.exp(min(loss, 700.0))
         return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy, "tokens": predicted}
 
@@ -116,14 +116,15 @@ class Task(ABC):
         labels: np.ndarray | None = None,
         hide: Sequence[Stream] | None = None,
     ) -> Batch:
-        """Rows as tensors of shape (B, T). Positions and types are given per row, so that the gradient
-        of their embeddings is per row too.
+        """Collate rows into tensors of shape (B, T).
+
+        Positions and types are given per row, so that the gradient of their embeddings is per row too.
 
         Args:
             rows: token arrays.
-            labels: int64[B], where rows have classes.
-            hide: where tokens are hidden, each row's own stream, which chooses them. They are then the same
-                whatever rows stand beside it.
+            labels: int64[B], if rows have classes.
+            hide: if tokens are hidden, each row's own stream, which chooses them. So the choice does not depend
+                on the other rows of the batch.
         """
         width = max(len(row) for row in rows)
         ids = torch.full((len(rows), width), self.pad, dtype=torch.long)
@@ -139,13 +140,14 @@ class Task(ABC):
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def collate_lines(self, lines: Sequence[Sequence[np.ndarray]], weights: Sequence[np.ndarray]) -> Batch:
-        """Rows of which several share a line: tensors of shape (L, T), and `weight` (L, R) for up to R rows a line.
+        """Collate rows that share lines: tensors of shape (L, T), `weight` of shape (L, R) for up to R rows per line.
 
-        A row's positions count from its own first token; `row` says which of its line's rows a token is of.
+        A row's positions count from its own first token. `row` gives the row, within its line, that each token
+        belongs to.
 
         Args:
             lines: token arrays by line.
-            weights: float[rows] of each line: each row's weight in its unit's gradient.
+            weights: float[rows] for each line: each row's weight in its unit's gradient.
         """
         batch = dict(self.collate([np.concatenate(rows) for rows in lines]))
         row, position = (np.zeros(batch["input_ids"].shape, np.int64) for _ in range(2))
@@ -157,7 +159,7 @@ class Task(ABC):
             row[line, :end] = np.repeat(np.arange(len(rows)), lengths)
             row[line, end:] = (
                 len(rows) - 1
-            )  # padding, all of it at position 0: further ones a model may not have
+            )  # all padding has position 0: the model may have no further positions
             weight[line, : len(rows)] = weights[line]
         batch |= {
             name: torch.from_numpy(values).to(self.device)
@@ -166,12 +168,13 @@ class Task(ABC):
         return batch
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """float[B, T, vocabulary], or float[B, classes]."""
+        """Compute the logits: float[B, T, vocabulary], or float[B, classes]."""
         inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", *self.extra)}
-        if self.caches or "row" in batch:  # by positions rows are told apart only where nothing is cached
+        if self.caches or "row" in batch:  # positions tell rows apart only if nothing is cached
             inputs["use_cache"] = False
         if not self.facts.is_causal:
-            # Right padding never reaches back in a causal model, which is then free to use its fast path.
+            # In a causal model, right padding never affects earlier tokens. Without a mask the model may use
+            # its fast path.
             inputs["attention_mask"] = batch["real"].long()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), aligned(model):
             output = model(**inputs)
@@ -183,19 +186,19 @@ class Task(ABC):
         return cross_entropy(flat, targets.reshape(-1)).view(targets.shape)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(loss, counted, correct), each (B, n): at each place of a row, or n = 1 for a class."""
+        """Return (loss, counted, correct), each of shape (B, n): one for each place of a row, or n = 1 for a class."""
         logits, targets = self.logits(model, batch), self.targets(batch)
-        best = logits.max(-1).indices.view(targets.shape)  # on a CPU nearly twice as fast as argmax
+        best = logits.max(-1).indices.view(targets.shape)  # nearly twice as fast as argmax on a CPU
         return self._losses(logits, targets), targets != IGNORE, best == targets
 
     def token_statistics(
         self, model: nn.Module, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(log-probability, counted, mean, deviation), each (B, n), from one forward pass.
+        """Return (log-probability, counted, mean, deviation), each of shape (B, n), from one forward pass.
 
-        The log-probability is that of the token to be predicted; mean and standard deviation are those of the
-        log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. Beside
-        the logits themselves, no tensor of their size is made.
+        The log-probability is that of the token to be predicted. Mean and standard deviation are those of the
+        log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. No
+        tensor of the size of the logits is made, besides the logits themselves.
         """
         logits, targets = self.logits(model, batch), self.targets(batch).reshape(-1)
         flat, counted = logits.reshape(-1, logits.shape[-1]), targets != IGNORE
@@ -203,7 +206,7 @@ class Task(ABC):
         for places in counted.nonzero()[:, 0].split(max(1, _PIECE // flat.shape[-1])):
             logs = flat[places].float().log_softmax(-1)
             found[0, places] = logs.gather(1, targets[places, None])[:, 0]
-            logs.clamp_(min=-1e4)  # a token that is ruled out counts as nothing, not as 0 times infinity
+            logs.clamp_(min=-1e4)  # a token that is ruled out counts as nothing, instead of 0 times infinity
             weights = logs.exp()
             mean = torch.linalg.vecdot(weights, logs)
             logs.sub_(mean[:, None]).square_()
@@ -212,9 +215,9 @@ class Task(ABC):
         return found[0].view(shape), counted.view(shape), found[1].view(shape), found[2].view(shape)
 
     def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none.
+        """Compute each row's mean loss over its predicted tokens: float32[B]; 0 for a row that predicts none.
 
-        Of lines that rows share float32[L, R], 0 where a line has fewer than R rows.
+        If rows share lines, the shape is float32[L, R], with 0 where a line has fewer than R rows.
         """
         if self.loss is not None:
             return self.loss(model, batch)
@@ -226,12 +229,12 @@ class Task(ABC):
         return (losses[:, :, None] * own).sum(1) / (counted[:, :, None] & own).sum(1).clamp(min=1)
 
     def packed_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Each row's loss, or the sum over a line's rows, weighted: float32[B]."""
+        """Compute each row's loss, or the weighted sum over a line's rows: float32[B]."""
         return each_line(self.row_loss(model, batch), batch)
 
 
 def each_row(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """What `Task.row_loss` gave of rows that are there: float32[rows]."""
+    """Select the losses of existing rows from the result of `Task.row_loss`: float32[rows]."""
     if "row" not in batch:
         return losses
     places = torch.arange(losses.shape[1], device=losses.device)
@@ -239,5 +242,5 @@ def each_row(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def each_line(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """What `Task.row_loss` gave, by line: float32[B], a row's loss or the sum over a line's rows, weighted."""
+    """Return the result of `Task.row_loss` by line: a row's loss or the weighted sum over a line's rows, float32[B]."""
     return losses if "row" not in batch else (losses * batch["weight"]).sum(1)

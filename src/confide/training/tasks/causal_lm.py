@@ -6,12 +6,13 @@ from typing import ClassVar
 import torch
 
 from confide.config.task_facts import TaskFacts
-from confide.training.tasks.base import IGNORE, Batch, Task
+from confide.models.fast.cross_entropy import IGNORE
+from confide.training.tasks.base import Batch, Task
 
 
 @dataclass(frozen=True)
 class CausalLM(Task):
-    """Each token but a row's first is predicted from those before it."""
+    """Predicts each token except a row's first from the tokens before it."""
 
     facts: ClassVar[TaskFacts] = TaskFacts(
         name="causal-lm",
@@ -22,12 +23,14 @@ class CausalLM(Task):
     )
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        following = torch.full_like(batch["input_ids"], IGNORE)  # the targets move, not the far larger logits
+        following = torch.full_like(
+            batch["input_ids"], IGNORE
+        )  # the targets are shifted, not the far larger logits
         ahead = batch["input_ids"][:, 1:]
         nothing = ~batch["real"][:, 1:]
         if "row" in batch:
             nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])
-        if self.mask is not None:  # a mask stands for text that is not there: there is nothing to learn of it
+        if self.mask is not None:  # a mask stands for missing text, so there is nothing to learn from it
             nothing = nothing | (ahead == self.mask)
         following[:, :-1] = ahead.masked_fill(nothing, IGNORE)
         return following

@@ -15,7 +15,7 @@ from confide.training.tasks.base import Batch, Task
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Each row's class is predicted, and none of its tokens."""
+    """Predicts each row's class, and none of its tokens."""
 
     facts: ClassVar[TaskFacts] = TaskFacts(
         name="classification",
@@ -26,7 +26,7 @@ class Classification(Task):
 
     @classmethod
     def padding(cls, model: nn.Module, tokenizer: Any) -> int:
-        # By this id the model finds where a row ends; with another, that would depend on the batch.
+        # The model finds the end of a row by this id. With another id, the result would depend on the batch.
         return getattr(getattr(model, "config", None), "pad_token_id", None) or super().padding(
             model, tokenizer
         )

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from confide.config.task_facts import TaskFacts
+from confide.models.fast.cross_entropy import IGNORE
 from confide.randomness.streams import Stream
-from confide.training.tasks.base import IGNORE, Batch, Task
+from confide.training.tasks.base import Batch, Task
 
-MASKED_SHARE = 0.15  # of BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
+MASKED_SHARE = 0.15  # as in BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
 
 
 @dataclass(frozen=True)
 class MaskedLM(Task):
-    """Some tokens of a row are hidden, and predicted from the rest of the row."""
+    """Hides some tokens of a row, and predicts them from the rest of the row."""
 
     facts: ClassVar[TaskFacts] = TaskFacts(
         name="masked-lm", model_class="AutoModelForMaskedLM", adapter_type=None, hides_tokens=True
