@@ -68,7 +68,7 @@ def audit(
 
 
 def _together(folders: list[Path], twin: bool) -> dict[str, Any]:
-    """One guess about each of many runs. Nothing is kept: it is about the setting, and no run's own."""
+    """Guess once about each of many runs. Nothing is kept: the result is about the setting, not about a run."""
     from confide.auditing.attack import told
     from confide.auditing.repeated import repeated
     from confide.cli.base import job_of

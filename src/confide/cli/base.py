@@ -1,4 +1,4 @@
-"""What all verbs share: arguments, exit codes, and how a run is found. Heavy imports wait until a verb needs them."""
+"""Share among all verbs: arguments, exit codes, and how a run is found. Heavy imports wait until a verb needs them."""
 
 import errno
 import functools
@@ -56,7 +56,7 @@ Json = Annotated[
 ]
 
 
-# What is wrong with the disk or the paths on it, and not with confide.
+# Errors of the disk or the paths on it, not of confide.
 _OUTSIDE = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -75,7 +75,7 @@ _OUTSIDE = {
 }
 
 
-_TOGETHER = {"train", "evaluate"}  # verbs that several ranks work on
+_TOGETHER = {"train", "evaluate"}  # verbs that several ranks run together
 
 
 class Stopped(Exception):
@@ -83,7 +83,7 @@ class Stopped(Exception):
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Exit codes: 0 done, 1 a check failed, 2 the input is at fault, 3 an internal error, 130 stopped."""
+    """Map results to exit codes: 0 done, 1 check failed, 2 input at fault, 3 internal error, 130 stopped."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -106,7 +106,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except BrokenPipeError:
-            raise  # whoever read our output has gone, as in `confide plan mail.yaml | head`
+            raise  # the reader of our output has gone, as in `confide plan mail.yaml | head`
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OUTSIDE:
                 end(2, on_one_line(f"{error.filename or 'the run folder'}: {error.strerror}"))
@@ -122,7 +122,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ran_out(error: Exception) -> bool:
-    if "torch" not in sys.modules:  # a second to import
+    if "torch" not in sys.modules:  # importing torch takes a second
         return isinstance(error, MemoryError)
     from confide.utils.memory import ran_out
 
@@ -137,6 +137,7 @@ def _refuse_ranks(verb: str) -> None:
 
 
 def end(code: int, message: str) -> None:
+    """Print a message on standard error and end the program with an exit code."""
     print(f"confide: {message}", file=sys.stderr, flush=True)
     if "confide.distributed.ranks" in sys.modules:  # else there is no other rank
         from confide.distributed.ranks import leave
@@ -146,18 +147,21 @@ def end(code: int, message: str) -> None:
 
 
 def config_of(path: Path, overrides: list[str] | None) -> "Config":
+    """Load a config with overrides."""
     from confide.config.loading import load
 
     return load(path, overrides or ())
 
 
 def run_of(path: Path, overrides: list[str] | None, twin: bool = False) -> "Run":
+    """Return the run of a config."""
     from confide.runs.folder import Run
 
     return Run(config_of(path, overrides), twin)
 
 
 def job_of(run: "Run") -> "Job":
+    """Resolve a run to a job."""
     from confide.runs.job import Job
     from confide.utils.console import Console
 
@@ -165,4 +169,5 @@ def job_of(run: "Run") -> "Job":
 
 
 def print_json(value: Any) -> None:
+    """Print a value as JSON."""
     print(json.dumps(value, indent=2))

@@ -1,6 +1,6 @@
-"""A look at a source before there is a config: its fields, which of them is the text, and which name people.
+"""Inspect a source before there is a config: its fields, which of them is the text, and which name people.
 
-What is kept of a look are names of fields and numbers. Texts and people's names stay in this process.
+Only names of fields and numbers are kept. Texts and people's names stay in this process.
 """
 
 import unicodedata
@@ -22,7 +22,7 @@ Chosen = Literal["name", "pair", "longest", "only"]
 COUNTED = 5000
 """Records in which people are counted."""
 
-_ROLES = 6  # more speakers than these are people
+_ROLES = 6  # more speakers than these count as people, not as roles
 _DEEP = 3  # sections inside sections
 _PEOPLE_IN = (
     "from sender author user customer client patient speaker owner account member employee student person "
@@ -54,7 +54,7 @@ class Candidate:
     """A field that may name people.
 
     Attributes:
-        people: different ones in the documents looked at; without: documents that name nobody there.
+        people: different people in the inspected documents; without: documents that name nobody there.
         several: whether a record names more than one.
         sure: whether the field's name means a person; repeats: whether it was found by its values alone.
     """
@@ -70,17 +70,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at the first records of a source tells.
+    """Result of inspecting the first records of a source.
 
     Attributes:
-        fields: names, those of sections as `section.field`.
+        fields: names; those of sections as `section.field`.
         text: a field or a template, as `data.text` takes it.
         is_mail: whether it begins with the subject of a mail.
-        chosen: how the text was found: by the "name" of its field, as a "pair" of what was asked and answered, as the
-            "longest" of several fields, or since it is the "only" one.
+        chosen: how the text was found: by the "name" of its field, as a "pair" of question and answer, as the
+            "longest" of several fields, or because it is the "only" one.
         roles: the speakers of dialogues, if they are a few roles.
-        records: how many were looked at; whole: whether that were all.
-        documents: those of them that hold text; `prepare` passes over the others.
+        records: number of inspected records; whole: whether these were all.
+        documents: those of them that hold text; `prepare` skips the others.
         people: fields that may name people, the likeliest first.
         fault: why `prepare` will refuse a record, if one of them is at fault.
     """
@@ -98,7 +98,7 @@ class Look:
     fault: str | None
 
     def unit(self) -> Candidate | None:
-        """The field that most likely names whom to protect."""
+        """Return the field that most likely names whom to protect."""
         named = [each for each in self.people if not each.repeats and each.people]
         sure = [each for each in named if each.sure]
         for each in sure:
@@ -110,12 +110,12 @@ class Look:
         return sure[0] if sure else None
 
     def candidate(self, name: str) -> Candidate | None:
-        """That field, if it may name people."""
+        """Return the field with this name, if it may name people."""
         return next((each for each in self.people if each.name == name), None)
 
 
 def look(source: str, also: Sequence[str] = ()) -> Look:
-    """Read the first records of a source.
+    """Inspect the first records of a source.
 
     Args:
         also: fields that name people, whatever they look like.
@@ -160,13 +160,13 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
 
 
 def plain(name: str) -> str:
-    """A field's name without case, spaces and punctuation: `Customer ID` and `customer_id` are one."""
+    """Strip case, spaces and punctuation from a field's name: `Customer ID` and `customer_id` become equal."""
     folded = unicodedata.normalize("NFKD", name).casefold()
     return "".join(character for character in folded if character.isalnum())
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "", deep: int = _DEEP) -> dict[str, Any]:
-    """Fields, those of sections under `section.field`."""
+    """Flatten fields; those of sections become `section.field`."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, Mapping) and value and deep:
@@ -177,26 +177,26 @@ def _flat(fields: Mapping[str, Any], prefix: str = "", deep: int = _DEEP) -> dic
 
 
 def _names_of(name: str) -> tuple[str, str]:
-    """What a field is compared by: its whole name, and the last part of a nested one."""
+    """Return the names that a field is compared by: its whole name, and the last part of a nested one."""
     return plain(name), plain(name.rpartition(".")[2])
 
 
 # the text --------------------------------------------------------------------------------------------
 def _text(source: str, flat: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[str, bool, Chosen]:
-    """`data.text`; whether there is the subject of a mail before it; and how it was found."""
+    """Choose `data.text`. Return it, whether a mail's subject comes before it, and how it was found."""
     usable = [name for name in fields if not set(name) & set("{}")]
     held = {name: [each.get(name) for each in flat] for name in usable}
     texts = [name for name in usable if any(isinstance(v, str) and v.strip() for v in held[name])]
     texts = [name for name in texts if all(_is_text(value) for value in held[name])]
     lists = [name for name in usable if all(map(is_dialogue, held[name])) and any(held[name])]
-    # a field of that name is the text even where a record is at fault
+    # a field with such a name is the text even if a record is at fault
     mostly = [
         n for n in usable if n not in (*texts, *lists) and any(map(_is_said, held[n])) and _most(held[n])
     ]
     talks = [name for name in lists if any(isinstance(turn, Mapping) for v in held[name] for turn in v or ())]
     everywhere = {name for name in usable if all(name in each for each in flat)}
     named_so: dict[str, str] = {}
-    # a name of its own before the last part of a nested one, a field of all records before one of some
+    # prefer a whole name to the last part of a nested one, and a field of all records to one of some
     for name in sorted((*texts, *lists, *mostly), key=lambda name: (name not in everywhere, "." in name)):
         for known in _names_of(name):
             named_so.setdefault(known, name)
@@ -243,17 +243,17 @@ def _is_said(value: Any) -> bool:
 
 
 def _most(values: Sequence[Any]) -> bool:
-    """Whether more than half are such as a text may be."""
+    """Return True if more than half of the values may be a text."""
     return 2 * sum(_is_text(value) or is_dialogue(value) for value in values) > len(values)
 
 
 def _fit(names: Sequence[str]) -> bool:
-    """Whether names can stand in braces."""
+    """Return True if the names can stand in braces."""
     return not any(set(name) & _BREAKS_TEMPLATE for name in names)
 
 
 def _question_and_answer(by_name: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The fields of an instruction and what was answered, in the order in which they are read."""
+    """Return the fields of an instruction and its answer, in the order in which they are read."""
     for parts in _PAIRS:
         found = [next((by_name[known] for known in part if known in by_name), None) for part in parts]
         names = tuple(name for name in found if name is not None)
@@ -266,7 +266,7 @@ def _question_and_answer(by_name: Mapping[str, str]) -> tuple[str, ...] | None:
 def _possible(
     flat: Sequence[Mapping[str, Any]], fields: Sequence[str], text: str, also: Sequence[str]
 ) -> list[tuple[str, bool, bool]]:
-    """(name, whether it means a person, whether only its values speak for it) of fields that may name people."""
+    """Return the fields that may name people: (name, whether it means a person, whether only its values suggest it)."""
     found: list[tuple[tuple[int, int], tuple[str, bool, bool]]] = []
     for place, name in enumerate(fields):
         if name == text or f"{{{name}}}" in text:
@@ -286,7 +286,7 @@ def _possible(
 
 
 def _repeats(values: Sequence[Any]) -> bool:
-    """Whether values are short, and some stand in several records."""
+    """Return True if values are short, and some occur in several records."""
     given = [value for value in values if value not in (None, "") and not isinstance(value, float | bool)]
     if not given or not all(isinstance(value, str | int) and len(str(value)) <= 80 for value in given):
         return False
@@ -294,7 +294,7 @@ def _repeats(values: Sequence[Any]) -> bool:
 
 
 class _Seen:
-    """What is counted while records go by."""
+    """Counts that are kept while records go by."""
 
     def __init__(self, text: str, possible: Sequence[tuple[str, bool, bool]]):
         self.text, self.possible = text, possible
@@ -310,12 +310,12 @@ class _Seen:
         if is_dialogue(turns) and len(self.speakers) <= _ROLES:
             self.speakers |= dict.fromkeys(speaker_of(turn) for turn in turns)
         if self._is_empty(record):
-            return  # `prepare` passes over it, whosever it is
+            return  # `prepare` skips it, whoever owns it
         self.documents += 1
         for name in self.owners:
             try:
                 owners = owners_of(record.fields, [name], record.where)[0]
-            except InputError:  # nobody, or no such field
+            except InputError:  # it names nobody, or has no such field
                 owners = ()
             if owners:
                 self.owners[name].add(owners)
@@ -323,7 +323,7 @@ class _Seen:
                 self.without[name] += 1
 
     def _is_empty(self, record: Record) -> bool:
-        """Whether it holds no text. Makes the document that `prepare` will make."""
+        """Return True if a record holds no text. Makes the document that `prepare` will make."""
         counts = Counts()
         try:
             return not any(documents([record], self.text, None, counts=counts))
@@ -334,7 +334,7 @@ class _Seen:
             return False
 
     def roles(self) -> tuple[str, ...]:
-        """The speakers of dialogues, if they are a few roles; names of people are none."""
+        """Return the speakers of dialogues, if they are a few roles; names of people are not roles."""
         if not self.speakers or len(self.speakers) > _ROLES:
             return ()
         names = [name for name in self.speakers if name and len(name) <= 40]
@@ -349,12 +349,12 @@ class _Seen:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a field's name looks like one; in a table without a header it is somebody's text."""
+    """Return True if a field's name looks like a name; in a table without a header it is somebody's text."""
     return len(name) <= 40 and len(name.split()) <= 4
 
 
 def named(fields: Sequence[str], most: int = 30) -> str:
-    """Field names as a comment or a message may show them: a table without a header has text in their place."""
+    """Format field names for a comment or a message: in a table without a header, the names are text."""
     known = [repr(name)[1:-1] for name in fields if _is_name(name)]
     hidden = len(fields) - len(known[:most])
     return ", ".join(known[:most]) + (f" and {hidden} more" if hidden else "")

@@ -1,4 +1,4 @@
-"""The main job, from text to a private model beside its non-private twin, on data and a model that are bundled."""
+"""Run the main job, from text to a private model and its non-private twin, on bundled data and a bundled model."""
 
 import json
 import lzma
@@ -24,7 +24,7 @@ MAILS = files("confide").joinpath("bundled", "helpdesk.jsonl.xz")
 
 
 def config(folder: Path) -> Config:
-    """The config that quickstart trains; also written to the folder, to be changed and used again."""
+    """Return the config that quickstart trains. It is also written to the folder, to be changed and used again."""
     return check(
         {
             "model": "bundled",

@@ -241,7 +241,7 @@ def train(
 
 
 def _opening(run: "Run") -> str:
-    """What is about to happen, in a line or two; all settings are in the run folder before the first step."""
+    """Describe the run in a line or two; all settings are in the run folder before the first step."""
     config, privacy = run.config, run.config.privacy
     if run.twin or privacy.mechanism == "none":
         asked = "no privacy"

@@ -1,4 +1,4 @@
-"""What `confide secrets` shows: where secrets were found, masked, and what each of them asks for and gets."""
+"""Collect the output of `confide secrets`: where secrets were found, masked, and what each asks for and gets."""
 
 import csv
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _BATCH = 200
 
 
 def examples(config: "Config", most: int = 5) -> Iterator[tuple[str, str]]:
-    """(id, context) of a few mentions, of different secrets where there are; every secret in the context masked."""
+    """Yield (id, context) of a few mentions, of different secrets if possible; secrets in the context are masked."""
     documents, found = training_documents(config), searchers(config)
     shown: set[str] = set()
     for _ in range(_LOOKED_AT // _BATCH):
@@ -61,7 +61,7 @@ def _masked(document: "Document", mention: Mention, mentions: list[Mention]) -> 
 
 
 def solution(mechanism: SecretProtection, shape: Shape) -> dict[str, Any]:
-    """What the linear program of a config comes to, with the noise by both accountants."""
+    """Return the solution of a config's linear program, with the noise by both accountants."""
     population, targets = mechanism.population(shape), mechanism.targets(shape)
     spread = Spread.of(mechanism.weights(shape))
     return {
@@ -80,7 +80,7 @@ def solution(mechanism: SecretProtection, shape: Shape) -> dict[str, Any]:
 
 
 def write_table(mechanism: SecretProtection, shape: Shape, noise_multiplier: float, path: Path) -> None:
-    """One line for each secret and prior: rows, rows expected in all steps, asked and reached. Private: by id."""
+    """Write one line per secret and prior: rows, rows expected in all steps, asked and reached. Private: by id."""
     targets, population = mechanism.targets(shape), mechanism.population(shape)
     reached, names = achieved(population, targets, noise_multiplier), shape.names()
     expected = np.add.reduceat(np.append(population.rho[population.rows], 0.0), population.offsets[:-1]) * (

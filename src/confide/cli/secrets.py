@@ -1,4 +1,4 @@
-"""`confide secrets`: what is secret in the text, and the program that protects it."""
+"""Define `confide secrets`: which text is secret, and the program that protects it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

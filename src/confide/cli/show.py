@@ -1,4 +1,4 @@
-"""Results as a person reads them, on standard output."""
+"""Show results as a person reads them, on standard output."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def table(header: list[str], rows: list[list[str]]) -> None:
-    """Columns aligned: the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     for row in [header, ["-" * w for w in widths], *rows]:
         cells = [
@@ -24,6 +24,7 @@ def table(header: list[str], rows: list[list[str]]) -> None:
 
 
 def number(value: Any) -> str:
+    """Format a value as a number."""
     if value is None:
         return "-"
     if isinstance(value, int):
@@ -34,16 +35,17 @@ def number(value: Any) -> str:
 
 
 def above(value: Any, digits: int = 4) -> str:
-    """What bounds an attacker from above, where it is known; see `rounding`."""
+    """Format an upper bound on an attacker, if it is known; see `rounding`."""
     return "-" if value is None else at_most(value, digits)
 
 
 def below(value: Any, digits: int = 5) -> str:
-    """What protects; as many digits as noise is calibrated to, so that it is printed as it is."""
+    """Format a protective value with the digits that noise is calibrated to, so that it is printed as it is."""
     return "-" if value is None else at_least(value, digits)
 
 
 def preparation(facts: dict[str, Any]) -> None:
+    """Show the counts and statistics of a preparation."""
     for name, count in facts["counts"].items():
         print(f"{number(count):>12}  {name}")
     print()
@@ -77,7 +79,7 @@ _MASKED = {
 
 
 def _redacted(found: dict[str, Any]) -> None:
-    """What was masked before rows were cut, in all and by each kind of finding."""
+    """Show what was masked before rows were cut, in all and by each kind of finding."""
     kinds = sorted(found["kinds"].items(), key=lambda entry: -entry[1]["tokens"])
     rows = [
         [name, *(number(kind[key]) for key in ("spans", "tokens")), f"{kind['share']:.2%}"]
@@ -96,7 +98,7 @@ def _redacted(found: dict[str, Any]) -> None:
 
 
 def secrets(facts: dict[str, Any], examples: Iterable[tuple[str, str]]) -> None:
-    """How many secrets of each class were found, and examples, masked."""
+    """Show how many secrets of each class were found, and masked examples."""
     rows = [
         [name, *(number(found[key]) for key in ("secrets", "mentions", "most"))]
         for name, found in sorted(facts["classes"].items())
@@ -110,7 +112,7 @@ def secrets(facts: dict[str, Any], examples: Iterable[tuple[str, str]]) -> None:
 
 
 def solution(found: dict[str, Any]) -> None:
-    """What a linear program comes to."""
+    """Show the solution of a linear program."""
     for name in ("secrets", "rows", "incidences", "rows_kept", "weights", "effective_rows"):
         print(f"{number(found[name]):>12}  {name.replace('_', ' ')}")
     print(f"{above(found['largest_probability']):>12}  largest probability of a row in a step")
@@ -119,11 +121,11 @@ def solution(found: dict[str, Any]) -> None:
         print(f"{below(noise):>12}  noise multiplier by {name}")
 
 
-_EXAMPLES = 12  # of masked text: one of each of the kinds that mask most
+_EXAMPLES = 12  # examples of masked text: one for each of the kinds that mask most
 
 
 def redaction(facts: dict[str, Any], examples: dict[str, str]) -> None:
-    """How much each kind of finding masks, with an example of each; and how that compares with annotations."""
+    """Show how much each kind of finding masks, with an example of each, and the comparison with annotations."""
     found = sorted(facts["kinds"].items(), key=lambda entry: -entry[1]["tokens"])
     rows = [
         [name, *(number(kind[key]) for key in ("spans", "documents")), *_shares(kind)]
@@ -153,7 +155,7 @@ def _shares(tally: dict[str, Any]) -> list[str]:
 
 
 def _annotated(found: dict[str, Any]) -> None:
-    """Recall of annotated spans, by kind, and precision."""
+    """Show recall of annotated spans, by kind, and precision."""
     from confide.sensitive.redaction.page import percent
 
     keys = ("recall_of_spans", "recall_of_whole_spans", "recall_of_characters")
@@ -171,7 +173,7 @@ def _annotated(found: dict[str, Any]) -> None:
 
 
 def marks(facts: dict[str, Any]) -> None:
-    """What a screened sample comes to, and what to write into the config."""
+    """Show the result of a screened sample, and what to write into the config."""
     import yaml
 
     rows = [
@@ -211,6 +213,7 @@ def marks(facts: dict[str, Any]) -> None:
 
 
 def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
+    """Return the facts of a finished run."""
     return {
         "steps": outcome.steps,
         "halted": outcome.halted,
@@ -222,7 +225,7 @@ def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
 
 
 def outcome(outcome: "Outcome", run: "Run") -> None:
-    """How a run ended, what matters most first: the claim, and where the model is."""
+    """Show how a run ended, the most important first: the claim, and where the model is."""
     if outcome.halted:
         print(f"ended after step {outcome.steps} of {outcome.of}: {outcome.halted}\n")
     claim(outcome.guarantee, run.release, " (not private)" if run.twin else "")
@@ -237,7 +240,7 @@ def outcome(outcome: "Outcome", run: "Run") -> None:
 
 
 def claim(guarantee: "Guarantee", release: Path, note: str = "") -> None:
-    """The claim in short, where the model is, and where the claim stands in full."""
+    """Show the claim in short, where the model is, and where the claim stands in full."""
     for sentence in guarantee.short():
         print(sentence)
     print(f"\nreleased: {release}{note}")
@@ -245,15 +248,16 @@ def claim(guarantee: "Guarantee", release: Path, note: str = "") -> None:
 
 
 def evaluation(found: dict[str, Any]) -> None:
+    """Show the figures of an evaluation."""
     for name, value in found.items():
         print(f"{name:<11} {number(value)}")
 
 
 def personalisation(found: dict[str, Any], weights: str = "tokens") -> None:
-    """What training on half of each held-out user's rows did for the other half.
+    """Show the effect of training on half of each held-out user's rows on the other half.
 
     Args:
-        weights: what is counted of a user: tokens, or rows where these have classes.
+        weights: the unit of a user's weight: tokens, or rows if these have classes.
     """
     low, high = found["interval"]
     before, after = found["by_tokens"]
@@ -279,12 +283,13 @@ def personalisation(found: dict[str, Any], weights: str = "tokens") -> None:
 
 
 def checks(found: dict[str, Any]) -> None:
+    """Show the checks of `confide verify`."""
     for check in found["checks"]:
         print(f"{'ok  ' if check['ok'] else 'FAIL'}  {check['name']}: {check['detail']}")
 
 
 def audited(found: dict[str, Any]) -> None:
-    """What the attacks on a run came to."""
+    """Show the results of the attacks on a run."""
     claim = found["claim"]
     print(f"verdict: {found['verdict']}")
     if found["verdict"] != "nothing claimed":

@@ -1,4 +1,4 @@
-"""What `confide init` shows and asks: which fields may name people, and which of them is the unit."""
+"""Show what `confide init` finds, and ask: which fields may name people, and which of them is the unit."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ _MOST = 8
 
 
 def people(found: Look) -> None:
-    """The fields that may name people, numbered, with how many documents name nobody there."""
+    """Show the fields that may name people, numbered, with how many documents name nobody there."""
     listed = found.people[:_MOST]
     looked = f"{'all' if found.whole else 'the first'} {number(found.records)} records"
     print(f"looked at {looked} of {found.source!r}, {number(found.documents)} of them with text")
@@ -29,12 +29,12 @@ def _why(each: Candidate) -> str:
 
 
 def at_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Return True if somebody can be asked."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def asked(found: Look) -> Candidate | None:
-    """The unit that is chosen at the terminal; the proposal if nothing is said."""
+    """Ask for the unit at the terminal; the proposal if the answer is empty."""
     proposal = found.unit()
     default = proposal.name if proposal else "none"
     print("\nWho is protected? All documents of one value of the unit are protected together.")
@@ -65,12 +65,12 @@ def asked(found: Look) -> Candidate | None:
 
 
 def _counted(found: Look, name: str) -> Candidate | None:
-    """A field of the records as a unit, counted now if it was not; None if it is the text."""
+    """Return a field of the records as a unit, counted now if it was not; None if it is the text."""
     return found.candidate(name) or look(found.source, (name,)).candidate(name)
 
 
 def drafted(draft: Draft, unit: Candidate | None, out: Path) -> None:
-    """Where the config is, whom it protects, and what comes next; warnings on standard error."""
+    """Show where the config is, whom it protects, and what comes next; warnings go to standard error."""
     whom = "each document by itself" if unit is None else f"all documents of one {unit.name!r} together"
     print(f"wrote {out}: protects {whom}; look at data.text and data.unit, then `confide prepare {out}`")
     sys.stdout.flush()

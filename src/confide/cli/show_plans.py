@@ -1,4 +1,4 @@
-"""Plans and suggestions, as a person reads them."""
+"""Show plans and suggestions, as a person reads them."""
 
 from typing import Any
 
@@ -29,6 +29,7 @@ def _cell(key: str, value: Any) -> str:
 
 
 def plan(found: dict[str, Any]) -> None:
+    """Show a plan."""
     chosen = found["chosen"]
     if chosen["epsilon"] is None:
         print("mechanism none: no privacy is claimed")
@@ -87,7 +88,7 @@ def plan(found: dict[str, Any]) -> None:
 
 
 def _nearness(found: dict[str, Any]) -> None:
-    """What tau would have to be, by gradients that were measured."""
+    """Show the tau that would be needed, by measured gradients."""
     quantiles = ", ".join(map(number, found["quantiles"]))
     print(
         f"\nof {found['users']} units, {found['k']} rows each, at the base model: gradients of median norm "
@@ -99,7 +100,7 @@ def _nearness(found: dict[str, Any]) -> None:
 
 
 def _split(found: dict[str, Any]) -> None:
-    """Rows and users a step, by gradients that were measured."""
+    """Show rows and users per step, by measured gradients."""
     print(
         f"\nEstimate-and-Double (003, Algorithm 3), by gradients of {found['users']} units at the base model:"
     )
@@ -126,7 +127,7 @@ def _split(found: dict[str, Any]) -> None:
 
 
 def suggestions(found: dict[str, Any]) -> None:
-    """Settings of one target and budget, the most promising first, and what to write into the config."""
+    """Show settings of one target and budget, the most promising first, and what to write into the config."""
     import yaml
 
     columns = ["mechanism", "rows_per_unit", "batch", "steps", "noise_multiplier", "noise_per_gradient"]
@@ -162,7 +163,7 @@ def suggestions(found: dict[str, Any]) -> None:
 
 
 def _secret_plan(found: dict[str, Any]) -> None:
-    """The sweep over c of a program that protects secrets, and what larger priors would cost."""
+    """Show the sweep over c of a program that protects secrets, and what larger priors would cost."""
     rows = [
         [
             row["change"],

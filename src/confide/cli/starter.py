@@ -1,4 +1,4 @@
-"""A first config for a file or folder, from a look at its first records. Names and counts only, no text."""
+"""Write a first config for a file or folder, from its first records. It holds names and counts only, no text."""
 
 import hashlib
 import textwrap
@@ -12,7 +12,7 @@ from confide.cli.look import Candidate, Look, look, named
 from confide.config.schema import Data
 from confide.data.documents import side_of
 
-_SHARES = (0.1, 0.2)  # of the units, held out: the second where the first would hold out none
+_SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none
 
 _TAKES_WITHOUT = (
     "without_unit" in Data.model_fields
@@ -21,14 +21,14 @@ _TAKES_WITHOUT = (
 
 @dataclass(frozen=True)
 class Draft:
-    """A config as YAML, and what whoever reads it must know of it: whom it protects, and what `prepare` will refuse."""
+    """A config as YAML, and what its reader must know: whom it protects, and what `prepare` will refuse."""
 
     config: str
     warnings: tuple[str, ...]
 
 
 def write(source: str) -> str:
-    """A commented config for `source`, as YAML.
+    """Return a commented config for `source`, as YAML.
 
     Raises:
         InputError: nothing can be read there, or no field holds text.
@@ -38,7 +38,7 @@ def write(source: str) -> str:
 
 
 def draft(found: Look, unit: Candidate | None) -> Draft:
-    """A commented config for what was looked at, with a unit of one's choice."""
+    """Draft a commented config for an inspected source, with a unit of one's choice."""
     warnings = tuple(_warnings(found, unit))
     train_units, share = _held_out(found, unit)
     batch = min(64, max(1, (unit.people if unit else found.documents) // 2), max(1, train_units))
@@ -97,7 +97,7 @@ def _protected(unit: Candidate | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text as YAML reads it back, whatever is in it."""
+    """Quote text so that YAML reads it back, whatever is in it."""
     return yaml.safe_dump(text, default_style='"', allow_unicode=True, width=1 << 30).strip()
 
 
@@ -110,13 +110,13 @@ def _wrapped(text: str) -> list[str]:
 
 
 def share_without(found: Look, unit: Candidate) -> str:
-    """How many of the documents name nobody in a field: "1.7%", "none"."""
+    """Format the share of documents that name nobody in a field: "1.7%", "none"."""
     share = unit.without / max(found.documents, 1)
     return "none" if not unit.without else "under 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
 def _warnings(found: Look, unit: Candidate | None) -> list[str]:
-    """Where the config protects less than a reader may think, and what `prepare` or `plan` will refuse."""
+    """Warn where the config protects less than a reader may think, and what `prepare` or `plan` will refuse."""
     looked = f"{'all' if found.whole else 'the first'} {found.documents:,} documents"
     told = []
     if unit is None:
@@ -183,7 +183,7 @@ def _row_level(found: Look, looked: str) -> str:
 
 
 def _held_out(found: Look, unit: Candidate | None) -> tuple[int, float | None]:
-    """How many units are left to train on, as far as was looked, and the share that is held out."""
+    """Return the number of units left to train on, by the inspected records, and the share that is held out."""
     owners = (
         unit.owners
         if unit is not None
@@ -198,7 +198,7 @@ def _held_out(found: Look, unit: Candidate | None) -> tuple[int, float | None]:
 
 
 def run_name(source: str) -> str:
-    """A name for the run folder: that of the source, told from those of its neighbours and of earlier runs."""
+    """Return a name for the run folder: that of the source, distinct from its neighbours' and earlier runs'."""
     path = Path(source)
     name = _safe(path.name.partition(".")[0])
     try:

@@ -1,4 +1,4 @@
-"""`confide tune`: a sweep over settings, whose cost is counted or declared as not covered."""
+"""Define `confide tune`: a sweep over settings, whose cost is counted or declared as not covered."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,7 +66,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The options that say how to search."""
+    """The options that define the search."""
 
     trials: float
     shape: float | None
