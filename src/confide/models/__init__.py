@@ -1,1 +1,1 @@
-"""Models and tokenizers: from a folder or a hub, as they are trained."""
+"""Load models and tokenizers from a folder or a hub, and make them ready to train."""

@@ -1,8 +1,8 @@
-"""What a model's files say, read before any library builds a model or a tokenizer from them.
+"""Check a model's files before any library builds a model or a tokenizer from them.
 
-Libraries take what they find: a file outside of the folder, a shape beyond all memory, 100,000 layers one by one.
-Every function here raises InputError with a sentence that names the file. `key` and `name` stand before it: the key of
-the config and what it says, as in `model: 'models/mine'`.
+Libraries accept what they find: a file outside of the folder, a shape beyond all memory, 100,000 layers one by
+one. Every function here raises InputError with a sentence that names the file. `key` and `name` precede it: the
+key of the config and its value, as in `model: 'models/mine'`.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ _TOKENIZERS = re.compile(
     r"tokenizer|vocab|merges|spiece|sentencepiece|tekken|\.model$|\.tiktoken$", re.IGNORECASE
 )
 _LARGEST = 1 << 26  # bytes of a config or an index
-_MOST_LAYERS = 1000  # each takes milliseconds to build; the deepest models that are known have some hundred
-_PATIENCE = 6.0  # seconds for the one look-up that says whether there is a hub
+_MOST_LAYERS = 1000  # each takes milliseconds to build; the deepest known models have some hundred
+_PATIENCE = 6.0  # seconds for the one request that shows whether the hub answers
 
 
 # where it lies ---------------------------------------------------------------------------------------------------
 def place(key: str, name: str, location: str, trusts_code: bool) -> str:
-    """Where the libraries find a model or tokenizer: a folder or file that was looked into first, or a hub name."""
+    """Return where the libraries find a model or tokenizer: a folder or file that was checked first, or a hub name."""
     if not Path(location).exists():
         try:
             location = on_hub(name)
@@ -51,7 +51,7 @@ def place(key: str, name: str, location: str, trusts_code: bool) -> str:
 
 
 def settings_of(key: str, name: str, place: str, trusts_code: bool) -> Any:
-    """The settings of the model at a `place`, as transformers reads its config.json; nothing is built."""
+    """Return the settings of the model at a `place`, as transformers reads its config.json; nothing is built."""
     from transformers import AutoConfig
 
     with said_plainly(key, name):
@@ -63,7 +63,7 @@ def settings_of(key: str, name: str, place: str, trusts_code: bool) -> Any:
 
 # what lies in a folder -------------------------------------------------------------------------------------------
 def check_folder(folder: Path, key: str, name: str, trusts_code: bool) -> None:
-    """Refuse a folder that holds no model, code that nobody trusts, or settings that are none."""
+    """Refuse a folder that holds no model, untrusted code, or invalid settings."""
     try:
         files = {path.name for path in folder.iterdir()}
     except OSError as error:
@@ -84,7 +84,7 @@ def check_folder(folder: Path, key: str, name: str, trusts_code: bool) -> None:
 
 
 def check_tokenizer(folder: Path, key: str, name: str) -> None:
-    """Refuse a folder with a damaged tokenizer, or with none at all: libraries would make one that knows no word."""
+    """Refuse a folder with a damaged tokenizer, or with none: libraries would make one that knows no word."""
     if (folder / TOKENIZER).exists():
         _settings(folder / TOKENIZER, key)
         return
@@ -96,7 +96,7 @@ def check_tokenizer(folder: Path, key: str, name: str) -> None:
 
 
 def check_model(folder: Path, name: str, from_scratch: bool) -> set[str]:
-    """Refuse a folder without a config or with weights that cannot be read whole; of `from_scratch` no weights are.
+    """Refuse a folder without a config, or with unreadable weights; with `from_scratch` no weights are needed.
 
     Returns:
         Names of what is stored as whole numbers.
@@ -128,7 +128,7 @@ def check_model(folder: Path, name: str, from_scratch: bool) -> set[str]:
 
 
 def _settings(path: Path, key: str) -> dict[str, Any]:
-    """A JSON object of settings."""
+    """Read a JSON object of settings."""
     try:
         if not path.is_file():
             raise InputError(f"{key}: {path} is not a file")
@@ -154,7 +154,7 @@ def _own_code(key: str, name: str, file: str) -> InputError:
 
 
 def _layers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Every number of layers in a config, however it is called, with the dotted name of its key."""
+    """Yield every number of layers in a config, whatever its name, with the dotted name of its key."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from _layers(value, f"{prefix}{key}.")
@@ -165,7 +165,7 @@ def _layers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _weights(folder: Path, name: str) -> list[Path]:
-    """The files that hold the weights, none of them outside of the folder."""
+    """Return the files that hold the weights, none of them outside of the folder."""
     index = folder / INDEX
     if (folder / WEIGHTS).exists() or not index.exists():
         if not (folder / WEIGHTS).is_file():
@@ -195,7 +195,7 @@ def _weights(folder: Path, name: str) -> list[Path]:
 
 
 def _whole_numbers(path: Path) -> Iterator[str]:
-    """Names of what a file of weights stores as whole numbers; refuses a file whose header and length do not agree."""
+    """Yield names of whole-number entries in a weights file; refuse a file whose header and length disagree."""
     try:
         with safe_open(path, "pt") as file:
             for weight in file.keys():  # noqa: SIM118 - it is no mapping
@@ -210,7 +210,7 @@ def _whole_numbers(path: Path) -> Iterator[str]:
 def refuse_huge(auto: Any, settings: Any, name: str, trusts_code: bool) -> None:
     """Refuse a model that the machine's memory cannot hold, before anything of it is built.
 
-    Says nothing of a model that cannot be built without memory: the library then says what is wrong with it.
+    A model that cannot be built without memory passes: the library then reports what is wrong with it.
     """
     room = memory.whole()
     if room is None:
@@ -218,7 +218,7 @@ def refuse_huge(auto: Any, settings: Any, name: str, trusts_code: bool) -> None:
     try:
         with torch.device("meta"):
             model = auto.from_config(copy.deepcopy(settings), trust_remote_code=trusts_code)
-    except Exception:  # of the libraries, which have no common type
+    except Exception:  # raised by the libraries, which have no common type
         return
     count = sum({id(part): part.numel() for part in (*model.parameters(), *model.buffers())}.values())
     if 4 * count > room:
@@ -231,7 +231,7 @@ def refuse_huge(auto: Any, settings: Any, name: str, trusts_code: bool) -> None:
 # what the libraries say ------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def said_plainly(key: str, name: str, what: str = "a file of it") -> Iterator[None]:
-    """Loading errors of the libraries, as one sentence that names the key. `what` is read, in words."""
+    """Turn loading errors of the libraries into one sentence that names the key. `what` is read, in words."""
     try:
         yield
     except (InputError, MemoryError):
@@ -262,7 +262,7 @@ def _reason(error: Exception, what: str) -> str:
 
 
 def _short(text: str, longest: int = 200) -> str:
-    """The first sentence, or as many words of it as there is room for."""
+    """Return the first sentence, or as many of its words as there is room for."""
     first = re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip(".:")
     return first if len(first) <= longest else first[:longest].rsplit(" ", 1)[0] + " ..."
 
@@ -270,12 +270,12 @@ def _short(text: str, longest: int = 200) -> str:
 # the hub ---------------------------------------------------------------------------------------------------------
 @functools.cache
 def on_hub(name: str) -> str:
-    """Where a model that is no folder is to be had: its name on the hub, or the folder where the hub's files are kept.
+    """Return where a model that is no folder can be found: its hub name, or the local folder of the hub's files.
 
     The hub is asked once, for a few seconds at most; its libraries ask 19 times, for 48 seconds.
 
     Raises:
-        InputError: without a key before it; the name cannot be one, or the hub cannot be reached and nothing is kept.
+        InputError: without a key before it; the name is invalid, or the hub cannot be reached and no files are kept.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
@@ -305,7 +305,7 @@ def on_hub(name: str) -> str:
 
 
 def _asked(question: Any) -> Exception | None:
-    """What a look-up fails with, if it does. It may wait for a name server longer than any limit it is given."""
+    """Return the error of a look-up, if it fails. It may wait for a name server longer than any limit it is given."""
     failed: list[Exception | None] = []
 
     def ask() -> None:

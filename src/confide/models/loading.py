@@ -1,8 +1,8 @@
-"""Models and tokenizers: loaded from a folder or a hub, adapted, and saved again.
+"""Load models and tokenizers from a folder or a hub, adapt them, and save them again.
 
-Weights load from safetensors only, and code from a model's repository never runs unless the config says
-so. Dropout is set to zero: the clipped gradient of a row is then a function of that row and the weights
-alone, the same on one machine or many and after a resume.
+Weights load from safetensors only, and code from a model's repository never runs unless the config says so.
+Dropout is set to zero. The clipped gradient of a row is then a function of that row and the weights alone: the
+same on one machine or many, and after a resume.
 """
 
 import errno
@@ -51,7 +51,7 @@ _OWN_POSITIONS = {
 
 
 def _quiet() -> None:
-    """transformers warns of rows longer than a model before they are cut, and draws bars of its own."""
+    """Silence transformers: it warns of long rows before they are cut, and draws progress bars of its own."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -59,7 +59,7 @@ def _quiet() -> None:
 
 
 def location(name: str) -> str:
-    """Where a model of the config lies: the bundled folder, a local folder, or a hub name."""
+    """Return where a model of the config lies: the bundled folder, a local folder, or a hub name."""
     if name == BUNDLED:
         return str(resources.files("confide") / "bundled" / "base")
     path = Path(name).expanduser()
@@ -69,20 +69,20 @@ def location(name: str) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Whether a model of the config is a folder or file of the user's, and neither bundled nor a hub name."""
+    """Return True if a model of the config is a local folder or file, and neither bundled nor a hub name."""
     return name != BUNDLED and Path(name).expanduser().exists()
 
 
 def public_name(name: str) -> str:
-    """A model of the config as a release names it: a hub name as it is, of a path its last part alone."""
+    """Return a model's name for a release: a hub name as it is, of a path its last part alone."""
     return Path(location(name)).resolve().name if is_local(name) else name
 
 
 def load_tokenizer(config: "Config") -> Any:
-    """The tokenizer of a config, with a padding token, checked to encode ordinary text.
+    """Load the tokenizer of a config, with a padding token, checked to encode ordinary text.
 
-    It has the special tokens of the config; and a mask token, its own or `<mask>`, where sensitive text gives way to
-    one.
+    It has the special tokens of the config. It has a mask token, its own or `<mask>`, if sensitive text is
+    replaced by one.
 
     Raises:
         InputError: none can be loaded, it has no token to pad with, or it encodes text to nothing.
@@ -91,7 +91,7 @@ def load_tokenizer(config: "Config") -> Any:
 
 
 def ready_tokenizer(tokenizer: Any, config: "Config") -> Any:
-    """A tokenizer as `load_tokenizer` leaves it, with the tokens that the config adds.
+    """Prepare a tokenizer as `load_tokenizer` does, with the tokens that the config adds.
 
     Raises:
         InputError: see `load_tokenizer`.
@@ -120,7 +120,7 @@ def ready_tokenizer(tokenizer: Any, config: "Config") -> Any:
 
 
 def _plain_tokenizer(config: "Config") -> Any:
-    """As it was saved."""
+    """Load the tokenizer as it was saved."""
     from transformers import AutoTokenizer
 
     _quiet()
@@ -138,7 +138,7 @@ def _adds_tokens(config: "Config") -> bool:
 
 
 def _add_tokens(tokenizer: Any, config: "Config") -> list[int]:
-    """Gives a tokenizer what the config adds to its vocabulary; returns the ids that were not there before."""
+    """Add the config's tokens to a tokenizer. Return the new ids."""
     known = tokenizer.get_vocab()
     wanted = list(config.special_tokens)
     if any(not token.strip() for token in wanted):
@@ -153,12 +153,12 @@ def _add_tokens(tokenizer: Any, config: "Config") -> list[int]:
 
 
 def load_model(config: "Config", classes: int | None = None, vocabulary: int | None = None) -> nn.Module:
-    """The model of a config, float32, without dropout, with its adapter; what trains requires grad.
+    """Load the model of a config: float32, without dropout, with its adapter; what trains requires grad.
 
     Args:
-        classes: how many there are, for a task that has them.
-        vocabulary: entries of the tokenizer; a model with fewer embeddings is refused, but for tokens that the config
-            adds: these start as the mean of all others.
+        classes: number of classes, for a task that has them.
+        vocabulary: entries of the tokenizer; a model with fewer embeddings is refused, except for tokens that the
+            config adds: these start as the mean of all others.
     """
     import transformers
 
@@ -186,7 +186,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
                 dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=config.trust_remote_code,
-                ignore_mismatched_sizes=True,  # refused below, but for a classification head
+                ignore_mismatched_sizes=True,  # refused below, except for a classification head
                 output_loading_info=True,
             )
             _complete(model, report, config)
@@ -214,6 +214,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
 
 
 def check_length(settings: Any, config: "Config") -> None:
+    """Refuse a `data.max_length` above what the model can read."""
     longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
     if longest is not None and settings.model_type in _OWN_POSITIONS:
         longest -= (settings.pad_token_id or 0) + 1
@@ -224,20 +225,20 @@ def check_length(settings: Any, config: "Config") -> None:
 
 
 def drop_nothing(holder: Any) -> None:
-    """Set every rate of a config or module that drops something to 0: dropout, layer drop, drop path."""
+    """Set every dropping rate of a config or module to 0: dropout, layer drop, drop path."""
     for name, value in list(vars(holder).items()):
         if "drop" in name and isinstance(value, float):
             setattr(holder, name, 0.0)
-        elif hasattr(value, "model_type"):  # a config within a config
+        elif hasattr(value, "model_type"):  # a nested config
             drop_nothing(value)
     if isinstance(holder, nn.modules.dropout._DropoutNd):
         holder.p = 0.0
 
 
 def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
-    """Refuse a checkpoint that lacks weights, which would start from chance without a word.
+    """Refuse a checkpoint that lacks weights, which would silently start from random values.
 
-    What stands outside the base model is a classifier's head, and that is fresh by nature; so is a pooler.
+    Weights outside the base model belong to a classifier's head, which is always fresh; so is a pooler.
     """
     lacking = {str(name) for name in report["missing_keys"]}
     lacking |= {str(name) for name, *_ in report["mismatched_keys"]}
@@ -251,7 +252,7 @@ def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
 
 
 def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> None:
-    """Embeddings for the tokens that a config adds; refuses a tokenizer that had too many without them."""
+    """Make embeddings for the tokens that a config adds; refuse a tokenizer that had too many without them."""
     model.added_tokens = ()
     real: list[int] = []
     if _adds_tokens(config):
@@ -268,7 +269,10 @@ def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> Non
     unused = {name: model.get_parameter(name) for name in _unused(model)}
     if new[-1] >= entries:  # the vocabularies of many models are padded, and have room
         model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
-        for name, old in unused.items():  # which is left at its size, or made one with the bias that is used
+        for (
+            name,
+            old,
+        ) in unused.items():  # this bias keeps its size, or becomes one with the bias that is used
             holder, _, own = name.rpartition(".")
             unused[name] = nn.Parameter(functional.pad(old.data, (0, new[-1] + 1 - len(old))))
             setattr(model.get_submodule(holder), own, unused[name])
@@ -280,7 +284,7 @@ def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> Non
 
 @torch.no_grad()
 def _start_at_mean(weights: torch.Tensor, real: list[int], new: list[int]) -> None:
-    """Entries of new tokens as the mean over the real ones, not over those that pad a vocabulary. In place."""
+    """Set entries of new tokens to the mean over the real ones, not over vocabulary padding. In place."""
     total = torch.zeros(weights.shape[1:], dtype=torch.float64)
     for ids in torch.tensor(real).split(4096):
         total += weights[ids].double().sum(0)
@@ -288,7 +292,7 @@ def _start_at_mean(weights: torch.Tensor, real: list[int], new: list[int]) -> No
 
 
 def added_tokens(model: Any) -> tuple[int, ...]:
-    """The ids that `load_model` added to the vocabulary of the base."""
+    """Return the ids that `load_model` added to the vocabulary of the base."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     ids: tuple[int, ...] = getattr(inner, "added_tokens", ())
     return ids
@@ -300,7 +304,7 @@ def _in_head(model: Any, name: str) -> bool:
 
 
 def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
-    """Names of the parameters that a config says to train, of a model loaded and adapted by it."""
+    """Return the names of the parameters that a config says to train, of a model loaded and adapted by it."""
     names = [name for name, _ in model.named_parameters()]
     if adapter.kind == "lora":
         return {name for name in names if ".lora_" in name or ".modules_to_save." in name}
@@ -309,7 +313,7 @@ def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
         chosen = {name for name in names if name.endswith("bias")}
     elif adapter.kind == "modules":
         chosen = {name for name in names if any(_holds(target, name) for target in _targets(adapter))}
-    if registry.task_facts(task).has_classes:  # a fresh head is no use untrained
+    if registry.task_facts(task).has_classes:  # an untrained fresh head is useless
         chosen |= {name for name in names if _in_head(model, name)}
     return chosen - _unused(model)
 
@@ -319,14 +323,14 @@ def _targets(adapter: "Adapter") -> list[str]:
 
 
 def _holds(target: str, name: str) -> bool:
-    """Whether a parameter's dotted name has `target` as a run of its parts."""
+    """Return True if a parameter's dotted name has `target` as a run of its parts."""
     return f".{target}." in f".{name}."
 
 
 def _unused(model: nn.Module) -> set[str]:
-    """The bias that the masked-LM heads of BERT's kin hold beside their decoder's own, which alone is used.
+    """Return the unused bias that masked-LM heads like BERT's hold besides their decoder's own.
 
-    The two are one parameter where the decoder is tied to the embeddings.
+    The two are one parameter if the decoder is tied to the embeddings.
     """
     unused: set[str] = set()
     for name, module in model.named_modules():
@@ -337,7 +341,7 @@ def _unused(model: nn.Module) -> set[str]:
 
 
 def _adapt(model: nn.Module, adapter: "Adapter", task: str) -> nn.Module:
-    """Leave requires_grad on what `adapter` trains."""
+    """Leave requires_grad only on what `adapter` trains."""
     if adapter.kind == "lora":
         return _lora(model, adapter, task)
     chosen = wanted(model, adapter, task)
@@ -357,7 +361,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     from peft import LoraConfig, TaskType, get_peft_model
 
     facts = registry.task_facts(task)
-    # A fresh head is no use untrained, so it trains whole, as part of the adapter.
+    # An untrained fresh head is useless, so it trains whole, as part of the adapter.
     head = {name.split(".")[0] for name, _ in model.named_parameters() if _in_head(model, name)}
     settings = LoraConfig(
         r=adapter.rank,
@@ -381,10 +385,10 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
 
 
 def _linear(model: Any, classifies: bool = False) -> str | list[str]:
-    """All linear layers that an adapter can stand beside, by name where those are not all.
+    """Return the linear layers that an adapter can be added to, by name if these are not all.
 
-    In a mixture of experts they are those that every token goes through: peft takes "all-linear", and names of an
-    expert's layers, for its experts' stacked weights as well.
+    In a mixture of experts, only layers that every token passes through qualify: peft takes "all-linear", and
+    names of an expert's layers, for its experts' stacked weights as well.
     """
     left = _OF_EXPERTS if routes(model) else set()
     if model.config.model_type in _FUSED:
@@ -392,7 +396,7 @@ def _linear(model: Any, classifies: bool = False) -> str | list[str]:
     left = left | _SHARED.get(model.config.model_type, set())
     if getattr(
         model.config, "share_att_key", False
-    ):  # DeBERTa-v3 takes those of its rows for its positions, too
+    ):  # DeBERTa-v3 uses its rows' layers for its positions, too
         left = left | {"query_proj", "key_proj"}
     if not left:
         return "all-linear"
@@ -409,21 +413,22 @@ def _linear(model: Any, classifies: bool = False) -> str | list[str]:
 
 
 def routes(model: nn.Module) -> bool:
-    """Whether a model is a mixture of experts, as far as its classes' names tell."""
+    """Return True if a model is a mixture of experts, judged by its classes' names."""
     return any(_MIXTURE.search(type(module).__name__) for module in model.modules())
 
 
 def inner_of(model: Any) -> Any:
+    """Return the base model inside an adapter, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def caches(model: Any) -> bool:
-    """Whether a model may keep keys and values for a continuation, and can be told not to by `use_cache`."""
+    """Return True if a model may cache keys and values, and can be told not to by `use_cache`."""
     return "use_cache" in inspect.signature(inner_of(model).forward).parameters
 
 
 def accepted(model: Any) -> set[str]:
-    """Which per-token inputs a model takes beside input_ids: position_ids, token_type_ids."""
+    """Return the per-token inputs of a model besides input_ids: position_ids, token_type_ids."""
     inner = inner_of(model)
     names = set(inspect.signature(inner.forward).parameters) & {"position_ids", "token_type_ids"}
     if inner.config.model_type in _OWN_POSITIONS:
@@ -434,14 +439,14 @@ def accepted(model: Any) -> set[str]:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that move, by name; tied ones once."""
+    """Return the parameters that move, by name; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
-    """The weights of a model that is split over ranks, whole, on the CPU; None where it is not, or not to `keep`.
+    """Gather the weights of a split model on the CPU; None if it is not split, or for ranks that do not `keep` them.
 
-    All ranks must ask together; those that have no use for the weights do not keep them.
+    All ranks must call this together; those that do not use the weights do not keep them.
     """
     if not is_sharded(model):
         return None
@@ -458,11 +463,11 @@ def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
 def save(
     model: Any, tokenizer: Any, folder: Path, base: str, weights: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Weights or adapter as safetensors, with the tokenizer, as `from_pretrained` reads them.
+    """Save weights or adapter as safetensors, with the tokenizer, as `from_pretrained` reads them.
 
     Args:
-        base: the base model's name in the config; what is written has no path of this machine.
-        weights: by name, where the model itself does not hold them whole.
+        base: the base model's name in the config; the saved files hold no path of this machine.
+        weights: by name, if the model itself does not hold them whole.
     """
     _quiet()
     held = dict(model.named_parameters()) if weights is None else weights
@@ -472,7 +477,8 @@ def save(
     if hasattr(model, "peft_config"):
         for settings in model.peft_config.values():
             settings.base_model_name_or_path = base
-        # By itself, peft would ask the hub for a model of the base's name, to see whether its vocabulary has grown.
+        # By itself, peft would ask the hub for a model of the base's name, to see whether its vocabulary has
+        # grown.
         options["save_embedding_layers"] = bool(added_tokens(model))
     else:
         model.config.name_or_path = base

@@ -1,4 +1,4 @@
-"""A model that a program made, seen to be one that can be trained."""
+"""Check that a calling program's model can be trained."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def ready_model(model: nn.Module, config: "Config", classes: int | None, vocabulary: int) -> nn.Module:
-    """A model that a program made, checked and without dropout; it trains as it is, with the adapter that it has.
+    """Check a calling program's model, and remove dropout; it trains as it is, with the adapter that it has.
 
     Raises:
-        InputError: none of its parameters requires grad, one is not float32 or no number, it is no transformers model
-            for the task, it has fewer embeddings than the tokenizer has entries, or rows are longer than it can read.
+        InputError: none of its parameters requires grad, one is not float32 or not finite, it is no transformers
+            model for the task, it has fewer embeddings than the tokenizer has entries, or rows are longer than it
+            can read.
     """
     settings: Any = getattr(model, "config", None)
     if not hasattr(settings, "to_json_string") or not hasattr(model, "save_pretrained"):

@@ -1,4 +1,4 @@
-"""Weights that are numbers, of a size that a model can compute with."""
+"""Refuse weights that are not finite, or too large for a model to compute with."""
 
 from collections.abc import Mapping
 
@@ -6,20 +6,20 @@ import torch
 
 from confide.utils.errors import Diverged, InputError
 
-LARGEST = 1e15  # of a weight: not far above, a gradient's square is no float32
+LARGEST = 1e15  # limit of a weight: not far above, a gradient's square overflows float32
 
 
 def refuse_unsound(
     weights: Mapping[str, torch.Tensor], why: str, error: type[InputError] = InputError
 ) -> None:
-    """Raises `error`, beginning with `why`, if a weight is infinite or not a number."""
+    """Raise `error`, beginning with `why`, if a weight is infinite or not a number."""
     for name, values in weights.items():
         if not bool(torch.isfinite(values).all()):
             raise error(f"{why} {name} holds values that are infinite or not a number")
 
 
 def refuse_diverged(weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises Diverged if a trained weight is no finite number, or too large for any use."""
+    """Raise Diverged if a trained weight is not finite, or too large for any use."""
     why = "train.learning_rate: the training diverged, lower it;"
     refuse_unsound(weights, why, Diverged)
     for name, values in weights.items():

@@ -1,1 +1,1 @@
-"""Layers exchanged for the same function, computed faster."""
+"""Replace layers by ones that compute the same function faster."""

@@ -17,9 +17,9 @@ _REPLACED = "replaced"
 
 
 def install_fast_layers(model: nn.Module) -> None:
-    """Exchange what there is a faster way for: the same functions up to rounding. In place.
+    """Replace every layer that has a faster equivalent: the same function up to rounding. In place.
 
-    Neither the model's weights nor its config change, and weights that are saved load as before.
+    Neither the model's weights nor its config change, and saved weights load as before.
     """
     from transformers.activations import ACT2CLS, ACT2FN
 
@@ -35,9 +35,9 @@ def install_fast_layers(model: nn.Module) -> None:
 
 @contextmanager
 def original_layers(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the model computes by what `install_fast_layers` replaced, and all else of this folder is off.
+    """Run the model with its original layers inside the context, with everything else of this folder off.
 
-    With it, a run is the same up to rounding: `test_a_step_is_the_same_without_all_of_it`.
+    A run is then the same up to rounding: `test_a_step_is_the_same_without_all_of_it`.
     """
     places = [
         (module._modules, name, child)

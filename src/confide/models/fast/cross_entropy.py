@@ -1,4 +1,4 @@
-"""What a model loses at each place, and on a CPU the gradient of that without the copies that torch makes."""
+"""Compute the loss at each place, and on a CPU its gradient without the copies that torch makes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _PIECE = 1 << 20  # logits that are copied at a time
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(logits)[target] of each place: float32[n]; 0 where the target is IGNORE.
+    """Compute -log softmax(logits)[target] of each place: float32[n]; 0 where the target is IGNORE.
 
     One backward pass may follow, not two.
 
@@ -31,10 +31,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _OfSoftmax(torch.autograd.Function):
-    """Keeps the softmax, and turns it into the gradient where it lies.
+    """Keeps the softmax, and turns it into the gradient in place.
 
-    Torch's own keeps logarithms, of which its backward pass takes exponentials again, and makes two more tensors of
-    their size.
+    Torch's own function keeps logarithms, exponentiates them again in its backward pass, and makes two more
+    tensors of their size.
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ class _OfSoftmax(torch.autograd.Function):
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Of each row. Of logits whose rows lie apart (`logits.py`) torch would make a whole copy first."""
+    """Compute the softmax of each row. If rows of logits lie apart (`logits.py`), torch would first copy them all."""
     if logits.is_contiguous():
         return logits.softmax(-1)
     found = torch.empty(logits.shape, dtype=logits.dtype)

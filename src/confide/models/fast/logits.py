@@ -1,7 +1,8 @@
-"""A model's output layer, on a CPU into rows of logits that begin where cache lines do.
+"""Compute a model's output layer on a CPU into rows of logits that begin at cache lines.
 
-Where the vocabulary is no multiple of 16 tokens, such as GPT-2's 50,257, rows of logits begin anywhere, and the largest
-product of the forward pass takes longer than one that writes whole cache lines. Values are the same up to rounding.
+If the vocabulary is not a multiple of 16 tokens, such as GPT-2's 50,257, rows of logits begin anywhere. The
+largest product of the forward pass then takes longer than one that writes whole cache lines. Values are the same
+up to rounding.
 """
 
 import math
@@ -21,9 +22,9 @@ from confide.models.fast.switch import is_on
 
 @contextmanager
 def aligned(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the model's output layer computes so, if it is an ordinary one in float32 on a CPU.
+    """Align the logits inside the context, if the output layer is an ordinary one in float32 on a CPU.
 
-    Not where no gradient is asked for: torch's loss would then make a whole copy of such logits.
+    This is not done if no gradient is asked for: torch's loss would then make a whole copy of such logits.
     """
     find = getattr(model, "get_output_embeddings", None)
     head = find() if find is not None and is_on() and torch.is_grad_enabled() else None
@@ -56,7 +57,7 @@ class _Product(torch.autograd.Function):
         rows, width = given.flatten(0, -2), len(weight)
         shape, apart = (*given.shape[:-1], width), -(-width // LINE) * LINE
         strides = [apart * math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
-        # No view of something larger: models may write into their logits.
+        # Not a view of something larger: models may write into their logits.
         logits = given.new_empty_strided(shape, (*strides, 1))
         torch.mm(rows, weight.T, out=logits.flatten(0, -2))
         needs_given, needs_weight = ctx.needs_input_grad

@@ -1,7 +1,7 @@
-"""Linear layers whose products oneDNN takes on a CPU, where that is faster than what torch calls by itself.
+"""Compute linear layers by oneDNN on a CPU, where that is faster than torch's default.
 
-Torch multiplies float32 matrices by MKL, whose code for AMD's processors is slower than oneDNN's, which torch brings
-along, too (`benchmarks/products.py`). Values are the same up to rounding.
+Torch multiplies float32 matrices by MKL, whose code for AMD's processors is slower than oneDNN's, which torch
+contains as well (`benchmarks/products.py`). Values are the same up to rounding.
 """
 
 import functools
@@ -19,23 +19,23 @@ _FEW = 128
 LINE = 16  # float32 values of a cache line
 _CPUINFO = Path("/proc/cpuinfo")
 
-_OWN = (Tensor, nn.Parameter)  # others, such as those split over ranks, compute in ways of their own
+_OWN = (Tensor, nn.Parameter)  # other types, such as those split over ranks, compute in ways of their own
 
 
 def exist() -> bool:
-    """Whether this torch has oneDNN, and its product by a name that torch keeps for its own compiler."""
+    """Return True if this torch has oneDNN, and its product under a name that torch keeps for its own compiler."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @functools.cache
 def are_faster() -> bool:
-    """Whether this is a processor of the kind on which they were measured to be."""
+    """Return True if this processor is of the kind on which oneDNN was measured to be faster."""
     is_as_measured = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
     return exist() and is_as_measured and _vendor(_CPUINFO) == "AuthenticAMD"
 
 
 def _vendor(path: Path) -> str | None:
-    """Of the processor; None where the system does not say."""
+    """Return the vendor of the processor; None if the system does not say."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -44,7 +44,7 @@ def _vendor(path: Path) -> str | None:
 
 
 def product(given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """given weight^T + bias, by oneDNN.
+    """Compute given weight^T + bias, by oneDNN.
 
     Args:
         given: float32[..., k].
@@ -56,7 +56,7 @@ def product(given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _back(grad: Tensor, weight: Tensor) -> Tensor:
-    """grad weight^T. MKL's is the faster where rows of grad begin anywhere in a cache line (GPT-2's vocabulary)."""
+    """Compute grad weight^T. MKL is faster if rows of grad begin anywhere in a cache line (GPT-2's vocabulary)."""
     return product(grad, weight) if grad.shape[-1] % LINE == 0 else grad @ weight.T
 
 
@@ -78,15 +78,15 @@ class _Product(torch.autograd.Function):
         flat, of_weight = grad.reshape(-1, grad.shape[-1]), None
         if given is not None:
             rows = given.reshape(-1, given.shape[-1])
-            # Of these neither library is always the faster.
+            # Neither library is always the faster for these.
             of_weight = rows.T @ flat if ctx.across else flat.T @ rows
         return of_given, of_weight, flat.sum(0) if ctx.needs_bias else None, None
 
 
 class OneDNNLayer:
-    """Stands before the class of a layer: takes products by oneDNN, and leaves to that class whatever gains nothing.
+    """Layer that computes products by oneDNN, and leaves to its original class whatever gains nothing.
 
-    What it gives can be differentiated once.
+    Its output can be differentiated once.
 
     Attributes:
         written: the layer's class as its author wrote it.
@@ -120,11 +120,13 @@ def _gains(given: Tensor, weight: Tensor, across: bool) -> bool:
 
 
 class Linear(OneDNNLayer, nn.Linear):
+    """`nn.Linear` by oneDNN."""
+
     written = nn.Linear
 
 
 def is_conv1d(kind: type) -> bool:
-    """By name, so that transformers, which is slow to import, need not be there."""
+    """Return True for `Conv1D`, by name, so that transformers, which is slow to import, need not be loaded."""
     return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
@@ -134,7 +136,7 @@ def _conv1d(kind: Any) -> type[nn.Module]:
 
 
 def __getattr__(name: str) -> Any:
-    """`Conv1D`, for pickle."""
+    """Return `Conv1D`, for pickle."""
     if name != "Conv1D":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from transformers.pytorch_utils import Conv1D
@@ -143,7 +145,7 @@ def __getattr__(name: str) -> Any:
 
 
 def use_onednn(module: nn.Module) -> None:
-    """Let a linear layer compute so from now on, if it gains by that here. In place."""
+    """Let a linear layer compute by oneDNN from now on, if it gains by that here. In place."""
     kind: Any = type(module)
     if "forward" in vars(module) or not (kind is nn.Linear or is_conv1d(kind)) or not are_faster():
         return
@@ -153,6 +155,6 @@ def use_onednn(module: nn.Module) -> None:
 
 
 def written(module: nn.Module) -> type[nn.Module]:
-    """The class of a module as its author wrote it; its own where a `OneDNNLayer` one was changed once more."""
+    """Return a module's class as its author wrote it; its own class if a `OneDNNLayer` was changed once more."""
     kind = type(module)
     return module.written if isinstance(module, OneDNNLayer) and kind.forward is OneDNNLayer.forward else kind

@@ -1,4 +1,4 @@
-"""Whether what computes the same faster is on: oneDNN's products, aligned logits, and the kernel of the loss."""
+"""Switch the faster equivalents on or off: oneDNN's products, aligned logits, and the kernel of the loss."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,13 @@ _on = [True]
 
 
 def is_on() -> bool:
+    """Return True if the faster equivalents are on."""
     return _on[-1]
 
 
 @contextmanager
 def off() -> Iterator[None]:
-    """Within it, forward passes take torch's own ways, in all threads; `activations.original_layers` does so too."""
+    """Use torch's own paths in forward passes inside the context, in all threads, as `original_layers` does."""
     _on.append(False)
     try:
         yield
