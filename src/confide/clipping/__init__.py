@@ -1,4 +1,4 @@
-"""Sums of clipped per-unit gradients, in one backward pass. Knows nothing of privacy."""
+"""Sum clipped per-unit gradients, in one backward pass. This room knows nothing of privacy."""
 
 from confide.clipping.engine import ClippedSum, NonFiniteGradient
 from confide.clipping.rule import UnsupportedModule, UnsupportedParameter

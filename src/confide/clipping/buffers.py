@@ -1,7 +1,7 @@
-"""What a model keeps beside its parameters must not change as it runs: what it keeps of rows, no noise covers.
+"""Refuse buffers that change during training: whatever they store about rows would be released without noise.
 
-A running mean goes into the release as it is, and into the next rows' gradients; frequencies that follow the longest
-row of a batch make one unit's gradient depend on another's.
+A running mean would be released as it is, and would affect the gradients of later rows. Frequencies that follow
+the longest row of a batch make one unit's gradient depend on another's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Buffers:
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """A block in which no buffer may change its values.
+        """Allow no buffer to change its values inside the context.
 
-        One may go to another device, be made for the first time if it is never saved, or grow behind what it holds,
-        as tables of positions do.
+        A buffer may move to another device, be made for the first time if it is never saved, or grow behind what
+        it holds, as tables of positions do.
 
         Raises:
-            InputError: naming one that changed.
+            InputError: names a buffer that changed.
         """
         before = {name: (values, _version(values)) for name, values, _ in self._found()}
         yield
@@ -61,7 +61,7 @@ class Buffers:
 
 
 def _version(values: Tensor) -> int:
-    """How often a tensor was written to; one made for inference cannot be while gradients are taken."""
+    """Return how often a tensor was written to; one made for inference cannot be while gradients are taken."""
     return 0 if values.is_inference() else values._version
 
 

@@ -1,4 +1,4 @@
-"""Sums of clipped per-unit gradients out of one backward pass."""
+"""Sum clipped per-unit gradients in one backward pass."""
 
 from __future__ import annotations
 
@@ -181,9 +181,9 @@ class ClippedSum:
         return float(_finite_or_inf(norm))
 
     def take(self) -> dict[str, Tensor]:
-        """The sums since the last call, over all ranks, float32 by parameter name (a tied one once); starts anew.
+        """Return the float32 sums since the last call, over all ranks, by parameter name, and start anew.
 
-        Of a parameter that is split over the ranks, this rank's part.
+        A tied parameter appears once. For a parameter that is split over the ranks, this rank's part is returned.
 
         Raises:
             NonFiniteGradient: without a clip norm, where nothing was measured before, a sum is not finite.
@@ -206,7 +206,7 @@ class ClippedSum:
         return next(iter(self._parameters.values())).device
 
     def _contents(self) -> list[int]:
-        """Which module and which parameter stands at each place of the model."""
+        """Return which module and which parameter stands at each place of the model."""
         return [id(found) for place in self._places for found in place.values()]
 
     def _sum(self, name: str) -> Tensor:
@@ -248,7 +248,7 @@ class ClippedSum:
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """One rank's memory is every rank's: else those that have enough would wait for ever."""
+        """Fail on all ranks if one runs out of memory: otherwise those that have enough would wait for ever."""
         failed = False
         try:
             yield
@@ -262,14 +262,14 @@ class ClippedSum:
             raise OutOfMemory
 
     def _together(self, units: int, norms: list[Tensor | None]) -> Tensor:
-        """Norms of parts of the units' gradients, each [U, parts] -> those of the whole, float64[U]."""
+        """Combine norms of parts of the units' gradients, each [U, parts], to those of the whole: float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
         whole = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
         return whole.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
-        """float32[U]: min(1, C / norm), and 0 where the norm is infinite or not a number."""
+        """Compute min(1, C / norm), and 0 where the norm is infinite or not a number: float32[U]."""
         assert self._clip_norm is not None
         return (self._clip_norm / norms).clamp_(max=1).nan_to_num_(nan=0.0).float()
 
@@ -294,10 +294,10 @@ class ClippedSum:
         slots: dict[str, Slot],
         dense: dict[str, Tensor] | None,
     ) -> None:
-        """One forward and one backward pass; the slots then hold what the taps saw.
+        """Take one forward and one backward pass; afterwards the slots hold what the taps saw.
 
         Args:
-            dense: given, the gradients of all rows are added up there, by name, and not measured.
+            dense: if given, the gradients of all rows are added up there, by name, and not measured.
         """
 
         def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
@@ -345,7 +345,7 @@ class ClippedSum:
         trusted: set[str] | None = None,
         doubts: bool = False,
     ) -> None:
-        """One forward and one backward pass, of what `weigh` makes of the rows' losses."""
+        """Take one forward and one backward pass of what `weigh` makes of the rows' losses."""
 
         # Were it this that held the taps, they would hold themselves, and the model.
         def arrive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
@@ -417,7 +417,7 @@ class ClippedSum:
 
 
 def _lots(device: torch.device) -> list[Tensor]:
-    """What drop-out will draw from."""
+    """Return the random states that drop-out will draw from."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
@@ -429,7 +429,7 @@ def _draw_again(lots: list[Tensor], device: torch.device) -> None:
 
 @contextmanager
 def _no_zeros(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Parameters that are zero, as half of an adapter's are at first, are not: through zeros goes no gradient."""
+    """Replace zero parameters, such as half of a fresh adapter, inside the context: no gradient flows through zeros."""
     zeros = [p for p in parameters if not bool(p.any())]
     try:
         for p in zeros:

@@ -119,7 +119,7 @@ def _blocks(
 
 
 def has_half_products(*factors: Tensor) -> bool:
-    """Whether the device multiplies these bf16 factors into float32 by itself, as GPUs do."""
+    """Tell whether the device multiplies these bf16 factors into float32 by itself, as GPUs do."""
     return all(x.is_cuda and x.dtype == torch.bfloat16 for x in factors)
 
 
@@ -159,7 +159,7 @@ def _sum_size(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
 
 
 def _inner_terms(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
-    """How many terms the rounding of an inner product is that of: those of a block, and the blocks."""
+    """Count the terms that the rounding of an inner product depends on: those of a block, and the blocks."""
     width, size = first.shape[-1], _sum_size(first, second, dtype)
     return min(width, size) + -(-width // size)
 
@@ -272,7 +272,7 @@ class Outer:
         return units.total((left * right).sum(1))
 
     def double(self) -> Outer:
-        """The same factors, of which norms and sums are taken in float64: no copy of a vocabulary-wide one."""
+        """Return the same factors, of which norms and sums are taken in float64: no copy of a vocabulary-wide one."""
         return Outer(self.left, self.right, torch.float64)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
@@ -369,7 +369,7 @@ class Lookup:
         return cls(torch.cat([use.index for use in uses], 1), torch.cat([use.grad for use in uses], 1))
 
     def table(self, units: Units, entries: int) -> Table:
-        """What each unit's gradients come to at each entry that it looks up, of so many."""
+        """Sum each unit's gradients at each entry that it looks up, of `entries` entries."""
         keys, place = torch.unique(units.of_row[:, None] * entries + self.index, return_inverse=True)
         grad = _wide(self.grad.flatten(0, 1))
         sums = torch.zeros(keys.numel(), grad.shape[-1], dtype=grad.dtype, device=grad.device)

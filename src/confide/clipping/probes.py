@@ -1,4 +1,4 @@
-"""What a layer computes, found by asking it: it runs with weights and inputs for which the answer is known.
+"""Find out what a layer computes by probing it: it runs with weights and inputs for which the answer is known.
 
 Every family of models has classes of its own for the same few layers; what such a class computes is what counts, and
 neither its name nor its parent. A layer is asked in train mode and in eval mode: one that draws lots answers neither
@@ -24,7 +24,7 @@ _ROWS = 8  # of what a layer is asked about: lots that it draws, drop-out's say,
 
 
 def is_its_own(module: nn.Module) -> bool:
-    """Whether its class says what it computes; accelerate replaces `forward`, too, but only moves inputs."""
+    """Return True if the class defines what it computes; accelerate replaces `forward`, but only moves inputs."""
     return "forward" not in vars(module) or hasattr(module, "_hf_hook")
 
 
@@ -35,9 +35,9 @@ def _answer(
     kwargs: Mapping[str, Any] | None = None,
     training: bool = False,
 ) -> Tensor | None:
-    """What a module would give with other weights; its own, which may be split over ranks, and its hooks do not count.
+    """Return the output of a module with other weights; its own, which may be split, and its hooks do not count.
 
-    None where it cannot take such weights or inputs.
+    None if it cannot take such weights or inputs.
     """
     twin = copy.copy(module)
     twin.training = training
@@ -56,7 +56,7 @@ def _answer(
 def gives(
     module: nn.Module, weights: Mapping[str, Tensor], probe: Tensor, expected: Tensor, atol: Tensor | float
 ) -> bool:
-    """Does a module with such weights answer the probe as expected, within `atol` and float32's rounding?"""
+    """Return True if a module with these weights answers the probe as expected, within `atol` and float32 rounding."""
     for training in (False, True):
         with torch.no_grad():
             found = _answer(module, weights, (probe,), training=training)
@@ -68,19 +68,19 @@ def gives(
 
 
 def line(start: float, end: float, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
-    """Values from `start` to `end` in equal steps: weights and inputs of which no two are alike."""
+    """Return values from `start` to `end` in equal steps: weights and inputs of which no two are equal."""
     count = torch.Size(shape).numel()
     return torch.linspace(start, end, count, device=device).view(shape)
 
 
 def has_only(module: nn.Module, *parameters: str) -> bool:
-    """Is what its class computes up to these parameters and its input alone?"""
+    """Return True if the class computes from these parameters and its input alone."""
     own = {name for name, p in module._parameters.items() if p is not None}
     return is_its_own(module) and own <= set(parameters) and not any(module.children())
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Is it x W^T + b, in a class of its own (Falcon)?"""
+    """Return True if the layer is x W^T + b, in a class of its own (Falcon)."""
     if not isinstance(module, nn.Linear) or not has_only(module, "weight", "bias"):
         return False
     out, width = module.weight.shape if module.weight.dim() == 2 else (0, 0)
@@ -100,7 +100,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_scaled_embedding(module: nn.Embedding) -> bool:
-    """Is its output the table's row times its `embed_scale` (Gemma, BART)?"""
+    """Return True if the output is the table's row times its `embed_scale` (Gemma, BART)."""
     if getattr(module, "embed_scale", None) is None or not is_its_own(module):
         return False
     weight, rows = module.weight, max(2, 1 + (module.padding_idx or 0))
@@ -142,13 +142,13 @@ Normal = Callable[[Tensor, float], Tensor]
 
 
 def over_rms(values: Tensor, epsilon: float) -> Tensor:
-    """n(x) = x / rms(x) over the last axis, in float32."""
+    """Compute n(x) = x / rms(x) over the last axis, in float32."""
     values = values.float()
     return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
 
 
 def centred(values: Tensor, epsilon: float) -> Tensor:
-    """n(x) = (x - mean(x)) / std(x) over the last axis, in float32."""
+    """Compute n(x) = (x - mean(x)) / std(x) over the last axis, in float32."""
     return functional.layer_norm(values.float(), values.shape[-1:], eps=epsilon)
 
 
@@ -161,7 +161,7 @@ def norm_epsilon(module: nn.Module, dtype: torch.dtype) -> float | None:
 
 
 def is_norm(module: nn.Module, normal: Normal) -> bool:
-    """Is it n(x) w + b or n(x) (1 + w) + b, with or without b?"""
+    """Return True if the layer is n(x) w + b or n(x) (1 + w) + b, with or without b."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
     if "Norm" not in type(module).__name__ or "weight" not in own or not has_only(module, "weight", "bias"):
         return False

@@ -1,4 +1,4 @@
-"""How far rounding takes a norm or a sum from the true one, so that no unit adds more than C.
+"""Bound how far rounding takes a norm or a sum from the true one, so that no unit adds more than C.
 
 Theorem. Let s_u = min(1, C / norm_u) with the norm that the engine gives a unit u, and let a_u be what is added for it.
 Then |a_u| <= C.
@@ -72,7 +72,7 @@ _OVERRIDES = {
 
 
 def gamma(terms: float, roundoff: float) -> float:
-    """By how much of sum |terms| a sum of so many terms may be wrong, in any order."""
+    """Bound the error of a sum of so many terms, in any order, as a share of sum |terms|."""
     product = terms * roundoff
     if product > 0.5:
         raise ValueError(f"a sum of {terms} terms with roundoff {roundoff} has no digit that is certain")
@@ -80,12 +80,12 @@ def gamma(terms: float, roundoff: float) -> float:
 
 
 def last_error(units: int, before: int, ranks: int) -> float:
-    """Relative error that a whole norm must allow for beyond its parts'.
+    """Compute the relative error that a whole norm must allow for beyond that of its parts.
 
     Args:
-        units: that are added up in this call.
+        units: units that are added up in this call.
         before: units in the sum that they are added to.
-        ranks: whose sums are added up.
+        ranks: ranks whose sums are added up.
     """
     # Mostly a constant: a unit's norm must not depend on the rows beside it.
     return gamma(max(128, units + (before + units) / units + ranks + 8), _SINGLE)

@@ -1,4 +1,4 @@
-"""What a rule says of one kind of layer, and what the rules in `kinds` have in common.
+"""Define rules for one kind of layer each, and what the rules in `kinds` have in common.
 
 A rule is matched by the layer's forward method, or by what the layer answers when asked (`probes`), not by its class: a
 subclass that computes something else (a scaled embedding, a quantised linear layer) must not fall under its parent's
@@ -35,7 +35,7 @@ def _first(layer: Layer, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one kind of layer yields per-row gradients.
+    """Rule by which one kind of layer yields per-row gradients.
 
     Attributes:
         parameters: names that the rule covers in such a layer.

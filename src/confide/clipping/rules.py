@@ -1,4 +1,4 @@
-"""Which layers there are rules for, and which modules are refused. To add a rule: write its file, add its line."""
+"""List the layers with rules, and refuse modules that mix rows. To add a rule: write its file, add its line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULES = {
 
 
 def rules() -> list[Rule]:
-    """The rules that RULES names, in its order."""
+    """Return the rules that RULES names, in its order."""
     places = (place.partition(":") for place in RULES.values())
     return [getattr(import_module(module), name) for module, _, name in places]
 
@@ -53,15 +53,15 @@ def refuse_mixing(model: nn.Module) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """By `module.compile()`, or by `torch.compile(module)`, which wraps it."""
+    """Return True if compiled by `module.compile()`, or by `torch.compile(module)`, which wraps it."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def layers(model: nn.Module) -> list[Layer]:
-    """The layers to watch, so that every trainable parameter is covered by a rule.
+    """Return the layers to watch, so that every trainable parameter is covered by a rule.
 
     Raises:
-        UnsupportedParameter: naming the first parameter that is not, and the class of its module.
+        UnsupportedParameter: names the first uncovered parameter, and the class of its module.
         UnsupportedModule: a module that trains is compiled.
     """
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}

@@ -32,7 +32,7 @@ _LONGER = 1.001
 
 
 def dense_is_faster(units: Units, positions: int, p: int, q: int) -> bool:
-    """The cost model: is one dense p x q gradient for each unit less work than the Gram norm?
+    """Return True if, by the cost model, a dense p x q gradient per unit is less work than the Gram norm.
 
     With n positions a unit, the Gram norm takes n^2 (p + q) / 2 products that a dense gradient does not, whose own
     product replaces the one that the clipped sum would need; a dense gradient is written and read instead.
@@ -55,7 +55,7 @@ class Allowance:
     left: int
 
     def covers(self, needed: int, replaced: int) -> bool:
-        """Whether `needed` bytes may be held in place of `replaced` ones; if so, they are now."""
+        """Return True if `needed` bytes may replace `replaced` ones; if so, count them as held."""
         if needed - replaced > self.left:
             return False
         self.left -= needed - replaced

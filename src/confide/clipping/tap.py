@@ -43,7 +43,7 @@ class _Tap(torch.autograd.Function):
 
 @dataclass
 class Seen:
-    """What a forward pass made of the layers.
+    """Record of what a forward pass made of the layers.
 
     Attributes:
         uses: parameter name -> how many uses it made of it.

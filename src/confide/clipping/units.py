@@ -1,4 +1,4 @@
-"""Which rows of a batch belong to which unit, laid out so that whole units are contiguous."""
+"""Group the rows of a batch by unit, laid out so that whole units are contiguous."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Units:
 
     @classmethod
     def one(cls, rows: int) -> Units:
-        """All rows in one unit."""
+        """Put all rows in one unit."""
         return cls(
             order=None,
             number=torch.zeros(1, dtype=torch.int64),
@@ -77,7 +77,7 @@ class Units:
 
     @classmethod
     def of(cls, unit: Tensor) -> Units:
-        """From the unit id of every row, int64[B], any order; the ids are 0..U-1 and each has a row.
+        """Make units from the unit id of every row, int64[B], in any order; the ids are 0..U-1 and each has a row.
 
         Raises:
             ValueError: the ids are not whole numbers from 0 without a gap.
@@ -101,7 +101,7 @@ class Units:
         return cls(None if in_order else order, number, internal[order], _groups(size[by_size]))
 
     def on(self, device: torch.device) -> Units:
-        """The same, with its tensors on a device; copied there once, since the host waits for a copy."""
+        """Return the same with its tensors on a device; copied there once, since the host waits for a copy."""
         if device == self.of_row.device:
             return self
         if device not in self._copies:
@@ -115,12 +115,12 @@ class Units:
         return result.index_add_(0, self.of_row, values.double())
 
     def sort(self, values: Tensor) -> Tensor:
-        """The caller's rows -> sorted rows."""
+        """Sort the caller's rows."""
         return values if self.order is None else values.index_select(0, self.order)
 
 
 def _groups(sizes: Tensor) -> tuple[Group, ...]:
-    """Groups of equal sizes, from the units' sizes in increasing order."""
+    """Group equal sizes, from the units' sizes in increasing order."""
     groups: list[Group] = []
     row = first = 0
     each, counts = torch.unique_consecutive(sizes, return_counts=True)
