@@ -17,10 +17,10 @@ NAMES = tuple(registry.MECHANISMS)
 
 
 def find(name: str) -> "type[Mechanism]":
-    """The class behind a name of the config.
+    """Return the mechanism class that a name of the config stands for.
 
     Raises:
-        InputError: no such mechanism.
+        InputError: there is no such mechanism.
     """
     if name not in registry.MECHANISMS:
         raise InputError(f"privacy.mechanism: {name!r} is not one of {', '.join(NAMES)}")
@@ -29,17 +29,20 @@ def find(name: str) -> "type[Mechanism]":
 
 
 def build(config: "Config") -> "Mechanism":
-    """The mechanism that a config describes."""
+    """Build the mechanism that a config describes."""
     return find(config.privacy.mechanism).from_config(config)
 
 
 def needs_of(config: "Config") -> "DataNeeds":
-    """The data needs of the mechanism that a config names."""
+    """Return the data needs of the mechanism that a config names."""
     return find(config.privacy.mechanism).needs
 
 
 def family(mechanism: "Mechanism") -> tuple[str, ...]:
-    """Names of the mechanisms that protect the same unit by other means, its own among them; () if it has none."""
+    """Return the names of all mechanisms that protect the same unit by other means.
+
+    The mechanism's own name is among them. The result is () if it belongs to no family.
+    """
     if not mechanism.family:
         return ()
     return tuple(name for name in NAMES if find(name).family == mechanism.family)

@@ -1,6 +1,7 @@
-"""Adaptive DP (001): noise that follows how private the rows look to a language model.
+"""Adaptive DP (Wu et al. 2022): noise that follows how private the rows look to a language model.
 
-`private` is proved, by releases with noise of their own and a Renyi filter; `nominal` is the paper's, and an estimate.
+Mode `private` is proved: its factors are released with noise of their own, under a Renyi filter. Mode `nominal` is
+the method of the paper, and an estimate.
 """
 
 import hashlib
@@ -32,37 +33,39 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 GRID = 100
-"""A factor is rounded down to a multiple of 1 / GRID, in the noise as in the budget: few costs have to be computed."""
+"""Factors are rounded down to a multiple of 1 / GRID, in noise and budget, so that few costs are computed."""
 
 _SPENT = "the privacy budget does not pay for another step"
-_HIGHEST = 700.0  # a mean token loss of which the exponential is still a number
+_HIGHEST = 700.0  # a mean token loss whose exponential is still finite
 
 
 @dataclass(frozen=True)
 class AdaptiveNoise(DPSGD):
-    """DP-SGD in which the noise of step t has standard deviation gamma_t s C, gamma_t between `floor` and 1.
+    """DP-SGD in which the noise of step t has standard deviation gamma_t s C, with gamma_t between `floor` and 1.
 
     Each row has a privacy probability rho in [0, 1], which grows with its perplexity under a language model.
 
-    `private`: gamma_t = (sum of rho over a Poisson draw of its own + N(0, s_g^2)) / B_g, rounded down to 1/100 and kept
-    between floor and 1. The budget is the cost of the planned steps, each with gamma = `expected` and a release; so s
-    is the planned noise divided by `expected`, and as many steps fit as are planned if gamma never falls below it.
+    `private`: gamma_t = (sum of rho over a Poisson draw of its own + N(0, s_g^2)) / B_g, rounded down to 1/100 and
+    clipped to [floor, 1]. The budget is the cost of the planned steps, each with gamma = `expected` and a release. So
+    s is the planned noise divided by `expected`, and all planned steps fit if gamma never falls below `expected`.
 
     Formal guarantee of `private`: (epsilon, delta)-DP for one row under zero-out adjacency, in which the row's
     gradient and its rho count for nothing. rho is a function of the row and of a model that saw no private row, so a
-    release has sensitivity 1 and is a sampled Gaussian; given gamma_t a step is one. A release is paid for before it is
-    looked at and a step before it is taken, each only if it fits the budget at every order (`accounting.RenyiFilter`:
-    Feldman and Zrnic 2021, Theorem 3.1); if not, the run ends. What decides that are the gammas so far, which are out.
-    After fewer steps than planned the claim is the same: what was left unspent depends on the gammas.
+    release has sensitivity 1 and is a sampled Gaussian. Given gamma_t, a step is a sampled Gaussian too. A release is
+    paid for before its value is looked at, and a step before it is taken, each only if it fits the budget at every
+    order (`accounting.RenyiFilter`: Feldman and Zrnic 2021, Theorem 3.1). If it does not fit, the run ends. This
+    decision depends only on the gammas so far, which are released. A run that ends early makes the same claim: the
+    amount left unspent depends on the gammas.
 
-    `nominal` (001, equations 4 to 6): gamma_t is the mean over the drawn rows of rho, normalised over the data set; 1
-    for an empty draw. The size of the noise tells of the rows and nothing hides that: an estimate. Its epsilon is that
-    of steps at the least factor, as if the factors were public; 001 does not say how it counted.
+    `nominal` (Wu et al. 2022, equations 4 to 6): gamma_t is the mean of rho over the drawn rows, where rho is
+    normalised over the data set; it is 1 for an empty draw. The size of the noise reveals something about the rows and
+    nothing hides that, so the result is an estimate. Its epsilon is that of steps at the least factor, as if the
+    factors were public; the paper does not say how it counted.
     """
 
     adaptive: Adaptive = field(default_factory=Adaptive)
     task: str = "causal-lm"
-    settled: float | None = None  # the noise multiplier, of the mechanism of a stage
+    settled: float | None = None  # the noise multiplier, once a stage has settled it
 
     name: ClassVar[str] = "adaptive"
     reads: ClassVar[tuple[str, ...]] = ("adaptive",)
@@ -75,7 +78,7 @@ class AdaptiveNoise(DPSGD):
 
     @property
     def planned(self) -> float:
-        """The factor that a step is planned with."""
+        """The factor with which a step is planned."""
         return self.adaptive.floor if self.adaptive.expected is None else self.adaptive.expected
 
     @property
@@ -111,13 +114,15 @@ class AdaptiveNoise(DPSGD):
         return _Private(rows, release, budget, self.settled)
 
     def _probabilities(self, losses: np.ndarray, graph: UnitGraph) -> np.ndarray:
-        """rho of every row from its mean token loss, each a function of that row alone: float64[M] in [0, 1]."""
+        """Compute rho of every row, float64[M] in [0, 1], each from the mean token loss of that row alone."""
         if self.adaptive.probability == "nll":
             vocabulary = graph.vocabulary if self.scorer is None else _vocabulary(self.scorer)
-            return np.clip(losses / math.log(vocabulary), 0.0, 1.0)
+            by_loss: np.ndarray = np.clip(losses / math.log(vocabulary), 0.0, 1.0)
+            return by_loss
         assert self.adaptive.between is not None
         low, high = self.adaptive.between
-        return np.clip((np.exp(losses) - low) / (high - low), 0.0, 1.0)
+        by_perplexity: np.ndarray = np.clip((np.exp(losses) - low) / (high - low), 0.0, 1.0)
+        return by_perplexity
 
     # account ---------------------------------------------------------------------------------------
     def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
@@ -142,7 +147,7 @@ class AdaptiveNoise(DPSGD):
         )
 
     def _released_rows(self, rows: int) -> float:
-        """B_g: the expected rows of the draw that a gamma is made from."""
+        """Return B_g, the expected number of rows of the draw from which a gamma is made."""
         stated = self.adaptive.gamma_batch
         if stated is not None and stated > rows:
             raise InputError(
@@ -246,18 +251,20 @@ def _foreign_to_the_mode(adaptive: Adaptive) -> Iterator[tuple[str, str]]:
 
 
 def _mean_losses(perplexity: np.ndarray) -> np.ndarray:
-    """Mean token losses; one that is not a number counts as the highest, so that no row can end a run by its text."""
+    """Compute mean token losses. A NaN counts as the highest loss, so that no row can end a run by its text."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(
+        losses: np.ndarray = np.nan_to_num(
             np.clip(np.log(perplexity), 0.0, _HIGHEST), nan=_HIGHEST, posinf=_HIGHEST
         ).astype(np.float64)
+        return losses
 
 
 def normalised(losses: np.ndarray, by: str) -> np.ndarray:
-    """Privacy probabilities from mean token losses, stretched from 0 to 1 over the data set (001, equation 4).
+    """Compute privacy probabilities from mean token losses, stretched from 0 to 1 over the data set.
 
-    All 1 where the losses are all alike. The paper does not say which normalisation it used. Of perplexity, and of its
-    logarithm, it is near 0 for nearly all rows as soon as one row is very surprising.
+    This is equation 4 of Wu et al. 2022. All are 1 if the losses are all alike. The paper does not say which
+    normalisation it used. With perplexity or its logarithm, the result is near 0 for nearly all rows as soon as one
+    row is very surprising.
     """
     values = {"perplexity": np.exp, "log-perplexity": np.asarray, "rank": rankdata}[by](losses)
     low, high = float(values.min()), float(values.max())
@@ -268,7 +275,11 @@ def normalised(losses: np.ndarray, by: str) -> np.ndarray:
 class _Release:
     """The gamma of a step, with noise: a function of the key, the step and the rows' privacy probabilities.
 
-    rho: float64[M]; rate: the probability of each row; expected: rows; noise: standard deviation.
+    Attributes:
+        rho: privacy probabilities of the rows, float64[M].
+        rate: the probability with which each row is drawn.
+        expected: the expected number of drawn rows.
+        noise: standard deviation of the noise.
     """
 
     rho: np.ndarray
@@ -280,7 +291,7 @@ class _Release:
     phase: str
 
     def mean(self, step: int) -> float:
-        """What is released: the noised sum of a draw's probabilities over the rows that are expected."""
+        """Compute the released value: the noised sum of a draw's probabilities over the expected rows."""
         drawn = self.key.stream(self.phase, "gamma draw", step).uniform(len(self.rho)) < self.rate
         noise = self.noise * float(self.key.stream(self.phase, "gamma noise", step).normal(1)[0])
         return (float(self.rho[drawn].sum()) + noise) / self.expected
@@ -293,7 +304,7 @@ class _Release:
 class _Private:
     """Rows as in DP-SGD, each step with its gamma, until the budget is spent.
 
-    What is kept between steps is a function of key and data, so a run that is resumed finds it again.
+    All state kept between steps is a function of key and data, so a resumed run computes it again.
     """
 
     def __init__(self, rows: RowSampler, release: _Release, budget: RenyiBudget, noise_multiplier: float):
@@ -313,7 +324,10 @@ class _Private:
         return self._rows.possible_rows()
 
     def _go_on(self) -> None:
-        """The next gamma, paid for before it is looked at; or the end, if there is no budget for it or for its step."""
+        """Make the next gamma, paid for before it is looked at.
+
+        The run ends if the budget does not cover the gamma or its step.
+        """
         release = self._budget.release(self._noise)
         self._is_spent = not self._filter.allows(release)
         if self._is_spent:
@@ -329,7 +343,7 @@ class _Private:
 
 @dataclass(frozen=True)
 class _Nominal:
-    """Rows as in DP-SGD, the noise multiplied by the mean privacy probability of those that were drawn."""
+    """Rows as in DP-SGD; the noise is multiplied by the mean privacy probability of the drawn rows."""
 
     rows: RowSampler
     rho: np.ndarray
@@ -351,12 +365,12 @@ def _settings(scorer: str) -> Any:
 
 
 def _vocabulary(scorer: str) -> int:
-    """How many token ids a scorer has."""
+    """Return the number of token ids of a scorer."""
     return int(_settings(scorer).get_text_config().vocab_size)
 
 
 def _identity(scorer: str) -> bytes:
-    """Which weights a scorer has: by their files in a folder, by the commit on a hub."""
+    """Hash the identity of a scorer's weights: the files of a local folder, or the commit on a hub."""
     settings, digest = _settings(scorer), hashlib.sha256()
     digest.update(str(getattr(settings, "_commit_hash", None)).encode())
     for path in sorted(Path(models.location(scorer)).glob("*.safetensors")):

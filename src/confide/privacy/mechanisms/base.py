@@ -1,6 +1,7 @@
 """A mechanism: an immutable value that says whom it protects, how steps draw and add noise, and what that proves.
 
-Sampler, clip, noise and accountant come from the same value, so they cannot disagree. `values` holds the answers:
+Sampler, clip, noise and accountant come from the same value, so they cannot disagree. A mechanism answers with the
+types of `values`:
 
 - `needs`: the data that it works on (`DataNeeds`)
 - `parameters`: rates, divisor and the process to account (`PrivacyParameters`)
@@ -8,7 +9,7 @@ Sampler, clip, noise and accountant come from the same value, so they cannot dis
 - `sampler`: the rows of a step (`Sampler`)
 - `aggregation`: clip, noise and scale (`Aggregation`)
 - `claim`: its own part of the guarantee (`ClaimParts`)
-- `alternatives`: what a plan shows besides it (`Alternative`)
+- `alternatives`: the settings that a plan shows besides the chosen one (`Alternative`)
 """
 
 import math
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
     from confide.config.schema import Config, Section
 
 
-@lru_cache(maxsize=256)  # a plan's neighbours often share a process
+@lru_cache(maxsize=256)  # the alternatives of a plan often share a process
 def calibrated(process: DominatingPair, epsilon: float, delta: float) -> float:
-    """`accounting.least_noise`, once for each process."""
+    """Return `accounting.least_noise` of a process, cached."""
     return least_noise(process, epsilon, delta)
 
 
 @dataclass(frozen=True)
 class Mechanism(ABC):
-    """The settings that all mechanisms share; a mechanism adds its own answers."""
+    """The settings that all mechanisms share; each mechanism adds its own answers."""
 
     batch: float
     steps: int
@@ -66,17 +67,19 @@ class Mechanism(ABC):
     bands: int = 1
 
     name: ClassVar[str]
-    Settings: ClassVar[type["Section"] | None] = None  # its own section of the config, under its name
+    Settings: ClassVar[type["Section"] | None] = (
+        None  # its own section of the config, under the mechanism's name
+    )
     notion: ClassVar[str]
     draws: ClassVar[str]  # what a step draws: "rows" or "units"
     needs: ClassVar[DataNeeds] = DataNeeds()
-    reads: ClassVar[tuple[str, ...]] = ()  # of `registry.SPECIAL_KEYS`, those that it reads
-    lengths: ClassVar[str] = "row boundaries and lengths"  # what of them is public
-    compares: ClassVar[str] = "zero-out"  # the adjacency, where the config names none
-    correlates: ClassVar[bool] = False  # whether noise may be correlated over steps
-    sums_are_covered: ClassVar[bool] = True  # whether everybody may see every noised sum, by the claim
-    family: ClassVar[str] = ""  # mechanisms of one family protect the same unit, and a plan compares them
-    # Rows per unit that a suggestion tries; () if no rule of thumb is known.
+    reads: ClassVar[tuple[str, ...]] = ()  # the keys of `registry.SPECIAL_KEYS` that it reads
+    lengths: ClassVar[str] = "row boundaries and lengths"  # what is public about the rows
+    compares: ClassVar[str] = "zero-out"  # the adjacency if the config names none
+    correlates: ClassVar[bool] = False  # True if noise may be correlated over steps
+    sums_are_covered: ClassVar[bool] = True  # True if the claim allows everybody to see every noised sum
+    family: ClassVar[str] = ""  # mechanisms of one family protect the same unit; a plan compares them
+    # Values of rows per unit that a suggestion tries; () if no rule of thumb is known.
     suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     measures: ClassVar[str | None] = None  # what `confide plan --measure` measures before training
     measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
@@ -92,16 +95,16 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def unit(self) -> str:
-        """What one unit is, in words."""
+        """The protected unit, in words."""
 
     @property
     def draws_chunks(self) -> bool:
-        """Whether a step cuts random chunks out of a unit's running text."""
+        """True if a step cuts random chunks out of a unit's running text."""
         return False
 
     @property
     def protects(self) -> bool:
-        """Whether there is a guarantee at all."""
+        """True if there is any guarantee."""
         return self.notion != "none"
 
     @property
@@ -110,73 +113,74 @@ class Mechanism(ABC):
 
     # bound and draw --------------------------------------------------------------------------------
     def cap(self, shape: Shape) -> int:
-        """Rows of a unit that take part at most: in a step where units are drawn, else in all."""
+        """Return how many rows of a unit take part at most: per step if units are drawn, else in the run."""
         return 1
 
     @abstractmethod
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
-        """The sampler of this mechanism on a graph. `score` is called only by rules that need it."""
+        """Build the sampler of this mechanism on a graph. Only rules that need perplexities call `score`."""
 
     @property
     def all_steps(self) -> int:
-        """The steps of the run, of all stages."""
+        """The number of steps of the run, over all stages."""
         return self.steps
 
     def phases(self, shape: Shape, noise_multiplier: float) -> tuple[Phase, ...]:
-        """The kinds of steps that a run takes; `phase_of` says when."""
+        """Return the kinds of steps that a run takes; `phase_of` says which step is of which kind."""
         return (Phase("main", self, noise_multiplier, self.steps),)
 
     def phase_of(self, step: int) -> tuple[int, int]:
-        """(stage, the stage's own step) of a step of the run, both counted from 0."""
+        """Return (stage, step within the stage) of a step of the run; all are counted from 0."""
         return 0, step
 
     # combine ---------------------------------------------------------------------------------------
     def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
-        """Divide the *noised* sum; with `normalised`, by clip_norm as well (De et al. 2022)."""
+        """Divide the *noised* sum by the divisor; with `normalised`, by clip_norm as well (De et al. 2022)."""
         scale = 1 / parameters.divisor / (self.clip_norm if self.normalised else 1)
         return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands)
 
     # account ---------------------------------------------------------------------------------------
     @abstractmethod
     def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
-        """Rates, divisors and the process to account, for `steps` (default: all).
+        """Compute rates, divisors and the process to account, for `steps` steps (default: all).
 
         Raises:
-            InputError: this mechanism cannot run on such data; names the key to change.
+            InputError: this mechanism cannot run on such data; the sentence names the key to change.
         """
 
     def least_noise(
         self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
     ) -> float:
-        """The least noise multiplier that meets the target, certified."""
+        """Compute the least noise multiplier that meets the target, certified."""
         assert epsilon is not None
         return calibrated(parameters.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
 
     @property
     def scorer(self) -> str | None:
-        """The language model whose perplexities a sampler may ask for; None: the base model."""
+        """The language model whose perplexities a sampler may ask for; None stands for the base model."""
         return None
 
     def key_binding(self, shape: Shape) -> bytes:
-        """What, beside config and data, decides draws and noise: the run key is bound to it as well.
+        """Return all that decides draws and noise, apart from config and data. The run key is bound to it.
 
-        Were the same noise scaled by two multipliers, the difference of two runs would be free of it.
+        If the same noise were scaled by two different multipliers, the difference of the two runs would be free of
+        noise.
         """
         return b""
 
     def rows_computed(self, parameters: PrivacyParameters) -> float:
-        """Expected rows that all steps compute."""
+        """Return the expected number of rows that all steps compute."""
         return parameters.rows_per_step * self.steps
 
     # plan ------------------------------------------------------------------------------------------
     @property
     def noise_unit(self) -> str:
-        """What a plan's noise per gradient is."""
+        """The unit in which a plan states the noise per gradient, in words."""
         first = "; of a first step, and the weights hold less, since later steps take it back in part"
         return self.measured + (first if self.bands > 1 else "")
 
     def alternatives(self, shape: Shape) -> Iterator[Alternative]:
-        """Settings of this mechanism that a plan shows besides the chosen one."""
+        """Yield settings of this mechanism that a plan shows besides the chosen one."""
         expected = self.parameters(shape).expected_batch
         for factor in (0.5, 2.0):
             yield Alternative(f"batch {expected * factor:g}", self._scaled(factor))
@@ -192,11 +196,11 @@ class Mechanism(ABC):
         yield Alternative(f"{key} {2 * value}", replace(self, **twice))
 
     def outlook(self, shape: Shape) -> dict[str, Any]:
-        """Further facts of a plan, by their key; JSON values."""
+        """Return further facts of a plan by key, as JSON values."""
         return {}
 
     def _scaled(self, factor: float) -> "Mechanism":
-        """The same with another batch; literal constants that stand for the batch move with it."""
+        """Return the mechanism with another batch, and literal constants for the batch scaled with it."""
         changes: dict[str, Any] = {"batch": self.batch * factor}
         for name in ("sampling_rate", "divisor", "max_batch"):
             value = getattr(self, name)
@@ -206,20 +210,20 @@ class Mechanism(ABC):
 
     # claim -----------------------------------------------------------------------------------------
     def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
-        """This mechanism's own part of the guarantee after `steps` steps."""
+        """State this mechanism's own part of the guarantee after `steps` steps."""
         return ClaimParts(sampling="poisson" if self.sampling == "shuffle" else self.sampling)
 
     # from the config -------------------------------------------------------------------------------
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
-        """Each field comes from the key of the same name, wherever it stands."""
+        """Build the mechanism: each field takes the config key of the same name, from whatever section."""
         known: dict[str, Any] = {name: getattr(config, name) for name in type(config).model_fields}
         known["row_length"] = config.data.max_length
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
-        )  # a rival, beside a mechanism that does
+        )  # an alternative, shown next to a mechanism that does
         if cls.Settings is not None:
             known |= dict(getattr(config, registry.section(cls.name)))
         names = {field.name for field in fields(cls)}
@@ -227,13 +231,13 @@ class Mechanism(ABC):
 
     @classmethod
     def all_validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        """(key, sentence) for each impossible combination of settings, those of an audit among them."""
+        """Yield (key, sentence) for each impossible combination of settings, including those of an audit."""
         yield from canary_errors(cls, config)
         yield from cls.validation_errors(config)
 
     @classmethod
     def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        """(key, sentence) for each impossible combination of settings."""
+        """Yield (key, sentence) for each impossible combination of settings."""
         privacy, train = config.privacy, config.train
         yield from cls.target_errors(config)
         if cls.needs.named_unit and config.data.unit is None:
@@ -272,7 +276,7 @@ class Mechanism(ABC):
 
     @classmethod
     def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        """(key, sentence) where the config does not say, in one way, how much is to be protected."""
+        """Yield (key, sentence) where the config does not state exactly one privacy target."""
         privacy = config.privacy
         if privacy.epsilon is None and privacy.noise_multiplier is None:
             yield "privacy.epsilon", "say how much privacy: epsilon, or a noise_multiplier"
@@ -292,7 +296,7 @@ class Mechanism(ABC):
         return rate
 
     def _sampling(self, rate: float) -> Sampling:
-        """How a step draws, each thing with this probability in the mean over steps."""
+        """Return how a step draws, where each item has this probability on average over the steps."""
         if self.bands > self.steps:
             raise InputError(
                 f"privacy.bands: {self.bands} are more than the {self.steps} steps; take at most as many"
@@ -311,11 +315,14 @@ class Mechanism(ABC):
         return delta_default(rows, units)
 
     def _expected(self, rate: float, population: int, divisor: float) -> float:
-        """The expected batch; under add-or-remove the literal divisor, since rate * N would tell N."""
+        """Return the expected batch; under add-or-remove the literal divisor: rate * N would reveal N."""
         return divisor if self.adjacency == "add-or-remove" else rate * population
 
     def _facts(self, sampled: str, divisor: float, steps: int, *more: str) -> tuple[str, ...]:
-        """What is public under the claim. Add-or-remove hides whether a unit is there, so no graph is public."""
+        """List what is public under the claim.
+
+        Add-or-remove hides whether a unit is there, so then no graph is public.
+        """
         graph = (
             "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
             self.lengths,
@@ -338,7 +345,7 @@ class Mechanism(ABC):
 
 
 def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
-    """An add-or-remove claim allows no constant that moves when a unit is added."""
+    """Yield faults of an add-or-remove claim: it allows no constant that changes when a unit is added."""
     why = "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
     if config.train.sampling_rate is None:
         yield "train.sampling_rate", why

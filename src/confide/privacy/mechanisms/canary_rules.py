@@ -1,4 +1,4 @@
-"""Which canaries an audit of a mechanism can plant and score."""
+"""Rules for the canaries that an audit of a mechanism can plant and score."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def canary_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tuple[str, str]]:
-    """(key, sentence) for each setting of canaries that this mechanism's audit has no use for."""
+    """Yield (key, sentence) for each canary setting that an audit of this mechanism cannot use."""
     canaries = config.canaries
     if not canaries.count:
         changed = [key for key in Canaries.model_fields if getattr(canaries, key) != getattr(Canaries(), key)]
@@ -40,7 +40,7 @@ def canary_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tu
 
 
 def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tuple[str, str]]:
-    """(key, sentence) where the claim has no game of such canaries."""
+    """Yield (key, sentence) where the claim defines no game for such canaries."""
     canaries, privacy = config.canaries, config.privacy
     name = privacy.mechanism
     if mechanism.needs.game.compares_contents and canaries.family != "digits":

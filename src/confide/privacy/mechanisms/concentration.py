@@ -1,4 +1,7 @@
-"""The concentration filter: noise in the size of users' differences (000 Algorithm 3, Asi and Liu 2024)."""
+"""The concentration filter: noise in proportion to how much users differ.
+
+Sources: Chua et al. 2024 ("Mind the Privacy Unit!"), Algorithm 3; Asi and Liu 2024.
+"""
 
 import math
 from collections.abc import Iterator
@@ -29,20 +32,20 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 FRACTIONS = (1, 4, 16)
-"""The shares of users, one in so many, at which a plan shows plain user sampling beside the filter."""
+"""A plan shows plain user sampling besides the filter, with one user in this many drawn per step."""
 
 
 @dataclass(frozen=True)
 class ConcentrationAggregation(Aggregation):
-    """The mean over the users that the filter keeps, with noise of an absolute size: nothing is clipped.
+    """The mean over the users that the filter keeps, with noise of an absolute size; nothing is clipped.
 
-    Distances between users' gradients come in as counts, so that what is decided here does not depend on how
-    they are computed. All randomness is from the run key, under purposes of its own; the threshold's is of no
-    step, so a run that is resumed has the same.
+    Distances between users' gradients come in as counts, so the decisions here do not depend on how they are computed.
+    All randomness comes from the run key, under purposes of its own. The noise on the threshold belongs to no step, so
+    a resumed run uses the same threshold.
 
     Attributes:
         tau: the distance within which two users are near.
-        users: N, all of them.
+        users: N, the number of all users.
         epsilon: of the whole claim; the Laplace noises follow from it.
     """
 
@@ -51,13 +54,13 @@ class ConcentrationAggregation(Aggregation):
     epsilon: float
 
     def binding(self) -> bytes:
-        """That of the noise, with what the filter decides by."""
+        """Return the binding of the noise, extended by the values on which the filter's decisions depend."""
         own = f"tau, users, epsilon: {float(self.tau).hex()} {self.users} {float(self.epsilon).hex()}"
         return super().binding() + b"; " + own.encode()
 
     @property
     def radii(self) -> tuple[float, ...]:
-        """Whether two units are near, for the test, and for who is kept."""
+        """The two distances at which units are compared: one for the test, one for the choice of who is kept."""
         return self.tau, 2 * self.tau
 
     @property
@@ -78,7 +81,11 @@ class ConcentrationAggregation(Aggregation):
         return np.flatnonzero(self.keeps(within, key, phase, step))
 
     def passes(self, near: np.ndarray, key: RunKey, phase: str, step: int) -> bool:
-        """Whether the step is taken; `near`: int64[N], for each user how many are within tau, itself included."""
+        """Tell whether the step is taken.
+
+        Args:
+            near: int64[N], for each user how many users are within tau, itself included.
+        """
         once, now = (
             key.stream(phase, "concentration threshold"),
             key.stream(phase, "concentration test", step),
@@ -88,16 +95,20 @@ class ConcentrationAggregation(Aggregation):
         return score >= threshold
 
     def keeps(self, within: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray:
-        """bool[N]: who is kept; `within`: int64[N], how many are within 2 tau, itself included."""
+        """Choose who is kept: bool[N].
+
+        Args:
+            within: int64[N], for each user how many users are within 2 tau, itself included.
+        """
         chance = np.clip((within - self.users / 2) / (self.users / 6), 0, 1)
         return key.stream(phase, "concentration keep", step).uniform(len(within)) < chance
 
 
 def laplace(stream: Stream, scale: float) -> float:
-    """A Laplace value by inverse transform: a sign, and an exponential size from 53 random bits.
+    """Draw a Laplace value by inverse transform: a sign, and an exponential size from 53 random bits.
 
-    The size ends at 36.7 scales, and no probability of exceeding a value is off by more than 2^-53 and float64
-    rounding. Of the filter's values only comparisons are ever seen.
+    The size is at most 36.7 scales. No probability of exceeding a value is off by more than 2^-53 and float64
+    rounding. Nobody sees more of the filter's values than comparisons.
     """
     sign, size = stream.uniform(2)
     return math.copysign(scale * -math.log1p(-size), sign - 0.5)
@@ -105,15 +116,15 @@ def laplace(stream: Stream, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Concentration(Mechanism):
-    """Every user in every step; the mean over the users near most others, with noise in proportion to tau.
+    """Every user takes part in every step; the mean is over users near most others, with noise in proportion to tau.
 
-    Where users' mean gradients differ less than a clip norm would have to be, this adds less noise than user
-    sampling: paper 000 (Figures 3 and 7) finds that tau / clip norm must be below 0.1 for that, and is about 1
-    on its data sets.
+    This adds less noise than user sampling if users' mean gradients differ less than the clip norm would have to be.
+    Chua et al. 2024 (Figures 3 and 7) find that tau / clip norm must be below 0.1 for that, and that it is about 1 on
+    their data sets.
 
     Formal guarantee: `accounting.concentration.Filtered`: (epsilon, delta)-DP for one user under replace-one, N
-    public, where its proof covers N, epsilon, delta and the number of steps, which takes some thousand users;
-    elsewhere the same pair is an estimate, since the noise constant of paper 000 comes without a proof.
+    public, where its proof covers N, epsilon, delta and the number of steps, which takes some thousand users.
+    Elsewhere the same pair is an estimate, since the paper gives no proof of its noise constant.
     """
 
     tau: float = 1.0
@@ -167,13 +178,13 @@ class Concentration(Mechanism):
         return ConcentrationAggregation(None, noise_multiplier, 1.0, self.tau, parameters.units, self.epsilon)
 
     def parameters(self, shape: Shape, steps: int | None = None) -> PrivacyParameters:
-        """As of user sampling at full batch; noise and claim are those of all steps, however many are taken."""
+        """Compute the parameters of user sampling at full batch; noise and claim always cover all planned steps."""
         plain = self.like.parameters(shape)
         process = self._process_of(shape, plain.delta)
         return replace(
             plain,
             process=process,
-            zeroed=process,  # a user zeroed out is one replaced
+            zeroed=process,  # zeroing a user out is one way to replace it
             facts=(
                 "the unit graph: which rows belong to which unit, number of units and of rows, rows per unit",
                 self.lengths,
@@ -191,13 +202,14 @@ class Concentration(Mechanism):
     def least_noise(
         self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float
     ) -> float:
-        """That of the paper, which follows from the settings; nothing is searched for."""
+        """Return the noise multiplier of the paper. It follows from the settings; nothing is searched for."""
         return self._process_of(shape, delta).noise_multiplier
 
     def alternatives(self, shape: Shape) -> Iterator[Alternative]:
-        """Plain user sampling at the same target and adjacency, and other steps.
+        """Yield plain user sampling at the same target and adjacency, and other numbers of steps.
 
-        The noise of the one is in units of the clip norm, of the other in units of tau: their ratio is the crossing.
+        The filter's noise is in units of tau, that of user sampling in units of the clip norm. The ratio of the two
+        noises is the tau / clip norm at which both add the same noise.
         """
         for part in FRACTIONS:
             drawn = shape.units / part

@@ -1,4 +1,7 @@
-"""Confidentially Redacted Training (Zhao, Li and Wang 2022): the baseline that paper 004 compares itself with."""
+"""Confidentially Redacted Training (Zhao, Li and Wang 2022): the baseline of Shi et al. 2022.
+
+Shi et al. 2022 is "Just Fine-tune Twice".
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,12 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConfidentiallyRedacted(SensitiveText):
-    """Duplicates removed, rows redacted; ordinary steps on rows without findings, noised ones on the rest, in turns.
+    """Rows are deduplicated and redacted; ordinary steps on rows without findings alternate with noised steps.
 
-    Formal guarantee: (epsilon, delta)-confidentiality: a row in which something was found, with one more secret in it
-    that the detector misses, or with a mask in the secret's place, is told apart no better than
-    `accounting.Replacement` allows. Which rows those are is public. It says nothing of rows in which nothing was found.
-    Of a causal LM a secret of another length in tokens than the mask moves the rows after it, so it is an estimate.
+    The noised steps run on the rows with findings. The two kinds of steps are spread evenly over the run.
+
+    Formal guarantee: (epsilon, delta)-confidentiality. Take a row in which something was found, once with a further
+    secret that the detector misses and once with a mask in that secret's place: the two are told apart no better than
+    `accounting.Replacement` allows. Which rows those are is public. The claim says nothing about rows in which nothing
+    was found. For a causal LM, a secret whose length in tokens differs from the mask's shifts the rows after it, so
+    there the claim is an estimate.
     """
 
     task: str = "causal-lm"
@@ -53,7 +59,7 @@ class ConfidentiallyRedacted(SensitiveText):
         )
 
     def _ordinary_before(self, step: int) -> int:
-        """How many of the first `step` steps are ordinary: the two kinds are spread evenly over the run."""
+        """Count the ordinary steps among the first `step` steps; the two kinds are spread evenly over the run."""
         return step * self.redacted.steps // self.all_steps
 
     def phase_of(self, step: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPSGD(Mechanism):
-    """Every row drawn by itself with probability B / M and clipped by itself.
+    """Every row is drawn independently with probability B / M and clipped on its own.
 
     Formal guarantee: (epsilon, delta)-DP for one row under zero-out adjacency: the T-fold composition of
     N(Bernoulli(p), s^2) against N(0, s^2) (with `bands` above 1: see

@@ -1,4 +1,4 @@
-"""ELS: example-level sampling for user-level DP (003 Algorithm 1)."""
+"""ELS: example-level sampling for user-level DP (Charles et al. 2024, Algorithm 1)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ _TRUNCATED = "privacy.sampling: no theorem covers truncated draws of several row
 
 @dataclass(frozen=True)
 class ExampleLevelSampling(CappedRows):
-    """At most G rows of each user, each row drawn by itself with probability p and clipped by itself.
+    """At most G rows of each user are used; each row is drawn independently with probability p and clipped on its own.
 
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency. Zeroing a user's rows out
     moves the sum by at most C X with X ~ Binomial(G, p), so T steps are dominated by the T-fold
-    composition of N(X, s^2) against N(0, s^2), in both directions (003 Theorem 3). It is tight.
+    composition of N(X, s^2) against N(0, s^2), in both directions (Charles et al. 2024, Theorem 3). It is tight.
     """
 
     name: ClassVar[str] = "els"

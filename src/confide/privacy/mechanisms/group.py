@@ -1,4 +1,4 @@
-"""Group Privacy: example-level DP turned into user-level DP as a black box (000 Algorithm 1)."""
+"""Group Privacy: example-level DP turned into user-level DP as a black box (Chua et al. 2024, Algorithm 1)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ class GroupPrivacy(CappedRows):
 
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, from example-level
     (epsilon / k, delta (e^(epsilon/k) - 1) / (e^epsilon - 1)). It is never tighter than `els` on the same
-    draws; it is here as the papers' baseline, and the plan shows els beside it.
+    draws. It is here as the baseline of Chua et al. 2024 and Charles et al. 2024; a plan shows els next to it.
     """
 
     name: ClassVar[str] = "group"
@@ -32,10 +32,10 @@ class GroupPrivacy(CappedRows):
 
 
 def example_level(rows: int, sampling: Sampling, steps: int) -> DominatingPair:
-    """The process of a unit that has one row.
+    """Return the process of a unit that has one row.
 
     Formal guarantee, with `bands` above 1: Choquette-Choo et al. 2023, Theorem 4. A unit's group has its turn in
-    ceil(T / bands) of T steps at most. A column of C ends before the next turn's begins, so each turn is a release of
+    at most ceil(T / bands) of T steps. A column of C ends before the next turn's begins, so each turn is a release of
     its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in which the unit moves C X by |v| clip norms.
     """
     if sampling.bands > 1:

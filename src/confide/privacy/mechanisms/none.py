@@ -94,13 +94,13 @@ class NonPrivate(Mechanism):
     def from_config(cls, config: "Config") -> "Mechanism":
         from confide.privacy.mechanisms import find
 
-        # Without a run to repeat, draw as the kind of data suggests: users where there are some.
+        # Without a run to repeat, draw as the kind of data suggests: users, if the data name them.
         name = "uls" if isinstance(config.data.unit, str) else "dp-sgd"
         return cls.twin(find(name).from_config(config))
 
     @classmethod
     def twin(cls, mechanism: Mechanism) -> "NonPrivate":
-        """The non-private twin of a mechanism: the same draws, nothing else."""
+        """Return the non-private twin of a mechanism: the same draws, without clip and noise."""
         shared = {field.name: getattr(mechanism, field.name) for field in fields(Mechanism)}
         return cls(**shared | {"bands": 1}, like=mechanism)
 

@@ -1,4 +1,4 @@
-"""User-level DP where a row may have several owners: mail with its sender and recipients."""
+"""User-level DP for rows that may have several owners, such as mail with its sender and recipients."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,14 +13,14 @@ from confide.privacy.selection import cap_of
 
 @dataclass(frozen=True)
 class Owners(WeightedRows):
-    """Rows weighed so that no owner has more than `rows_per_unit` of them.
+    """Rows are weighted so that no owner has more than `rows_per_unit` of them.
 
-    `greedy` keeps a row if each of its owners still has room; `program` weighs rows by the linear program of 002
-    with the same bound for every owner, and keeps more of them.
+    `greedy` keeps a row if each of its owners still has room. `program` weighs rows by the linear program of Ganesh et
+    al. 2025 ("Hush!") with the same bound for every owner, and keeps more of them.
 
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, in which all rows that the user
-    owns, alone or with others, count for nothing; the worst of all users. The bounding reads the graph alone, which
-    is public, and so costs nothing (`mechanisms` section 1).
+    owns, alone or with others, count for nothing. The claim is that of the worst user. The bounding reads the graph
+    alone, which is public, and so costs nothing (`mechanisms` section 1).
     """
 
     rows_per_unit: int | str = 4

@@ -1,4 +1,7 @@
-"""Redaction alone: ordinary training on rows without their sensitive characters (004, the "Redacted" baseline)."""
+"""Redaction alone: ordinary training on rows without their sensitive characters.
+
+This is the "Redacted" baseline of Shi et al. 2022 ("Just Fine-tune Twice").
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RedactedOnly(SensitiveText):
-    """Every row redacted before it is tokenised, then ordinary steps.
+    """Every row is redacted before it is tokenised; then the run takes ordinary steps.
 
-    Formal guarantee: (0, 0)-SDP if the detector finds all that is sensitive (004, Theorem 1): rows that differ in
-    sensitive characters alone are the same redacted row, so nothing that is computed depends on them.
+    Formal guarantee: (0, 0)-SDP if the detector finds everything sensitive (Shi et al. 2022, Theorem 1). Rows that
+    differ in sensitive characters alone become the same redacted row, so no computed value depends on these
+    characters.
     """
 
     name: ClassVar[str] = "redacted"
@@ -42,7 +46,7 @@ class RedactedOnly(SensitiveText):
 
     def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
         parts = super().claim(shape, noise_multiplier, delta, steps)
-        return replace(parts, sampling=self.sampling)  # nothing is assumed of it
+        return replace(parts, sampling=self.sampling)  # the claim assumes nothing about the sampling
 
     def least_noise(
         self, parameters: PrivacyParameters, shape: Shape, epsilon: float | None, delta: float

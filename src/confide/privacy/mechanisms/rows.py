@@ -1,4 +1,4 @@
-"""What the mechanisms that draw rows have in common: a fixed set of rows, one clip each."""
+"""The common part of mechanisms that draw rows: a fixed set of rows, each clipped on its own."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowSampler:
-    """Each row in use is drawn by itself and clipped by itself."""
+    """Each row in use is drawn independently and clipped on its own."""
 
     graph: UnitGraph
     rows: np.ndarray  # int64[M]: row numbers in use
@@ -49,7 +49,10 @@ class RowSampler:
 
 @dataclass(frozen=True)
 class CappedRows(Mechanism):
-    """At most `rows_per_unit` rows of each unit, chosen once by a rule (000 section 4.1, 003 Algorithm 1)."""
+    """At most `rows_per_unit` rows of each unit are used, chosen once by a rule.
+
+    Sources: Chua et al. 2024 ("Mind the Privacy Unit!"), section 4.1; Charles et al. 2024, Algorithm 1.
+    """
 
     rows_per_unit: int | str = 4
     selection: str | None = None
@@ -87,7 +90,7 @@ class CappedRows(Mechanism):
                 f"data.unit: mechanism {self.name} needs rows with one owner each, and some rows here have several"
             )
         cap, rule = self.cap(shape), self.selection or "random"
-        # A unit that may be added can have more rows than any that is there.
+        # A unit that may be added can have more rows than any existing one.
         full = self.resample or self.adjacency == "add-or-remove"
         most = cap if full else int(min(cap, shape.rows_per_unit.max(initial=0)))
         rows = cap * shape.units if self.resample else int(np.minimum(shape.rows_per_unit, cap).sum())

@@ -1,4 +1,4 @@
-"""Secret protection (002): named secrets, each with a prior and an allowed posterior."""
+"""Secret protection (Ganesh et al. 2025, "Hush!"): named secrets, each with a prior and an allowed posterior."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 SWEEP = tuple(2.0**-k for k in range(11))
-"""The values of c, relative to the one that drops no row, that a plan looks at (002 section 5.1)."""
+"""The values of c that a plan tries, relative to the one that drops no row (Ganesh et al. 2025, section 5.1)."""
 
 LISTED = 10
-"""How many of the secrets that come closest to their allowed posterior a guarantee lists."""
+"""A guarantee lists this many of the secrets that come closest to their allowed posterior."""
 
 GROWTH = 10
-"""How much a larger prior than was asked for may grow, where a plan shows what its protection would cost."""
+"""A plan shows the cost of protecting larger priors; their posterior may be this many times the prior."""
 
 _CALIBRATION: dict[Accountant, str] = {
     "kl": "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret (002, Lemma 3.2).",
@@ -43,10 +43,10 @@ class Choice:
 
     Attributes:
         c: relative to the value that drops no row.
-        spread: of the rows' weights.
+        spread: statistics of the rows' weights.
         rate: the largest probability of a row.
         noise: noise multiplier by accountant.
-        impossible: why this c cannot be had with the batch, or None.
+        impossible: the reason why this c does not go with the batch, or None.
     """
 
     c: float
@@ -58,13 +58,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class SecretProtection(WeightedRows):
-    """Rows weighed by a linear program, so that every secret gets as much as its (p, r) allows (002 Algorithm 2).
+    """Rows are weighted by a linear program, so that every secret gets as much as its (p, r) allows.
+
+    The program is Algorithm 2 of Ganesh et al. 2025.
 
     Formal guarantee: (p, r)-secret protection for each secret, by zero-out: whoever guesses a secret with
     probability at most p from all that is public (base model, which rows hold it, formats, lists) guesses it with
-    probability at most r after seeing every checkpoint of the run. It is the blow-up function of N(X, s^2) against
-    N(0, s^2), T-fold, at p (002 section 3.3; `mechanisms` section 4), or KL <= KL(Bern(r) || Bern(p)) (002 Lemma
-    3.2). A theorem only if the rows that are listed are all that tell of a secret: `secrets.recall: 1.0` claims it.
+    probability at most r after seeing every checkpoint of the run. r is bounded by the blow-up function of N(X, s^2)
+    against N(0, s^2), T-fold, at p (Ganesh et al. 2025, section 3.3; `mechanisms` section 4), or by
+    KL <= KL(Bern(r) || Bern(p)) (Lemma 3.2). This is a theorem only if the listed rows are the only ones that reveal
+    anything about a secret: `secrets.recall: 1.0` claims that.
     """
 
     accountant: Accountant = "blow-up"
@@ -81,7 +84,7 @@ class SecretProtection(WeightedRows):
 
     # bound -----------------------------------------------------------------------------------------
     def targets(self, shape: Shape) -> Targets:
-        """The (prior, posterior) pairs of every secret."""
+        """Return the (prior, posterior) pairs of every secret."""
         return _targets(self, shape)
 
     def weights(self, shape: Shape) -> np.ndarray:
@@ -102,7 +105,7 @@ class SecretProtection(WeightedRows):
     def sweep(
         self, shape: Shape, accountants: tuple[Accountant, ...] = ("blow-up", "kl")
     ) -> Iterator[Choice]:
-        """What each c of SWEEP comes to, one after the other."""
+        """Yield the consequences of each c of SWEEP, one after the other."""
         for c in SWEEP:
             weights = self._weights(shape, c)
             spread = Spread.of(weights)
@@ -118,16 +121,16 @@ class SecretProtection(WeightedRows):
             yield Choice(c, spread, float(population.rho.max()), noise)
 
     def least_noise_choice(self, shape: Shape) -> Choice:
-        """The c with the least noise per gradient among those that keep enough rows.
+        """Choose the c with the least noise per gradient among those that keep enough rows.
 
-        At one batch the noise per gradient is s / B, and s only falls as c falls: what stops it is
+        At a fixed batch the noise per gradient is s / B, and s always falls with c. The bound on c is
         `secrets.program.keep`, the share of effective rows that must be left.
         """
         return _least_noise_choice(self, shape)
 
     # plan ------------------------------------------------------------------------------------------
     def alternatives(self, shape: Shape) -> Iterator[Alternative]:
-        """Each c of the program: what is kept of the rows, and the noise by both accountants."""
+        """Yield each c of the program: which rows it keeps, and the noise by both accountants."""
         for choice in self.sweep(shape):
             change, spread = f"c {choice.c:g}", choice.spread
             if spread is None or choice.impossible is not None:
@@ -146,10 +149,10 @@ class SecretProtection(WeightedRows):
             yield Alternative(change, _with_c(self, choice.c), choice.noise[self.accountant], facts)
 
     def outlook(self, shape: Shape) -> dict[str, Any]:
-        """How the noise grows as larger priors are protected too.
+        """Compute how the noise grows if larger priors are protected too.
 
-        Each of PRIORS up to a value, in every secret, may reach what the secret's own may, or ten times itself if that
-        is more.
+        For each prior of PRIORS, every secret is also protected against guessers with that prior and all smaller ones
+        of the list. The posterior allowed to them is the secret's own, or ten times the prior if that is more.
         """
         targets, population = self.targets(shape), self.population(shape)
         found, asked = [], targets
@@ -200,7 +203,7 @@ class SecretProtection(WeightedRows):
         )
 
     def _asked(self, shape: Shape) -> tuple[tuple[float, float], ...]:
-        """The distinct (prior, posterior) pairs; of many, the least and greatest posterior of each prior."""
+        """Return the distinct (prior, posterior) pairs; of many, the extreme posteriors of each prior."""
         targets = self.targets(shape)
         pairs = sorted(set(zip(targets.prior.tolist(), targets.posterior.tolist(), strict=True)))
         ends: dict[float, list[float]] = {}
@@ -215,11 +218,11 @@ class SecretProtection(WeightedRows):
     def _weakest(
         self, shape: Shape, noise_multiplier: float, steps: int
     ) -> tuple[tuple[str, float, float, float], ...]:
-        """(id, prior, posterior asked, posterior reached at most) of those nearest to what was asked."""
+        """Return (id, prior, posterior asked, posterior reached at most) of the secrets nearest to it."""
         targets, names = self.targets(shape), shape.names()
         reached = achieved(self.population(shape, steps), targets, noise_multiplier)
         if noise_multiplier >= _certified(self, shape) and steps <= self.steps:
-            # `achieved` may stop before it finds what was certified
+            # `achieved` may stop before it reaches the certified bound
             reached = np.minimum(reached, targets.posterior)
         order = np.argsort(-_odds(reached) + _odds(targets.posterior), kind="stable")[:LISTED]
         return tuple(
@@ -284,10 +287,10 @@ def _sources(secrets: Secrets) -> bool:
 
 
 def published(name: str, unit: int, secrets: Secrets) -> str:
-    """The id of a secret as a claim shows it: one that confide gave or the config states, else a number.
+    """Return the id of a secret as a claim shows it: one that confide gave or the config states, else a number.
 
-    Numbers of lines, matches and entities, paths and packages stand as they are. Values of a column, names in a list
-    of rows or a table of words, owners and authors are words of the data.
+    Numbers of lines, matches and entities, paths and packages are shown unchanged. Values of a column, names in a list
+    of rows or a table of words, owners and authors are words of the data, so they are replaced.
     """
     kind, _, rest = name.partition(":")
     numbered = {"words", *secrets.patterns, *kinds(secrets.detector)}
@@ -305,7 +308,8 @@ def _columns(secrets: Secrets) -> list[str]:
 
 def _odds(p: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        return np.log(p) - np.log1p(-p)
+        odds: np.ndarray = np.log(p) - np.log1p(-p)
+        return odds
 
 
 def _with_c(mechanism: SecretProtection, c: float) -> SecretProtection:
@@ -320,7 +324,7 @@ def _targets(mechanism: SecretProtection, shape: Shape) -> Targets:
 
 @lru_cache(maxsize=8)
 def _certified(mechanism: SecretProtection, shape: Shape) -> float:
-    """The least noise for all steps."""
+    """Compute the least noise for all steps."""
     return least_noise_for_secrets(
         mechanism.population(shape), mechanism.targets(shape), mechanism.accountant
     )

@@ -1,4 +1,4 @@
-"""Selective DP by fine-tuning twice (004, "Just Fine-tune Twice"): on redacted rows, then privately on the rows."""
+"""Selective DP by fine-tuning twice (Shi et al. 2022): on redacted rows, then privately on the rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 _LEAST_LIGHT = (
-    0.1  # more is never wrong, and with less the privacy losses would span a grid too wide to compose
+    0.1  # more noise is never wrong; with less, the privacy losses would span a grid too wide to compose
 )
 
 _NEEDED = {
@@ -27,18 +27,18 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Selective(SensitiveText):
-    """Phase 1: ordinary steps on redacted rows. Phase 2: DP-SGD on the rows themselves, in the same cut.
+    """Phase 1 takes ordinary steps on redacted rows. Phase 2 is DP-SGD on the rows themselves, cut at the same places.
 
-    Formal guarantee: (epsilon, delta)-SDP under replace-one, if the detector finds all that is sensitive. Phase 1 is
-    a function of the redacted rows, which neighbours share: (0, 0). Phase 2 draws each row with probability p: under
-    replace-one `accounting.Replacement`, where 004 (Theorem 1) takes zero-out for it; `adjacency: zero-out` gives
-    that number. Who guesses at the replaced characters is bound by the zero-out curve in either case, with no
-    factor of 2 (`PrivacyProfile.reconstruction`).
+    Formal guarantee: (epsilon, delta)-SDP under replace-one, if the detector finds everything sensitive. Phase 1 is a
+    function of the redacted rows, which neighbours share: (0, 0). Phase 2 draws each row with probability p. Under
+    replace-one it is accounted by `accounting.Replacement`, whereas Shi et al. 2022 (Theorem 1) use the zero-out
+    number; `adjacency: zero-out` gives that number. An attacker who guesses the replaced characters is bounded by the
+    zero-out curve in either case, with no factor of 2 (`PrivacyProfile.reconstruction`).
 
-    `screened`: phase 1 on documents that a person has screened; recall is then claimed of detector and person there.
-    `light-noise`: phase 1 is noised as well, accounted at the rate of rows times the share of words that are missed
-    (Balle et al. 2018, Theorem 9): an estimate, an average over words (004, section 3.1). Of a row in which something
-    was missed `claim` tells the epsilon too.
+    `screened`: phase 1 runs on documents that a person has screened; there recall is claimed of detector and person
+    together. `light-noise`: phase 1 is noised as well, accounted at the rate of rows times the share of missed words
+    (Balle et al. 2018, Theorem 9). This is an estimate, an average over words (Shi et al. 2022, section 3.1). `claim`
+    also states the epsilon of a row in which something was missed.
     """
 
     delta: float | None = None
@@ -103,7 +103,7 @@ class Selective(SensitiveText):
         )
 
     def _missed(self, shape: Shape, steps: int, share: float, zeroed: bool = False) -> DominatingPair:
-        """What missed words meet in the first `steps` steps of phase 1 if they are `share` of all words."""
+        """Return the process of missed words in `steps` steps of phase 1, if they are `share` of all."""
         if share == 0:
             return Untouched("No word was missed.")
         rate = self._lightly_noised().parameters(shape).sampling.rate
@@ -111,7 +111,7 @@ class Selective(SensitiveText):
         return process if zeroed else self._process(process)
 
     def _light_noise(self, shape: Shape) -> float:
-        """The noise multiplier with which phase 1 alone spends `redacted.epsilon`, at the greatest missing rate."""
+        """Compute the noise with which phase 1 alone spends `redacted.epsilon`, at the greatest missing rate."""
         missed = self._missed(shape, self.redacted.steps, self._missing_rate[1])
         delta = self._delta(shape.rows, shape.rows) if self.delta is None else self.delta
         assert self.redacted.epsilon is not None

@@ -1,4 +1,4 @@
-"""What the mechanisms have in common that protect the sensitive characters of a row, not the whole row."""
+"""The common part of mechanisms that protect the sensitive characters of a row, not the whole row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ _REPLACING = (
 
 @dataclass(frozen=True)
 class SensitiveText(DPSGD):
-    """Rows by themselves, of which a detector says what is sensitive.
+    """Rows drawn one by one, in which a detector marks the sensitive text.
 
-    A claim supposes that it finds all of it: whoever runs it says so by `detector.recall: 1.0`, or the claim is an
-    estimate.
+    A claim assumes that the detector finds all of it. The user asserts this by `detector.recall: 1.0`; otherwise the
+    claim is an estimate.
     """
 
     detector: Policy = field(default_factory=Policy)
@@ -79,7 +79,7 @@ class SensitiveText(DPSGD):
         return self.redacted.batch or self.batch
 
     def _ordinary(self) -> "Ordinary":
-        """Ordinary steps on the rows in which nothing is sensitive."""
+        """Return the mechanism of ordinary steps on the rows in which nothing is sensitive."""
         return Ordinary(self._public_batch, self.redacted.steps, row_length=self.row_length)
 
     @property
@@ -95,7 +95,7 @@ class SensitiveText(DPSGD):
 
     @property
     def _who(self) -> str:
-        """Who finds, and where."""
+        """The detectors at work and where they search, in words."""
         return "the detector finds"
 
     @property
@@ -135,7 +135,7 @@ class Ordinary(DPSGD):
 
 
 def _named(policy: Policy) -> Iterator[str]:
-    """The detectors of a config, without what a word list or an expression says."""
+    """Yield the detectors of a config, without the content of word lists and expressions."""
     for each, settings in asked(policy):
         yield each.describe(settings)
     if policy.words is not None:

@@ -1,4 +1,4 @@
-"""How the settings of a run were found, and what that makes of its process and of its claim."""
+"""The search for a run's settings, and how it changes the run's process and claim."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepAccounting:
-    """Settings that were found outside of the run, nobody says how: the claim says that it does not cover this."""
+    """Settings found outside of the run, in an unknown way: the claim says that it does not cover the search."""
 
     @property
     def output(self) -> str:
-        """What the guarantee is about."""
+        """The output that the guarantee is about, in words."""
         return "every checkpoint and the final model of this run, released alone"
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What is left uncovered in every run whose settings were found so."""
+        """Everything left uncovered in a run whose settings were found in this way."""
         return NOT_COVERED
 
     def accountant(self, of_one: str) -> str:
-        """Who computed the curve, where `of_one` computes that of one run."""
+        """Name the accountant of the curve; `of_one` names that of a single run."""
         return of_one
 
     def parameters(self, parameters: "PrivacyParameters") -> "PrivacyParameters":
-        """The terms of what is released, from those of one run."""
+        """Derive the parameters of what is released from those of one run."""
         return parameters
 
     def admit(self, setting: "CalibratedMechanism", epsilon: float | None) -> None:
-        """Raise InputError where a mechanism, with the noise for `epsilon` if that was asked, cannot be tuned so."""
+        """Raise InputError if a mechanism, at the noise for `epsilon` if given, cannot be tuned so."""
 
     def doubts(self) -> tuple[str, ...]:
-        """Reasons why the figures are an estimate."""
+        """Return the reasons why the figures are an estimate."""
         return ()
 
     def epsilons(self) -> tuple[tuple[str, float], ...]:
-        """(what is supposed, epsilon) beside the claimed one; of estimates alone."""
+        """Return (assumption, epsilon) pairs besides the claimed epsilon; only estimates have some."""
         return ()
 
 
@@ -57,7 +57,7 @@ class CountedSweep(SweepAccounting):
     """The best of a random number of independent trials: the claim is about the whole sweep.
 
     Formal guarantee: `accounting.Repeated`, if all settings that a trial can draw share the process, its noise and
-    all else that a claim rests on (`statement.promise`), and if of the whole sweep the best trial alone is released.
+    everything else the claim depends on (`statement.promise`), and if only the best trial of the sweep is released.
     The score is the loss on held-out rows, which are the same in both worlds.
     """
 
@@ -113,15 +113,17 @@ class CountedSweep(SweepAccounting):
 
 
 def _meets(setting: "CalibratedMechanism", epsilon: float) -> bool:
-    """Whether a whole sweep meets its target with the noise that the mechanism chose."""
+    """Tell whether a whole sweep meets its target with the noise that the mechanism chose."""
     return setting.curve().epsilon(setting.delta) <= epsilon
 
 
 @dataclass(frozen=True)
 class UncountedSweep(SweepAccounting):
-    """The best of several runs, each of which looked at the results of those before: its cost is not covered.
+    """The best of several runs, each of which may use the results of those before: its cost is not covered.
 
-    runs: how many; together: (epsilon, delta) of all of them by composition, None where nothing is protected.
+    Attributes:
+        runs: the number of runs.
+        together: (epsilon, delta) of all of them by composition, None if nothing is protected.
     """
 
     runs: int

@@ -1,4 +1,4 @@
-"""ULS: user-level sampling, or user-wise DP-SGD (003 Algorithm 2, 000 Algorithm 2)."""
+"""ULS: user-level sampling, or user-wise DP-SGD (Charles et al. 2024, Algorithm 2; Chua et al. 2024, Algorithm 2)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitSampler:
-    """Units are drawn; of each drawn unit up to k rows or chunks, whose mean gradient is clipped."""
+    """Draws units, and up to k rows or chunks of each drawn unit; their mean gradient is clipped."""
 
     graph: UnitGraph
     sampling: Sampling | OwnRates
@@ -32,14 +32,14 @@ class UnitSampler:
     phase: str
     k: int
     chunk: int | None  # tokens of a random chunk; None: whole rows
-    chosen: dict[int, np.ndarray] | None = None  # a rule's fixed rows of each unit
+    chosen: dict[int, np.ndarray] | None = None  # the fixed rows of each unit that a rule chose
 
     def draw(self, step: int) -> Draw:
         units = self.sampling.draw(self.graph.n_units, self.key, self.phase, step)
         stream = self.key.stream(self.phase, "rows", step)
         rows, group, labels = self._rows(units, stream)
         counts = np.bincount(group, minlength=len(units))
-        # The mean over what was drawn of a unit: 1/k' each, however many rows it has.
+        # The mean over the k' drawn rows or chunks of a unit: weight 1/k' each, however many rows it has.
         weight = 1.0 / counts[group] if len(group) else np.zeros(0)
         return Draw(rows, group, weight.astype(np.float32), labels, unit_ids=units)
 
@@ -66,7 +66,7 @@ class UnitSampler:
 
 @dataclass(frozen=True)
 class UserLevelSampling(Mechanism):
-    """Each user drawn with probability q = n / N; up to k rows or random chunks of each, averaged, clipped.
+    """Each user is drawn with probability q = n / N; up to k rows or random chunks of each are averaged, then clipped.
 
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, whatever the user's number
     of rows: a drawn user moves the sum by at most C, so T steps are the T-fold composition of
@@ -167,7 +167,7 @@ class UserLevelSampling(Mechanism):
 
 
 def averaging_errors(config: "Config") -> Iterator[tuple[str, str]]:
-    """(key, sentence) for each setting that does not go with the mean of a unit's rows or chunks."""
+    """Yield (key, sentence) for each setting that does not go with the mean of a unit's rows or chunks."""
     cuts_documents = registry.task_facts(config.task).cuts_documents
     if config.privacy.selection == "random-chunk" and not cuts_documents:
         yield (

@@ -1,4 +1,4 @@
-"""The values that a mechanism answers with: what data it needs, what a step does, and what it claims."""
+"""The values that a mechanism answers with: which data it needs, what a step does, and what it claims."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from confide.privacy.mechanisms.base import Mechanism
 
 Redaction = Literal["none", "instead", "beside", "apart"]
-Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, made only when asked for
+Score = Callable[[], np.ndarray]  # perplexity of every row under the scorer, computed only when asked for
 
 
 @dataclass(frozen=True)
 class Game:
-    """How an audit guesses at a made-up unit: what its coin decides.
+    """An audit's game of guessing at a made-up unit.
 
     Attributes:
         name: in the manifest of canaries, and in results.
-        texts: random texts that are made for one unit.
-        contents: what may stand in the data in the unit's place; 1 if the coin decides whether the unit is there.
+        texts: number of random texts that are made for one unit.
+        contents: number of contents that may stand in the unit's place; 1 if the coin decides whether it is there.
         has_mask: the last content has a mask in the place of the secret.
     """
 
@@ -36,7 +36,7 @@ class Game:
 
     @property
     def compares_contents(self) -> bool:
-        """Whether the coin decides which content stands there, and not whether one does."""
+        """True if the coin decides which content is in the data, and not whether the unit is there."""
         return self.contents > 1
 
 
@@ -52,19 +52,20 @@ class Sampler(Protocol):
     def draw(self, step: int) -> Draw | StopTraining: ...
 
     def possible_rows(self) -> np.ndarray | None:
-        """int64: the row numbers that it can ever draw, sorted; None if every row of the graph may be drawn."""
+        """Return the row numbers that it can ever draw, sorted, int64; None if every row of the graph may be drawn."""
 
 
 @dataclass(frozen=True)
 class DataNeeds:
-    """What a mechanism needs of the data, before a model is looked at.
+    """The data that a mechanism needs, before any model is loaded.
 
     Attributes:
         named_unit: the data must name the unit that is protected (`data.unit`).
         secrets: the units are the secrets that rows hold, so secrets are looked for.
-        redaction: what is done with sensitive text. Nothing ("none"); rows are redacted ("instead"); redacted rows
-            are kept besides the training rows ("beside"); or rows in which nothing was sensitive are kept apart from
-            the redacted ones ("apart").
+        redaction: how sensitive text is treated. "none": not at all. "instead": rows are redacted. "beside": redacted
+            rows
+            are kept in addition to the training rows. "apart": rows in which nothing was sensitive are kept apart from
+            the redacted ones.
         game: how an audit guesses at made-up units: whether they are there, which of two texts they hold, or whether a
             number stands there or a mask.
     """
@@ -76,7 +77,7 @@ class DataNeeds:
 
     @property
     def second_graph(self) -> bool:
-        """Whether there are rows besides the training rows, in which nothing is sensitive."""
+        """True if there are rows besides the training rows, in which nothing is sensitive."""
         return self.redaction in ("beside", "apart")
 
     @property
@@ -85,7 +86,7 @@ class DataNeeds:
 
     @property
     def covers_whole_documents(self) -> bool:
-        """Whether a unit is made of whole documents, and not of rows, secrets or marked characters."""
+        """True if a unit is made of whole documents, and not of rows, secrets or marked characters."""
         return self.named_unit and self.redaction == "none" and not self.secrets
 
 
@@ -93,13 +94,13 @@ class DataNeeds:
 class Aggregation:
     """Turns clipped gradients into one noised vector: (sum + noise) * scale.
 
-    Clip and noise are made from the one `clip_norm`, so they cannot use different norms.
+    Clip and noise use the same `clip_norm`, so their norms cannot differ.
 
     Attributes:
         clip_norm: the norm that no unit's gradient exceeds; None clips nothing and adds no noise.
         noise_multiplier: standard deviation of the noise, in clip norms.
-        scale: what the noised sum is multiplied by; never a function of what was drawn.
-        bands: the steps over which noise is correlated; 1 if it is independent.
+        scale: factor on the noised sum; never a function of the rows or units drawn.
+        bands: number of steps over which noise is correlated; 1 if it is independent.
     """
 
     clip_norm: float | None
@@ -114,29 +115,32 @@ class Aggregation:
 
     @property
     def compared_units(self) -> int:
-        """How many units are compared in a step: all, and the same number in each."""
+        """The number of units compared in a step: all of them, the same number in each step."""
         return 0
 
     def keep(self, counts: np.ndarray, key: RunKey, phase: str, step: int) -> np.ndarray | StopTraining:
-        """Who is kept of the units that were compared; asked only if there are `radii`.
+        """Choose which of the compared units are kept. Called only if there are `radii`.
 
         Args:
             counts: int64[radii, N]: how many units are within each distance of each unit, itself included.
+            key: the run key.
+            phase: the phase of the step.
+            step: the step, counted from 0.
 
         Returns:
-            int64: the numbers of the units whose mean is taken; or why the run ends.
+            The numbers of the units whose mean is taken, int64; or the reason why the run ends.
         """
         raise AssertionError(f"{type(self).__name__} compares no units")
 
     def binding(self) -> bytes:
-        """Everything besides the key that the noise depends on, as text that no renaming in the code changes."""
+        """Return everything besides the key that the noise depends on, as text that no renaming in the code changes."""
         clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
         numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
         return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}".encode()
 
     @property
     def noise_scale(self) -> float:
-        """Standard deviation of the noise on the sum. Correlated noise: before what later steps take back."""
+        """Standard deviation of the noise on the sum; of correlated noise, before later steps take part of it back."""
         if self.clip_norm is None:
             return 0.0
         return self.noise_multiplier * self.clip_norm * sensitivity(self.bands)
@@ -144,22 +148,22 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class PrivacyParameters:
-    """What follows from the shape of the data alone, and is public under the claim.
+    """Everything that follows from the shape of the data alone, and is public under the claim.
 
     Attributes:
         rows: rows in use (M).
         units: units in use (N).
         sampling: how a step draws, with the probability of each row or unit.
         expected_batch: expected rows or units of a step.
-        divisor: what the noised sum is divided by: a constant, never what was drawn.
-        process: from noise to a guarantee.
-        zeroed: the process against the unit zeroed out, by which whoever guesses at its text is bound; where the
-            adjacency is zero-out, `process` itself.
+        divisor: constant by which the noised sum is divided, never the number drawn.
+        process: the process to account; gives a guarantee for a noise.
+        zeroed: the process against the unit zeroed out, which bounds anyone who guesses the unit's text; under
+            zero-out adjacency it is `process` itself.
         delta: the default delta of this data.
         rows_per_step: expected rows that a step computes.
-        rows_per_unit: how many rows a unit may contribute; None where all may.
+        rows_per_unit: how many rows a unit may contribute; None if all may.
         contribution: the same in words.
-        facts: what is public, in words.
+        facts: the public facts, in words.
     """
 
     rows: int
@@ -178,15 +182,15 @@ class PrivacyParameters:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of one kind: which rows they draw from, how, and what is made of what they draw.
+    """Steps of one kind: from which rows they draw, how, and how they combine them.
 
     Attributes:
-        name: phase of the run key and of the ledger.
+        name: name of the phase in the run key and in the ledger.
         mechanism: draws and combines.
         noise_multiplier: of its steps.
-        steps: how many.
+        steps: number of steps.
         on_public: draws from the rows in which nothing is sensitive any more, not from the training rows.
-        learning_rate: None: that of the config.
+        learning_rate: None takes that of the config.
     """
 
     name: str
@@ -199,19 +203,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class ClaimParts:
-    """The mechanism's own part of a guarantee; `statement.state_guarantee` adds what every run says.
+    """The mechanism's own part of a guarantee; `statement.state_guarantee` adds the parts common to all runs.
 
     Attributes:
-        worlds: what the claim compares, in words, if the adjacency alone does not say it.
+        worlds: the two worlds that the claim compares, in words, if the adjacency alone does not say it.
         estimate_reasons: why the figures are an estimate; empty if they are a theorem.
-        public_facts: what is public, besides `PrivacyParameters.facts`.
-        calibration: how the noise follows from what was asked, in a sentence; empty if it follows from epsilon.
+        public_facts: public facts besides `PrivacyParameters.facts`.
+        calibration: how the noise follows from the target, in a sentence; empty if it follows from epsilon.
         not_covered: what this mechanism leaves uncovered, besides what every run does.
         epsilons: (assumption, epsilon) for every epsilon that rests on an estimated quantity.
         secret_targets: (prior, allowed posterior) pairs that were asked for.
         weakest_secrets: (id, prior, allowed posterior, upper bound of the reached posterior) of those closest to their
             allowed posterior.
-        sampling: the draws that the accounting assumes; if the run draws otherwise, the guarantee is an estimate.
+        sampling: the sampling that the accounting assumes; if the run draws otherwise, the guarantee is an estimate.
         library: the part of dp_accounting that the numbers come from.
     """
 
@@ -233,10 +237,10 @@ class Alternative:
 
     Attributes:
         change: the setting that differs, in words.
-        mechanism: with that setting; None if `impossible`.
-        noise_multiplier: its noise, if it is known already; None: the least that meets the plan's target.
+        mechanism: the mechanism with that setting; None if `impossible`.
+        noise_multiplier: its noise, if it is known already; None stands for the least that meets the plan's target.
         facts: more about it, by the key of the plan's row; JSON values.
-        impossible: why it cannot be had.
+        impossible: the reason why it cannot be chosen.
     """
 
     change: str

@@ -1,4 +1,4 @@
-"""What the mechanisms share that draw each row with a probability of its own, out of the unit graph alone."""
+"""The common part of mechanisms that draw each row with its own probability, computed from the unit graph alone."""
 
 import hashlib
 from abc import abstractmethod
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightedRows(Mechanism):
-    """Row i is drawn with probability rho_i = B w_i / sum w and clipped by itself; weights come from the graph.
+    """Row i is drawn with probability rho_i = B w_i / sum w and clipped on its own; weights come from the graph.
 
-    Formal guarantee: zeroing out the rows R of a unit moves the sum of a step by at most C X, X Poisson-binomial
-    with the rates of R, whoever else has those rows (`mechanisms` section 1; 002 section 4). So T steps are
+    Formal guarantee: zeroing out the rows R of a unit moves the sum of a step by at most C X, X Poisson-binomial with
+    the rates of R, whoever else has those rows (`mechanisms` section 1; Ganesh et al. 2025, section 4). So T steps are
     dominated by the T-fold composition of N(X, s^2) against N(0, s^2), in both directions.
     """
 
     draws: ClassVar[str] = "rows"
-    bound_key: ClassVar[str]  # the key that says how many rows of a unit count
+    bound_key: ClassVar[str]  # the config key that says how many rows of a unit count
 
     @abstractmethod
     def weights(self, shape: Shape) -> np.ndarray:
-        """float64[M] in [0, 1]: how much each row counts; of the graph alone."""
+        """Compute how much each row counts, float64[M] in [0, 1], from the graph alone."""
 
     def rates(self, shape: Shape) -> np.ndarray:
-        """float64[M]: the probability with which a step draws each row.
+        """Compute the probability with which a step draws each row, float64[M].
 
         Raises:
             InputError: no row is left, or the batch is more than the weights allow.
@@ -65,11 +65,11 @@ class WeightedRows(Mechanism):
         return self.population(shape).rho.tobytes()
 
     def population(self, shape: Shape, steps: int | None = None) -> Population:
-        """Every unit with the rates of its rows."""
+        """Return every unit with the rates of its rows."""
         return _population(self, shape, self.steps if steps is None else steps)
 
     def sampler(self, graph: UnitGraph, key: RunKey, phase: str, score: Score) -> Sampler:
-        # those that were accounted for, whatever became of a file since
+        # use the rates that were accounted for, even if a file has changed since
         rates = self.population(graph.shape()).rho
         rows = np.flatnonzero(rates)
         return RowSampler(graph, rows, OwnRates(rates[rows]), key, phase)
@@ -129,9 +129,9 @@ def _population(mechanism: WeightedRows, shape: Shape, steps: int) -> Population
 
 
 def solved(shape: Shape, limits: np.ndarray, solver: Literal["auto", "highs", "pdlp"]) -> np.ndarray:
-    """The weights of the linear program with these limits, float64[M]; kept beside the graph.
+    """Solve the linear program with these limits for the rows' weights, float64[M], and store them next to the graph.
 
-    Solved again by another version of a solver they could differ, and a resumed run would draw otherwise.
+    Another version of a solver could give other weights, and a resumed run would then draw differently.
     """
     assert shape.offsets is not None
     assert shape.rows_of_units is not None
@@ -146,7 +146,7 @@ def solved(shape: Shape, limits: np.ndarray, solver: Literal["auto", "highs", "p
 
 
 def _kept(path: Path, shape: Shape, limits: np.ndarray) -> np.ndarray:
-    """Weights as they were kept; whatever they are is accounted for, but what they are not is refused."""
+    """Read stored weights. Any valid weights are accounted for; anything that is not valid weights is refused."""
     try:
         weights = Seal.against_damage().read_array(path, "weights")
     except (OSError, Broken):
@@ -163,7 +163,7 @@ def _kept(path: Path, shape: Shape, limits: np.ndarray) -> np.ndarray:
 
 
 def _loads(weights: np.ndarray, shape: Shape) -> np.ndarray:
-    """float64[N]: the weights of each unit's rows together."""
+    """Return the sum of the weights of each unit's rows, float64[N]."""
     assert shape.offsets is not None
     assert shape.rows_of_units is not None
     unit = np.repeat(np.arange(shape.units), np.diff(shape.offsets))
