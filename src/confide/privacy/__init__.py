@@ -1,1 +1,1 @@
-"""What is protected, how a step draws, and what that guarantees."""
+"""Privacy: the unit that is protected, how a step draws, and the guarantee that follows."""

@@ -1,9 +1,9 @@
-"""Noise that is correlated over steps: what one step adds, later ones take away in part.
+"""Noise that is correlated over steps: later steps take back part of the noise that one step adds.
 
-Banded matrix factorisation (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach to
-private training"). With C lower-triangular, Toeplitz and `bands` wide, X the clipped sum of each step and Z independent
-noise, the mechanism releases C X + Z; what training uses, X + C^-1 Z, follows from that. The weights after many steps
-hold far less noise than with independent noise of the same guarantee, where units take part seldom.
+This is banded matrix factorisation (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified
+approach to private training"). Let C be lower-triangular, Toeplitz and `bands` wide, X the clipped sum of each step
+and Z independent noise. The mechanism releases C X + Z; training uses X + C^-1 Z, which follows from that. If units
+take part seldom, the weights after many steps hold far less noise than with independent noise of the same guarantee.
 
 C is the square root of the matrix of prefix sums, cut off at `bands`: its coefficients are exact and the same on every
 machine. The best ones for a given schedule are a few per cent better over a hundred steps, with momentum up to a fifth
@@ -21,7 +21,7 @@ Vectors = dict[str, torch.Tensor]
 
 
 def coefficients(bands: int) -> list[float]:
-    """The first column of C: 1, 1/2, 3/8 ..., that of (1 - x)^(-1/2)."""
+    """Compute the first column of C: 1, 1/2, 3/8 ..., the series of (1 - x)^(-1/2)."""
     found = [1.0]
     for k in range(1, bands):
         found.append(found[-1] * (2 * k - 1) / (2 * k))
@@ -29,20 +29,20 @@ def coefficients(bands: int) -> list[float]:
 
 
 def sensitivity(bands: int) -> float:
-    """The norm of C's largest column: how far one clipped gradient moves C X, in clip norms."""
+    """Compute the norm of C's largest column: how far one clipped gradient moves C X, in clip norms."""
     return math.sqrt(math.fsum(c * c for c in coefficients(bands)))
 
 
 def copies(bands: int) -> int:
-    """How many times the trainable weights, in float32, the noise of a step and of those before it takes."""
+    """Return the memory for the noise of a step and of those before it, in float32 copies of the trainable weights."""
     return bands if bands > 1 else 0
 
 
 def noise_in_weights(bands: int, rates: Sequence[float]) -> float:
-    """Standard deviation of the noise in the weights, root mean square over the steps, where SGD takes steps of these
-    learning rates and a step's independent noise has a standard deviation of 1.
+    """Compute the standard deviation of the noise in the weights, root mean square over the steps.
 
-    What banded matrix factorisation keeps small, for every weight alike; of AdamW it is a proxy.
+    SGD takes steps of these learning rates, and a step's independent noise has a standard deviation of 1. Banded
+    matrix factorisation keeps this quantity small, for every weight alike. For AdamW it is a proxy.
     """
     steps = len(rates)
     below = np.array(coefficients(min(bands, steps))[1:])
@@ -50,7 +50,7 @@ def noise_in_weights(bands: int, rates: Sequence[float]) -> float:
     for m in range(1, steps):
         reach = min(m, len(below))
         inverse[m] = -below[:reach] @ inverse[m - reach : m][::-1]
-    each = np.zeros((steps, steps))  # [t, i]: how noise i stands in the noise of step t
+    each = np.zeros((steps, steps))  # [t, i]: weight of noise i in the noise of step t
     for i in range(steps):
         each[i:, i] = inverse[: steps - i]
     after = np.cumsum(np.asarray(rates)[:, None] * each, axis=0)
@@ -58,10 +58,11 @@ def noise_in_weights(bands: int, rates: Sequence[float]) -> float:
 
 
 class BandedNoise:
-    """C^-1 Z, one step after the other. It keeps what it said in the last `bands` - 1 steps.
+    """C^-1 Z, one step after the other. It keeps the results of the last `bands` - 1 steps.
 
     Args:
-        independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were taken
+        independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were
+            taken
             before a run was resumed.
     """
 
@@ -72,7 +73,7 @@ class BandedNoise:
         self._next = 0
 
     def at(self, step: int) -> Vectors:
-        """Of `step`, counted from 0. Steps are asked for in their order; those left out are made up for."""
+        """Return the noise of `step`, counted from 0. Ask for steps in order; skipped steps are computed too."""
         if step < self._next:
             raise AssertionError(f"step {step} comes after step {self._next - 1}")
         while True:

@@ -1,8 +1,8 @@
-"""`Guarantee`: the one thing that says what a run protects, and what it does not.
+"""`Guarantee`: the one object that says what a run protects, and what it does not.
 
 Every line that a privacy claim must state is a field; an empty one is an error. There is no field "theorem": a claim
-is a theorem exactly if it lists no reason to call it an estimate, and a sampler that differs from the one the
-accounting assumes is such a reason, added here if the caller did not. Sources: NIST SP 800-226 (2025), the OpenDP
+is a theorem exactly if it lists no reason to call it an estimate. A sampler that differs from the one the accounting
+assumes is such a reason, and is added here if the caller did not add it. Sources: NIST SP 800-226 (2025), the OpenDP
 deployments registry, Ponomareva et al. 2023 ("How to DP-fy ML").
 """
 
@@ -36,10 +36,10 @@ PRIORS = (1e-6, 1e-4, 1e-3)
 """Priors at which every claim states the reconstruction bound."""
 
 TUNING = "the tuning of hyper-parameters on private rows"
-"""What a claim does not cover unless it counts a whole sweep."""
+"""A claim does not cover this unless it counts a whole sweep."""
 
 LARGE = 0.01
-"""What the number of units times delta should not exceed."""
+"""The number of units times delta should not exceed this."""
 
 NOT_COVERED = (
     "what the base model learnt in its pretraining",
@@ -51,35 +51,48 @@ NOT_COVERED = (
     "manual screening of rows by people",
     "the same words in other units' rows (quotes, forwards, near-duplicates)",
 )
-"""What no training run's guarantee covers, unless its cost was accounted for. A claim may add to it."""
+"""The guarantee of a training run never covers these, unless their cost was accounted for. A claim may add to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What a run protects.
+    """The protection that a run gives, with everything a claim must state.
 
-    notion: what kind of claim; unit: what one unit is; rows_per_unit: rows one unit may contribute (a step or in
-    all, as `contribution` says), None if all it has; rows_cut: how rows were cut out of text.
-    adjacency, public_facts: which worlds are compared, and what is public in both.
-    epsilon, delta: the claimed pair, epsilon inf where nothing holds; curve: (epsilon, delta) pairs of the whole
-    curve; reconstruction: (prior p, bound r(p)) at PRIORS at least; advantage: true minus false positives of the
-    best test; true_positive_rate: its bound at a false positive rate of 1%.
-    secret_targets: the (p, r) pairs that were asked for, for secret protection alone: all of them, or of many the
-    least and greatest r of each p; closest_secrets: (id, prior, posterior asked, posterior reached at most) of those
-    that come nearest to what was asked, by id and never by content.
-    epsilons: (what is supposed, epsilon) where epsilon rests on something that was estimated: of estimates alone.
-    worlds: the two worlds that are compared, in words; written from the adjacency if left empty.
-    noise_multiplier: noise std over clip norm, of noise that is correlated over steps over how far one clipped
-        gradient moves what is released (a line of the public facts); clip_norm: None if nothing is clipped; steps.
-    sampling, sampling_used: what the accounting assumes and what the run did; expected_batch: units or rows a
-    step; sampling_probability: the smallest and the largest of a row or unit, in any step; bands: steps over which
-    the noise is correlated, in one of which a row's or unit's group has its turn.
-    accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).
-    protected_output: which artefact, and whether one release or several with their sum.
-    provenance: code version, date, hardware, and keyed fingerprints of config and data.
-    evidence: audits made, what they could have shown at most and what they did show; or that none was made.
-    units: how many units there are, None where that is not public.
-    estimates: reasons why the figures are not a theorem. words: line 12, written from the rest if left empty.
+    Attributes:
+        notion: the kind of claim.
+        unit: the protected unit, in words.
+        rows_per_unit: rows one unit may contribute (a step or in all, as `contribution` says), None if all it has.
+        rows_cut: how rows were cut out of text.
+        adjacency, public_facts: which worlds are compared, and what is public in both.
+        epsilon, delta: the claimed pair; epsilon is inf where nothing holds.
+        curve: (epsilon, delta) pairs of the whole curve.
+        reconstruction: (prior p, bound r(p)), at PRIORS at least.
+        advantage: true minus false positives of the best test.
+        true_positive_rate: its bound at a false positive rate of 1%.
+        secret_targets: for secret protection alone, the (p, r) pairs that were asked for: all of them, or if they are
+            many
+            the least and greatest r of each p.
+        closest_secrets: (id, prior, posterior asked, posterior reached at most) of the secrets that come nearest to
+            what
+            was asked, by id and never by content.
+        epsilons: (assumption, epsilon) where epsilon rests on something that was estimated; for estimates alone.
+        worlds: the two worlds that are compared, in words; written from the adjacency if left empty.
+        noise_multiplier: standard deviation of the noise over the clip norm. For noise that is correlated over steps:
+            over
+            the distance by which one clipped gradient moves the release (a line of the public facts).
+        clip_norm: None if nothing is clipped.
+        steps: number of steps.
+        sampling, sampling_used: the sampling that the accounting assumes, and the one that the run used.
+        expected_batch: units or rows a step.
+        sampling_probability: the smallest and the largest of a row or unit, in any step.
+        bands: steps over which the noise is correlated; a row's or unit's group has its turn in one of them.
+        accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).
+        protected_output: which artefact, and whether one release or several with their sum.
+        provenance: code version, date, hardware, and keyed fingerprints of config and data.
+        evidence: the audits made, the most they could have shown and what they did show; or that none was made.
+        units: how many units there are, None where that is not public.
+        estimates: reasons why the figures are not a theorem.
+        words: line 12, written from the rest if left empty.
     """
 
     notion: Notion
@@ -147,19 +160,21 @@ class Guarantee:
 
     @property
     def theorem(self) -> bool:
-        """Whether the claim is proved: exactly if there is no reason to call it an estimate."""
+        """True if the claim is proved: exactly if there is no reason to call it an estimate."""
         return not self.estimates and self.notion != "none"
 
     def to_json(self) -> dict[str, Any]:
-        """Every field under its own name, and `theorem`; infinity is the string "inf" (JSON has no number for it)."""
+        """Return every field under its own name, and `theorem`; infinity is the string "inf", as JSON has none."""
         fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"notion": fields.pop("notion"), "theorem": self.theorem, **fields}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Guarantee:
-        """The inverse of `to_json`.
+        """Read a guarantee from JSON values: the inverse of `to_json`.
 
-        Raises InputError for a missing or unknown field; CheckFailed if the file calls a theorem what is none.
+        Raises:
+            InputError: a field is missing or unknown.
+            CheckFailed: the file calls an estimate a theorem.
         """
         fields = {name: value for name, value in data.items() if name != "theorem"}
         known = {f.name: f for f in dataclasses.fields(cls)}
@@ -181,7 +196,8 @@ class Guarantee:
         """Read a guarantee that a run wrote, such as `release/guarantee.json`.
 
         Raises:
-            InputError: the file is not there, or is no guarantee; CheckFailed: see `from_json`.
+            InputError: the file does not exist, or is no guarantee.
+            CheckFailed: see `from_json`.
         """
         try:
             found = json.loads(Path(path).read_text("utf-8"))
@@ -192,13 +208,13 @@ class Guarantee:
         return cls.from_json(found)
 
     def sentences(self) -> list[str]:
-        """What a lawyer reads: what someone could and could not learn about one unit."""
+        """Write the claim for a lawyer: what someone could and could not learn about one unit."""
         return list(self.words)
 
     def short(self) -> list[str]:
-        """The sentences that nobody may miss: whether it is proved, for whom, how much, of what, and what weakens it.
+        """Return the key sentences: whether the claim is proved, for whom, how much, of what, and what weakens it.
 
-        Without a claim all sentences.
+        Without a claim all sentences are returned.
         """
         if self.notion == "none":
             return self.sentences()
@@ -207,11 +223,11 @@ class Guarantee:
         return [*stated, f"One unit is {_bare(self.unit)}. {given}", *self.weakness()]
 
     def weakness(self) -> list[str]:
-        """Those of the sentences that say how little a claim may be worth."""
+        """Return the sentences that say how little a claim may be worth."""
         return [sentence for sentence in self.words if sentence.startswith(_WEAK)]
 
     def model_card_section(self) -> str:
-        """The whole claim as a Markdown section."""
+        """Write the whole claim as a Markdown section."""
         status = "a proved bound" if self.theorem else "an estimate, not a proved bound"
         if self.notion == "none":
             status = "no claim"
@@ -225,7 +241,7 @@ class Guarantee:
         return "\n".join(lines) + "\n"
 
     def lines(self) -> list[tuple[str, str]]:
-        """The claim's single-valued lines, name and value, for a table."""
+        """Return the claim's single-valued lines, (name, value), for a table."""
         low, high = self.sampling_probability
         chance = at_most(high, 6) if low == high else f"{at_least(low, 6)} to {at_most(high, 6)}"
         rows = "all it has" if self.rows_per_unit is None else str(self.rows_per_unit)
@@ -301,7 +317,7 @@ def _set(guarantee: Guarantee, name: str, value: object) -> None:
 
 
 def _check_lines(g: Guarantee) -> None:
-    """No line missing or blank."""
+    """Check that no line is missing or blank."""
     for field in dataclasses.fields(g):
         name, value = field.name, getattr(g, field.name)
         if value is None and name not in _MAY_BE_NONE:
@@ -323,7 +339,7 @@ def _check_lines(g: Guarantee) -> None:
 
 
 def _check_numbers(g: Guarantee) -> None:
-    """Every number possible by itself, and none at odds with the notion."""
+    """Check that every number is possible by itself and agrees with the notion."""
     p_and_r = [number for pair in (*g.reconstruction, *g.secret_targets) for number in pair]
     conditions = {
         "epsilon": g.epsilon >= 0,
@@ -434,8 +450,8 @@ def _bare(text: str) -> str:
 
 
 def large_delta(units: int, delta: float) -> str | None:
-    """A warning where delta is not small beside the number of units; None where it is."""
-    product = float(units * Decimal(repr(float(delta))))  # of 600 and 1e-4 0.06, and not a little more
+    """Return a warning if delta is not small compared with the number of units, else None."""
+    product = float(units * Decimal(repr(float(delta))))  # 600 * 1e-4 is 0.06, not a little more
     if product <= LARGE:
         return None
     return (
@@ -446,7 +462,7 @@ def large_delta(units: int, delta: float) -> str | None:
 
 
 def _chances(pairs: Pairs) -> str:
-    """(p, r) pairs as people say them."""
+    """Write (p, r) pairs in the form that people use for chances."""
     return "; ".join(f"{one_in_at_least(p)} becomes at most {one_in_at_most(r)}" for p, r in pairs)
 
 

@@ -1,4 +1,4 @@
-"""What a run has spent: an append-only file, flushed to disk before a step's result is used."""
+"""The record of what a run has spent: an append-only file, flushed to disk before a step's result is used."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from confide.utils.errors import InputError
 
 
 def first_entry(path: Path) -> dict[str, Any]:
-    """What a run was begun with.
+    """Read the entry with which a run began.
 
     Raises:
-        InputError: no run was begun there, or the line is damaged.
+        InputError: no run began there, or the line is damaged.
     """
     try:
         with open(path, "rb") as stream:
@@ -27,7 +27,9 @@ def first_entry(path: Path) -> dict[str, Any]:
 
 
 def digest(path: Path, steps: int) -> bytes:
-    """SHA-256 of the lines from the first to that of step number `steps`, without those of steps taken again.
+    """Compute SHA-256 of the lines from the first to that of step number `steps`.
+
+    Lines of steps that were taken again are left out.
 
     Raises:
         InputError: there are fewer lines, or one is damaged.
@@ -50,7 +52,7 @@ def digest(path: Path, steps: int) -> bytes:
 
 
 def versions(path: Path) -> list[str]:
-    """The versions of confide that took steps, in the order of their first."""
+    """Return the versions of confide that took steps, in the order of their first step."""
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -72,12 +74,12 @@ def _entries(path: Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 class Ledger:
     """One JSON object a line, in the order of the steps.
 
-    A step is written and flushed *before* its noised gradient moves the weights: whatever dies when, the
-    ledger never knows of fewer steps than were taken. A resumed run repeats the steps since its last
-    checkpoint with the same draws and the same noise. That spends nothing new: what the dead attempt computed
-    since the checkpoint died with it, and where arithmetic repeats to the bit it is the same anyway. `record`
-    checks that the repeated entry is the one that stands there instead of writing it twice. Each entry names the
-    version of confide that took the step; where another version takes it again, a line `{"again": ...}` says so.
+    A step is written and flushed *before* its noised gradient moves the weights: whatever dies when, the ledger never
+    knows of fewer steps than were taken. A resumed run repeats the steps since its last checkpoint with the same draws
+    and the same noise. That spends nothing new: everything the dead attempt computed since the checkpoint is lost, and
+    where arithmetic repeats to the bit it is the same anyway. `record` does not write a repeated entry twice; it
+    checks that the entry equals the one in the file. Each entry names the version of confide that took the step. If
+    another version repeats the step, a line `{"again": ...}` says so.
     """
 
     def __init__(self, path: Path):
@@ -94,7 +96,7 @@ class Ledger:
         whole = data[: data.rfind(b"\n") + 1]
         found = list(_entries(self.path, whole))
         if len(whole) < len(data):
-            # The run died while writing this line, before its step was used: the line is not a step.
+            # The run died while it wrote this line, before it used the step, so the line is not a step.
             with open(self.path, "r+b") as stream:
                 stream.truncate(len(whole))
                 stream.flush()
@@ -120,7 +122,7 @@ class Ledger:
         self.entries.append(wanted)
 
     def _repeat(self, number: int, old: dict[str, Any], wanted: dict[str, Any]) -> None:
-        """Check an entry against the one that stands there."""
+        """Check an entry against the one already in the file."""
         names = dict.fromkeys([*old, *wanted])
         differing = [name for name in names if old.get(name) != wanted.get(name) and name != "confide"]
         if differing == ["generator"] and "generator" in old and "generator" in wanted:

@@ -1,13 +1,13 @@
-"""How often each row may be drawn, when every unit has a limit of its own: a linear program, and what it leaves.
+"""A linear program that says how often each row may be drawn if every unit has its own limit.
 
     maximise sum_i w_i   subject to   sum of w_i over the rows of unit j <= limit_j,   0 <= w_i <= 1
 
-is Algorithm 2 of paper 002 with limit_j = c m_j; row i is then drawn with probability rho_i = B w_i / sum w. A unit
-may be a secret, or one of several owners of a row. Nothing here sees more than the incidence of rows and units and
-the units' limits, so what comes out may be published wherever these are.
+This is Algorithm 2 of Ganesh et al. 2025 ("Hush!") with limit_j = c m_j; row i is then drawn with probability
+rho_i = B w_i / sum w. A unit may be a secret, or one of several owners of a row. The code here sees only the incidence
+of rows and units and the units' limits, so its results may be published wherever these are.
 
-What a solver returns is not trusted. Weights are scaled back until no limit is exceeded in float64, in whatever order
-a unit's weights are added up, and the gap to the optimum follows from weak duality: whatever y >= 0 is,
+A solver's result is not trusted. Weights are scaled back until no limit is exceeded in float64, in whatever order
+a unit's weights are added up. The gap to the optimum follows from weak duality: for every y >= 0,
 
     sum_j y_j limit_j + sum_i u_i max(0, 1 - sum of y_j over the units of row i)
 
@@ -34,24 +34,29 @@ from confide.utils.errors import CheckFailed, InputError
 Kind = Literal["gaussian", "kl", "sqrt-kl"]
 Solver = Literal["auto", "highs", "pdlp"]
 
-HIGHS_UP_TO = 50_000  # incidences: half a second; with 200,000 in a chain, crossover takes minutes
-GOAL = 3e-4  # relative gap at which PDLP need not go on
-TOLERANCES = (1e-4, 1e-5, 1e-6)  # PDLP's, each started from the solution before
-ITERATIONS = 4096  # of PDLP for each tolerance; a limit in seconds would let weights depend on the machine
-SHARDS = 16  # parts that PDLP adds up on their own: fixed, so that weights do not depend on its threads
+HIGHS_UP_TO = 50_000  # incidences, which take half a second; with 200,000 in a chain, crossover takes minutes
+GOAL = 3e-4  # relative gap at which PDLP stops
+TOLERANCES = (1e-4, 1e-5, 1e-6)  # of PDLP; each run starts from the solution before
+ITERATIONS = 4096  # of PDLP per tolerance; with a limit in seconds, weights would depend on the machine
+SHARDS = 16  # parts that PDLP adds up separately; fixed, so that weights do not depend on its threads
 LIFTS = 12
 FAINT, DUST = (
     1e-3,
     1e-5,
-)  # weights this far below their bounds go, if together they are this little of the sum
+)  # drop weights this far below their bounds, if together they are this little of the sum
 ROUNDING = 2.0**-52
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """weights: float64[M]; objective: their sum; gap: relative distance to an upper bound of the optimum.
+    """Weights, and how good they are.
 
-    solver: `highs`, `pdlp`, or `none` where no limit is left to bind; seconds: of the whole call.
+    Attributes:
+        weights: float64[M].
+        objective: the sum of the weights.
+        gap: relative distance to an upper bound of the optimum.
+        solver: `highs`, `pdlp`, or `none` if no limit is left to bind.
+        seconds: duration of the whole call.
     """
 
     weights: np.ndarray
@@ -63,7 +68,13 @@ class Solution:
 
 @dataclass(frozen=True)
 class Spread:
-    """What weights leave of a data set. kept: rows drawn at all; total: sum w; effective: (sum w)^2 / sum w^2 rows."""
+    """The share of a data set that weights leave.
+
+    Attributes:
+        kept: rows that can be drawn.
+        total: sum w.
+        effective: (sum w)^2 / sum w^2 rows.
+    """
 
     kept: int
     total: float
@@ -71,22 +82,24 @@ class Spread:
 
     @classmethod
     def of(cls, weights: np.ndarray) -> Self:
-        """weights: float64[M], not negative."""
+        """Compute the spread of weights: float64[M], not negative."""
         top = float(weights.max(initial=0.0))
         if top == 0:
             return cls(0, 0.0, 0.0)
-        shares = weights / top  # squares of very small weights would vanish
+        shares = weights / top  # scaled, since squares of very small weights would vanish
         total = float(shares.sum())
         return cls(int(np.count_nonzero(weights)), total * top, total * total / float(shares @ shares))
 
 
 def need(kind: Kind, prior: np.ndarray, posterior: np.ndarray) -> np.ndarray:
-    """m_j: how much of the common budget a secret may have, from its prior p and allowed posterior r; float64[K].
+    """Compute m_j, a secret's share of the common budget, from its prior p and allowed posterior r; float64[K].
 
-    `gaussian` is Phi^-1(r) - Phi^-1(p), which grows with the rows of a secret as the tight accounting does; `kl` is
-    KL(Bern(r) || Bern(p)), the target of paper 002; `sqrt-kl` its square root, which fits accounting by KL.
-    Divergences are taken without cancellation, however small or close p and r are.
-    Raises InputError unless 0 < p < r < 1 for every secret.
+    `gaussian` is Phi^-1(r) - Phi^-1(p), which grows with the rows of a secret as the tight accounting does. `kl` is
+    KL(Bern(r) || Bern(p)), the target of Ganesh et al. 2025. `sqrt-kl` is its square root, which fits accounting by
+    KL. Divergences are computed without cancellation, however small or close p and r are.
+
+    Raises:
+        InputError: some secret does not have 0 < p < r < 1.
     """
     p, r = np.asarray(prior, dtype=np.float64), np.asarray(posterior, dtype=np.float64)
     sound = (p > 0) & (p < r) & (r < 1)
@@ -96,15 +109,24 @@ def need(kind: Kind, prior: np.ndarray, posterior: np.ndarray) -> np.ndarray:
             f"a secret needs 0 < prior < allowed posterior < 1; secret {place} has {p[place]:g} and {r[place]:g}"
         )
     if kind == "gaussian":
-        return ndtri(r) - ndtri(p)
+        gap: np.ndarray = ndtri(r) - ndtri(p)
+        return gap
     if kind not in ("kl", "sqrt-kl"):
         raise InputError(f"{kind!r} is no kind of need: use gaussian, kl or sqrt-kl")
-    kl = p * _bregman((r - p) / p) + (1 - p) * _bregman((p - r) / (1 - p))
-    return np.sqrt(kl) if kind == "sqrt-kl" else kl
+    kl: np.ndarray = p * _bregman((r - p) / p) + (1 - p) * _bregman((p - r) / (1 - p))
+    if kind == "kl":
+        return kl
+    root: np.ndarray = np.sqrt(kl)
+    return root
 
 
 def largest_c(offsets: np.ndarray, m: np.ndarray) -> float:
-    """The least c in float64 with c m_j >= rows_j for every unit: every weight is 1. m: float64[N], above 0."""
+    """Compute the least c in float64 with c m_j >= rows_j for every unit, at which every weight is 1.
+
+    Args:
+        offsets: int64[N + 1], as in the incidence.
+        m: float64[N], above 0.
+    """
     counts = np.diff(offsets)
     if not (m > 0).all():
         raise InputError(
@@ -124,13 +146,22 @@ def solve(
     solver: Solver = "auto",
     threads: int = 2,
 ) -> Solution:
-    """Weights of M = `n_rows` rows that no unit's limit forbids, and a proof of how close to the best they are.
+    """Compute weights of M = `n_rows` rows that respect every unit's limit, and a bound on their distance to the best.
 
-    limits: float64[N], c m_j, at least 0. Rows that belong to the same units, of those whose limit can bind, get
-    the same weight; rows without such a unit get 1, and rows of a unit with limit 0 get 0. `auto` takes HiGHS
-    (interior point) for small programs and PDLP (Applegate et al. 2021) for large ones; `threads` are PDLP's.
-    The same input gives the same weights. Raises InputError for a limit that is negative or not a number, and where
-    PDLP is needed and OR-tools is missing; CheckFailed if a solver breaks down.
+    Rows that belong to the same units, counting only units whose limit can bind, get the same weight. Rows without
+    such a unit get 1, and rows of a unit with limit 0 get 0. The same input gives the same weights.
+
+    Args:
+        offsets: int64[N + 1], see above.
+        rows: int64[incidences], see above.
+        n_rows: M.
+        limits: float64[N], c m_j, at least 0.
+        solver: `auto` takes HiGHS (interior point) for small programs and PDLP (Applegate et al. 2021) for large ones.
+        threads: of PDLP.
+
+    Raises:
+        InputError: a limit is negative or not a number, or PDLP is needed and OR-tools is missing.
+        CheckFailed: a solver breaks down.
     """
     began = time.perf_counter()
     limits = np.asarray(limits, dtype=np.float64)
@@ -159,10 +190,13 @@ def solve(
 
 
 def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int) -> np.ndarray:
-    """Rows kept so that no unit has more than `cap` of them, and none could be added; bool[M].
+    """Keep rows so that no unit has more than `cap` of them and no row could be added; bool[M].
 
-    The rule is fixed and reads the incidence alone: rows are taken in order of their number of owners, then of their
-    own number, and kept where every owner has room. A row without an owner is kept. Raises InputError if cap < 1.
+    The rule is fixed and reads the incidence alone. Rows are taken in order of their number of owners, then of their
+    own number, and kept if every owner has room. A row without an owner is kept.
+
+    Raises:
+        InputError: cap < 1.
     """
     if cap < 1:
         raise InputError(f"rows_per_unit is {cap}: a unit needs at least 1 row")
@@ -188,8 +222,13 @@ def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int)
 class _Program:
     """The program in terms of groups: rows that belong to the same units, of J units whose limits can bind.
 
-    incidence: J x G ones, by column; limits: float64[J], above 0; sizes: float64[G], rows of a group. What is
-    sought are masses x, the sum of w over a group. bounds: float64[G], implied on x by sizes and limits.
+    Its variables are masses x, the sum of w over a group.
+
+    Attributes:
+        incidence: J x G ones, by column.
+        limits: float64[J], above 0.
+        sizes: float64[G], rows of a group.
+        bounds: float64[G], implied on x by sizes and limits.
     """
 
     incidence: sparse.csc_array
@@ -199,29 +238,33 @@ class _Program:
 
     @classmethod
     def merging(cls, incidence: sparse.csc_array, limits: np.ndarray) -> tuple[Self, np.ndarray]:
-        """incidence: J x R, no column empty. Returns the program and the group of each row, int64[R]."""
+        """Build the program from an incidence J x R without empty columns.
+
+        Returns:
+            The program, and the group of each row, int64[R].
+        """
         first, group, sizes = _equal_columns(incidence)
         incidence = incidence[:, first]
         bounds = np.minimum(sizes, _least(incidence, limits))
         return cls(incidence, limits, sizes.astype(np.float64), bounds), group
 
     def scaled(self) -> sparse.csc_array:
-        """Coefficients for x_g / bound_g and a limit of 1: between 0 and 1, however far apart limits lie."""
+        """Return coefficients for x_g / bound_g and a limit of 1: between 0 and 1, however far apart limits lie."""
         counts = np.diff(self.incidence.indptr)
         data = np.repeat(self.bounds, counts) / self.limits[self.incidence.indices]
         return sparse.csc_array((data, self.incidence.indices, self.incidence.indptr), self.incidence.shape)
 
     def upper_bound(self, y: np.ndarray) -> float:
-        """A bound of the optimum from any y >= 0, float64[J], with what float64 may have rounded away on top."""
+        """Compute a bound of the optimum from any y >= 0, float64[J], raised by what float64 may have rounded away."""
         prices = self.incidence.T @ y
         parameters = np.maximum(0.0, 1 - prices)
         counts = np.diff(self.incidence.indptr)
         rounded = ROUNDING * float(self.bounds @ (counts * (1 + prices)))
         total = float(y @ self.limits) + float(self.bounds @ parameters)
-        return (total + rounded) * (1 + ROUNDING * sum(self.incidence.shape))
+        return float((total + rounded) * (1 + ROUNDING * sum(self.incidence.shape)))
 
     def lifted(self, masses: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Fills what limits leave: each unit shares its slack among its groups in proportion to their room."""
+        """Use up what limits leave: each unit shares its slack among its groups in proportion to their room."""
         for _ in range(LIFTS):
             room = np.where(which, self.bounds - masses, 0.0)
             slack = np.maximum(0.0, self.limits - self.incidence @ masses)
@@ -231,10 +274,10 @@ class _Program:
         return masses
 
     def polished(self, masses: np.ndarray) -> np.ndarray:
-        """Feasible masses near those of a solver, with more in them; faint ones are made zero.
+        """Compute feasible masses near those of a solver, with more in them; very small ones are set to zero.
 
-        Interior and first-order methods leave weights near 0 that no draw would ever reach: without them, "rows
-        kept" says what it seems to say.
+        Interior-point and first-order methods leave weights near 0 that no draw would ever reach. Without them, "rows
+        kept" counts only rows that matter.
         """
         masses = _within(self.incidence, self.limits, np.clip(masses, 0.0, self.bounds))
         masses = self.lifted(masses, np.ones(len(masses), dtype=np.bool_))
@@ -246,7 +289,7 @@ class _Program:
 
 
 def _best(program: _Program, attempts: Iterator[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float]:
-    """The best masses and the least upper bound over attempts (masses, y), until the gap is small enough."""
+    """Return the best masses and the least upper bound over attempts (masses, y), until the gap is small enough."""
     best, most, bound = np.zeros_like(program.bounds), 0.0, np.inf
     for masses, y in attempts:
         masses = program.polished(masses)
@@ -259,7 +302,7 @@ def _best(program: _Program, attempts: Iterator[tuple[np.ndarray, np.ndarray]]) 
 
 
 def _highs(program: _Program) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """HiGHS' interior point with crossover."""
+    """Yield the attempt of HiGHS' interior point with crossover."""
     scale = program.bounds.max()
     found = linprog(
         -program.bounds / scale,
@@ -274,7 +317,7 @@ def _highs(program: _Program) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _pdlp(program: _Program, threads: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """PDLP at ever finer tolerances, each started where the one before ended."""
+    """Yield PDLP's attempts at ever finer tolerances, each started from the end of the one before."""
     try:
         from ortools.pdlp import solvers_pb2
         from ortools.pdlp.python import pdlp
@@ -310,10 +353,12 @@ def _pdlp(program: _Program, threads: int) -> Iterator[tuple[np.ndarray, np.ndar
 def _binding(
     offsets: np.ndarray, rows: np.ndarray, n_rows: int, limits: np.ndarray
 ) -> tuple[sparse.csc_array, np.ndarray, np.ndarray]:
-    """What is left to decide: units whose limit is below their number of rows, not counting rows forced to 0.
+    """Find the units whose limit is below their number of rows, not counting rows forced to 0.
 
-    Returns the incidence J x M of these units, by column, their limits, and float64[M] that is 1 for rows without
-    such a unit and 0 for all others.
+    Returns:
+        The incidence J x M of these units, by column, their limits, and float64[M] that is 1 for rows without such a
+            unit
+        and 0 for all others.
     """
     counts = np.diff(offsets)
     unit = np.repeat(np.arange(len(counts)), counts)
@@ -331,10 +376,10 @@ def _binding(
 
 
 def _equal_columns(incidence: sparse.csc_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups of equal columns: the first column of each, the group of every column, and the groups' sizes; int64."""
+    """Group equal columns: return each group's first column, the group of each column and group sizes, int64."""
     starts, units = incidence.indptr, incidence.indices
     counts = np.diff(starts)
-    for salt in itertools.count():  # a second one has never been needed: sums of 64-bit words seldom meet
+    for salt in itertools.count():  # sums of 64-bit words seldom collide: a second salt has never been needed
         words = np.random.default_rng(salt).integers(0, 2**64, incidence.shape[0], dtype=np.uint64)
         sums = np.add.reduceat(words[units], starts[:-1])
         _, first, group, sizes = np.unique(sums, return_index=True, return_inverse=True, return_counts=True)
@@ -347,15 +392,15 @@ def _equal_columns(incidence: sparse.csc_array) -> tuple[np.ndarray, np.ndarray,
 
 
 def _least(incidence: sparse.csc_array, of_unit: np.ndarray) -> np.ndarray:
-    """The least value among the units of each column; no column may be empty."""
+    """Return the least value among the units of each column; no column may be empty."""
     return np.minimum.reduceat(of_unit[incidence.indices], incidence.indptr[:-1])
 
 
 def _within(incidence: sparse.csc_array, limits: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weights scaled down, each by its most exceeded limit, until none is exceeded in any order of adding up.
+    """Scale weights down, each by its most exceeded limit, until none is exceeded in any order of adding up.
 
-    n numbers added up in float64 miss their sum by less than n 2^-53 of it (Higham 2002, section 4.2), which is
-    left free below each limit: at most a few parts in 10^10 for a unit of a million rows.
+    A float64 sum of n numbers is off by less than n 2^-53 of it (Higham 2002, section 4.2). This much is left free
+    below each limit: at most a few parts in 10^10 for a unit of a million rows.
     """
     parameters = np.bincount(incidence.indices, minlength=len(limits))
     loads = incidence @ weights
@@ -368,6 +413,6 @@ def _within(incidence: sparse.csc_array, limits: np.ndarray, weights: np.ndarray
 
 
 def _bregman(t: np.ndarray) -> np.ndarray:
-    """(1 + t) log(1 + t) - t for t > -1, without cancellation near 0."""
+    """Compute (1 + t) log(1 + t) - t for t > -1, without cancellation near 0."""
     series = sum((-t) ** k / (k * (k - 1)) for k in range(2, 12))
     return np.where(np.abs(t) < 0.02, series, (1 + t) * np.log1p(t) - t)

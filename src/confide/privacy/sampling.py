@@ -1,8 +1,8 @@
-"""Which of n things a step draws. The accountant's assumption and the draw are chosen by one word.
+"""Sampling: which of n items a step draws. One word chooses both the draw and the accountant's assumption.
 
-`poisson`: each by itself with its own probability. `truncated`: a Poisson draw, thinned to a cap.
-`shuffle`: fixed batches out of a random order, as the papers did; no amplification theorem used here
-covers it, so a claim built on it is an estimate.
+`poisson`: each item independently with its own probability. `truncated`: a Poisson draw, thinned to a cap.
+`shuffle`: fixed batches out of a random order, as the papers did. No amplification theorem used here covers it, so a
+claim built on it is an estimate.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from confide.randomness.streams import RunKey
 
 @dataclass(frozen=True)
 class Draw:
-    """One logical batch: rows, what is clipped together, and each row's weight within its group.
+    """One logical batch: rows, the groups that are clipped together, and each row's weight within its group.
 
     Attributes:
         rows: token arrays, one a row.
         group: int64[rows], ascending from 0; rows of one group share a clip.
         weight: float32[rows], the row's weight in its group's gradient.
         labels: int64[rows] or None.
-        noise_factor: what the noise multiplier is multiplied by in this step; 1 but for a mechanism that adapts it.
-        who: int64[groups], the unit of each group, or its row where rows are drawn; None where nobody may ask.
+        noise_factor: factor on the noise multiplier in this step; 1 except for a mechanism that adapts it.
+        unit_ids: int64[groups], the unit of each group, or its row where rows are drawn; None where nobody may ask.
     """
 
     rows: list[np.ndarray]
@@ -39,7 +39,11 @@ class Draw:
         return int(self.group[-1]) + 1 if len(self.group) else 0
 
     def only(self, wanted: np.ndarray) -> "Draw":
-        """The draw of some of its groups, bool[groups]."""
+        """Return the draw of some of its groups.
+
+        Args:
+            wanted: bool[groups].
+        """
         places = np.flatnonzero(wanted[self.group])
         return replace(
             self,
@@ -56,7 +60,7 @@ class StopTraining:
     """No further step is taken: the run ends here, with the model as it is.
 
     Attributes:
-        reason: in words; known to whoever gets the model, so it may tell only what the mechanism releases.
+        reason: in words; whoever gets the model learns it, so it may reveal only what the mechanism releases.
     """
 
     reason: str
@@ -64,9 +68,9 @@ class StopTraining:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a step draws from n things: `kind`, the probability of each, and the cap of a truncated draw.
+    """A rule for drawing from n items: `kind`, the probability of each, and the cap of a truncated draw.
 
-    With `bands` above 1 the things are dealt into so many groups, whose turns come one after the other; a thing whose
+    With `bands` above 1 the items are dealt into so many groups, whose turns come one after the other. An item whose
     turn it is has `bands` times the probability.
     """
 
@@ -76,7 +80,7 @@ class Sampling:
     bands: int = 1
 
     def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
-        """Indices drawn at `step` (counted from 0), ascending: int64[m], m may be 0."""
+        """Draw the indices of `step` (counted from 0), ascending: int64[m]; m may be 0."""
         if self.kind == "shuffle":
             return np.sort(self._shuffled(n, key, phase, step))
         drawn = np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rate * self.bands)
@@ -90,15 +94,15 @@ class Sampling:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest probability of a thing, in any step."""
+        """The least and the greatest probability of an item, in any step."""
         return (self.rate, self.rate) if self.bands == 1 else (0.0, self.rate * self.bands)
 
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
-        """What the ledger says of it."""
+        """Return the ledger's description of this sampling."""
         return asdict(self)
 
     def _shuffled(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
-        """The next batch of an endless row of random orders of all n."""
+        """Return the next batch of an endless sequence of random orders of all n."""
         size = max(1, round(self.rate * n))
         first, parts = step * size, []
         while size > 0:
@@ -111,7 +115,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class OwnRates:
-    """Poisson sampling of n things, each with a probability of its own.
+    """Poisson sampling of n items, each with its own probability.
 
     Attributes:
         rates: float64[n], in (0, 1].
@@ -121,7 +125,7 @@ class OwnRates:
     kind: str = "poisson"
 
     def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
-        """As `Sampling.draw`."""
+        """Draw as `Sampling.draw` does."""
         if n != len(self.rates):
             raise ValueError(f"{n} things and {len(self.rates)} probabilities")
         return np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rates)
@@ -133,11 +137,11 @@ class OwnRates:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest probability of a thing."""
+        """The least and the greatest probability of an item."""
         return float(self.rates.min()), float(self.rates.max())
 
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
-        """What the ledger says of it; the rates are named by a keyed hash."""
+        """Return the ledger's description of this sampling; a keyed hash names the rates."""
         low, high = self.range
         digest = fingerprint(np.ascontiguousarray(self.rates, "<f8").tobytes())
         return {"kind": self.kind, "least": low, "greatest": high, "rates": digest}

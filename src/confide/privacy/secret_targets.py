@@ -1,7 +1,7 @@
-"""The prior and the allowed posterior of every secret (paper 002; section 4 of the mechanisms' page).
+"""The prior and the allowed posterior of every secret (Ganesh et al. 2025, "Hush!"; section 4 of the mechanisms' page).
 
-A prior is the chance of the best blind guess at a secret, a posterior what the best attack on the model may
-reach. A secret may carry several pairs; all are enforced.
+A prior is the chance of the best blind guess at a secret; a posterior is the allowed chance of the best attack on the
+model. A secret may carry several pairs; all are enforced.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ _SHOWN = 5
 def resolve(
     secrets: Secrets, ids: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Pairs for all secrets: `unit` int64[K] (a place in `ids`, ascending), `prior` and `posterior` float64[K].
+    """Find the pairs of all secrets: `unit` int64[K] (a place in `ids`, ascending), `prior` and `posterior` float64[K].
 
-    A secret's pairs are those that `secrets.values`, or a CSV of `secrets.words`, states for its id; else for
-    its class (what stands before a colon, the longest first); else the config's `prior` and `posterior`.
+    The first of these that states pairs for a secret counts: `secrets.values`, or a CSV of `secrets.words`, under its
+    id; then under its class (the part before a colon, the longest first); then the config's `prior` and `posterior`.
 
-    Raises InputError, naming file and line, for a pair without 0 < prior < posterior < 1, for an id in
-    `secrets.values` that is neither a secret nor a class, and for secrets without values.
+    Raises:
+        InputError: a pair violates 0 < prior < posterior < 1, an id in `secrets.values` is neither a secret nor a
+            class,
+            or a secret has no values. The sentence names file and line.
     """
     default = _default(secrets)
     listed, stated = _of_words(secrets)
@@ -59,7 +61,7 @@ def resolve(
 
 
 def class_of(secret: str) -> str:
-    """What stands before the last colon of an identifier; all of it where there is none (`rows`)."""
+    """Return the part of an identifier before its last colon; all of it if it has none (`rows`)."""
     return secret.rpartition(":")[0] or secret
 
 
@@ -81,7 +83,7 @@ def _default(secrets: Secrets) -> Pairs:
 
 
 def _of_words(secrets: Secrets) -> tuple[set[str], dict[str, Pairs]]:
-    """The ids of the list of words with their class, and the values that a CSV states for them."""
+    """Read the ids of the list of words with their class, and the values that a CSV states for them."""
     if secrets.words is None or not is_table(secrets.words):
         return set(), {}
     listed: set[str] = set()
@@ -93,7 +95,7 @@ def _of_words(secrets: Secrets) -> tuple[set[str], dict[str, Pairs]]:
             where = f"secrets.words: {secrets.words} line {entry.line}"
             pair = _pair(_number(prior, "prior", where), _number(posterior, "posterior", where), where)
             pairs = stated.setdefault(entry.id, [])
-            if pair not in pairs:  # the spellings of one secret state the same values
+            if pair not in pairs:  # several spellings of one secret state the same values
                 pairs.append(pair)
     return listed, stated
 
@@ -106,7 +108,7 @@ def _of_values(secrets: Secrets, known: set[str]) -> dict[str, Pairs]:
     stated: dict[str, Pairs] = {}
     for line, row in read_table(path, text, "secrets.values", ["id", "prior", "posterior"]):
         where = f"secrets.values: {path} line {line}"
-        if row["id"] not in known:  # it may be the secret's own text by mistake, so it is not shown
+        if row["id"] not in known:  # the id may be the secret's own text by mistake, so it is not shown
             near = difflib.get_close_matches(row["id"], sorted(known), 1, 0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"{where}: the id is neither a secret nor a class of secrets{hint}")

@@ -1,11 +1,11 @@
-"""Which rows a unit may contribute: a fixed choice before training, or a fresh one at every step.
+"""The rows that a unit may contribute: a fixed choice before training, or a fresh one at every step.
 
 Rules of Chua et al. 2024 ("Mind the Privacy Unit!"): random, longest, shortest, highest and lowest
 perplexity, each with a cap per unit (section 4.1), and random chunks for user sampling (section 5.1).
 
 *Formal guarantee.* A choice costs no privacy only if the unit it chooses within is the unit that is claimed
 (never example-level), every row has one owner, a model that scores rows has seen none of them, and random
-choices are independent from unit to unit. The functions here do their part: what they choose for a unit is a
+choices are independent from unit to unit. The functions here do their part: the choice for a unit is a
 function of that unit's rows and of the key stream at that unit's own places, whatever else is in the graph or
 was drawn with it. Zeroing out one unit then moves no other unit's rows.
 """
@@ -22,20 +22,20 @@ RULES = ("random", "longest", "shortest", "highest-ppl", "lowest-ppl")
 
 
 class Bits(Protocol):
-    """A stream of independent uniform 64-bit integers with random access; `streams.Stream` is one."""
+    """A stream of independent uniform 64-bit integers with random access, such as `streams.Stream`."""
 
     def uint64(self, n: int, start: int = 0) -> np.ndarray: ...
 
 
 def cap_of(given: int | str, shape: Shape) -> int:
-    """Rows per unit as a number, where `given` may say `median`."""
+    """Return rows per unit as a number, where `given` may be `median`."""
     return median_cap(shape) if given == "median" else int(given)
 
 
 def median_cap(shape: Shape) -> int:
-    """The median of rows per unit, rounded down (Charles et al. 2024, appendix H: a good cap for ELS).
+    """Compute the median of rows per unit, rounded down (Charles et al. 2024, appendix H: a good cap for ELS).
 
-    A statistic of the graph: public under zero-out adjacency, and to be listed as such in the claim.
+    It is a statistic of the graph: public under zero-out adjacency, and to be listed as public in the claim.
     """
     return int(np.median(shape.rows_per_unit))
 
@@ -48,15 +48,28 @@ def select(
     perplexity: np.ndarray | None = None,
     resample: bool = False,
 ) -> np.ndarray:
-    """The rows in use: at most `cap` of each unit, chosen once.
+    """Choose the rows in use once: at most `cap` of each unit.
 
-    Returns int64 row numbers ordered by unit and, within a unit, from the rule's first choice to its last (a
-    tie goes to the earlier row). With `resample`, a unit with fewer rows repeats them in that order until it
-    has `cap`, as the paper's Group Privacy does: accounting must count such a row as often as it is listed.
+    With `resample`, a unit with fewer rows repeats them in order until it has `cap`, as the paper's Group Privacy
+    does: accounting must count such a row as often as it is listed.
 
-    perplexity: float[M] under a model that saw no private row; needed by `highest-ppl` and `lowest-ppl`.
-    Raises InputError for an unknown rule, a cap below 1, a missing or non-finite perplexity, and for a graph
-    in which a row has several owners.
+    Args:
+        rule: one of the rules above.
+        graph: the unit graph.
+        cap: rows per unit, at most.
+        stream: random bits.
+        perplexity: float[M] under a model that saw no private row; needed by `highest-ppl` and `lowest-ppl`.
+        resample: repeat rows of units with fewer than `cap`.
+
+    Returns:
+        Row numbers, int64, ordered by unit and, within a unit, from the rule's first choice to its last (ties: the
+            earlier
+        row first).
+
+    Raises:
+        InputError: the rule is unknown, the cap is below 1, a perplexity is missing or not finite, or a row of the
+            graph
+            has several owners.
     """
     if rule not in RULES:
         raise InputError(f"selection {rule!r} chooses no rows before training: use one of {', '.join(RULES)}")
@@ -69,17 +82,24 @@ def select(
     order = np.lexsort((_scores(rule, graph, stream, perplexity)[rows], units))  # stable: ties keep row order
     if resample:
         places = np.tile(np.arange(cap), graph.n_units) % np.repeat(counts, cap)
-        return rows[order[np.repeat(graph.unit_offsets[:-1], cap) + places]]
+        repeated: np.ndarray = rows[order[np.repeat(graph.unit_offsets[:-1], cap) + places]]
+        return repeated
     rank = np.arange(len(rows)) - np.repeat(graph.unit_offsets[:-1], counts)
-    return rows[order[rank < cap]]
+    chosen: np.ndarray = rows[order[rank < cap]]
+    return chosen
 
 
 def random_rows(graph: UnitGraph, units: np.ndarray, k: int, stream: Bits) -> tuple[np.ndarray, np.ndarray]:
-    """Up to k distinct rows of each drawn unit, uniformly without replacement.
+    """Choose up to k distinct rows of each drawn unit, uniformly without replacement.
 
-    Returns two int64 arrays of equal length: row numbers, and for each the place in `units` of its unit. A
-    unit with at most k rows gives them all. Unit u reads places u*k to u*k + k - 1 of the stream, so hand in
-    another stream at every step. Raises InputError for a graph in which a row has several owners.
+    A unit with at most k rows gives them all. Unit u reads places u*k to u*k + k - 1 of the stream, so pass another
+    stream at every step.
+
+    Returns:
+        Two int64 arrays of equal length: row numbers, and for each the place in `units` of its unit.
+
+    Raises:
+        InputError: a row of the graph has several owners.
     """
     require_single_owner(graph)
     chosen = [_subset(graph.rows_of(unit), stream.uint64(k, start=unit * k)) for unit in units.tolist()]
@@ -90,12 +110,14 @@ def random_rows(graph: UnitGraph, units: np.ndarray, k: int, stream: Bits) -> tu
 def random_chunks(
     graph: UnitGraph, units: np.ndarray, k: int, length: int, stream: Bits
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """k random windows of `length` tokens of each drawn unit's rows, laid one after the other.
+    """Choose k random windows of `length` tokens from each drawn unit's rows, concatenated.
 
-    Each window starts anywhere in [0, L - length] with equal probability, L being the unit's tokens; rows
-    carry their own separators. A unit with L <= length gives one chunk of all its tokens: k would be k
-    copies. Reads only the rows under a window. Returns the chunks, in the graph's token type, and for each,
-    int64, the place in `units` of its unit. Stream and errors as in `random_rows`.
+    Each window starts anywhere in [0, L - length] with equal probability, L being the unit's tokens; rows carry their
+    own separators. A unit with L <= length gives one chunk of all its tokens, since k chunks would be k copies. Only
+    the rows under a window are read. For stream and errors see `random_rows`.
+
+    Returns:
+        The chunks, in the graph's token type, and for each, int64, the place in `units` of its unit.
     """
     require_single_owner(graph)
     chunks: list[np.ndarray] = []
@@ -112,6 +134,7 @@ def random_chunks(
 
 
 def require_single_owner(graph: UnitGraph) -> None:
+    """Raise InputError if a row of the graph has several owners."""
     if not graph.single_owner:
         raise InputError(
             f"rows of {graph.folder} have several owners, so rows cannot be chosen owner by owner: "
@@ -120,7 +143,7 @@ def require_single_owner(graph: UnitGraph) -> None:
 
 
 def _scores(rule: str, graph: UnitGraph, stream: Bits, perplexity: np.ndarray | None) -> np.ndarray:
-    """One number a row; the smallest are chosen."""
+    """Compute one number per row; the rows with the smallest are chosen."""
     if rule == "random":
         return stream.uint64(graph.n_rows)
     if rule in ("longest", "shortest"):
@@ -134,9 +157,9 @@ def _scores(rule: str, graph: UnitGraph, stream: Bits, perplexity: np.ndarray | 
 
 
 def _subset(rows: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """A uniform subset of as many rows as there are draws, in ascending order (Floyd's algorithm).
+    """Choose a uniform subset of as many rows as there are draws, in ascending order (Floyd's algorithm).
 
-    Reducing a 64-bit draw modulo n prefers no row by more than n / 2^64 of its probability.
+    Reducing a 64-bit draw modulo n changes no row's probability by more than n / 2^64 of it.
     """
     if len(rows) <= len(draws):
         return rows
@@ -148,7 +171,7 @@ def _subset(rows: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 
 def _window(graph: UnitGraph, rows: np.ndarray, ends: np.ndarray, start: int, length: int) -> np.ndarray:
-    """Tokens start to start + length of the rows laid one after the other; `ends` is where each one ends."""
+    """Return tokens start to start + length of the concatenated rows; `ends` holds the end of each row."""
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, start + length, side="left"))
     parts = graph.fetch(rows[first : last + 1])
