@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         alias = self.check_event(yaml.AliasEvent)
-        line = self.peek_event().start_mark.line + 1
+        line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call, unused-ignore]
         self._depth += 1
         if self._depth > _DEEPEST:
             raise InputError(f"line {line}: more than {_DEEPEST} lists or sections within one another")

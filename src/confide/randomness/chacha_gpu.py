@@ -63,7 +63,7 @@ class ChaChaStream:
             )
         state = self._state(start, n_blocks, nonce)
         out = torch.empty(n_blocks, BLOCK_WORDS, dtype=torch.int32, device=device)
-        with torch.cuda.device_of(out):
+        with torch.cuda.device_of(out):  # type: ignore[no-untyped-call, unused-ignore]
             self._kernels["_write_words"][_grid(n_blocks)](out, n_blocks, *state, BLOCKS=_BLOCKS)
         return out
 
@@ -82,7 +82,7 @@ class ChaChaStream:
         first, skip = divmod(start, BLOCK_VALUES)
         n_blocks = -(-(skip + tensor.numel()) // BLOCK_VALUES)
         state = self._state(first, n_blocks, bytes(NONCE_BYTES))
-        with torch.cuda.device_of(tensor):
+        with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call, unused-ignore]
             self._kernels["_add_normal"][_grid(n_blocks)](
                 tensor, tensor.numel(), skip, float(scale), *state, BLOCKS=_BLOCKS
             )

@@ -67,7 +67,8 @@ class Stream:
 
     def below(self, limits: np.ndarray, start: int = 0) -> np.ndarray:
         """One integer in [0, limit) for each limit: int64[n]. Bias below limit * 2^-53."""
-        return np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
+        values: np.ndarray = np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
+        return values
 
     def permutation(self, n: int) -> np.ndarray:
         """A uniform order of 0..n-1: int64[n]."""

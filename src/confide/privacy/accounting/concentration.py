@@ -204,7 +204,8 @@ class _Loss:
         for d, weight in zip(self.distances, self.weights, strict=True):
             out = np.exp(epsilon + log_ndtr(-epsilon / d - d / 2))
             total += weight * (ndtr(d / 2 - epsilon / d) - out)
-        return np.clip(total, 0.0, 1.0)
+        delta: np.ndarray = np.clip(total, 0.0, 1.0)
+        return delta
 
     def connect_dots_bounds(self) -> ConnectDotsBounds:
         d = float(self.distances.max())

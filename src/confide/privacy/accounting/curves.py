@@ -57,7 +57,8 @@ class Direction:
             weight = np.exp(e - knots[hi]) * np.expm1(knots[lo] - e) / np.expm1(knots[lo] - knots[hi])
             between = d[lo] + weight * (d[hi] - d[lo])
             before = 1.0 - np.exp(e - knots[0]) * (1.0 - d[0])
-        return np.where(below, before, np.where(inside, between, d[-1]))
+        found: Array = np.where(below, before, np.where(inside, between, d[-1]))
+        return found
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 at which the bound is at most delta; inf if there is none."""
@@ -180,7 +181,8 @@ class PrivacyProfile:
 
     def true_positive_rate(self, fpr: ArrayLike) -> Array:
         """Largest true positive rate of any test with this false positive rate, whichever world is the null."""
-        return np.maximum(self.removal.blow_up(fpr), self.addition.blow_up(fpr))
+        rate: Array = np.maximum(self.removal.blow_up(fpr), self.addition.blow_up(fpr))
+        return rate
 
     def reconstruction(self, p: ArrayLike) -> Array:
         """r(p): success of the best attack when the best blind guess succeeds with probability p.
@@ -317,7 +319,8 @@ def _chernoff(epsilons: Array, log_moments: Array) -> Array:
     least = np.zeros_like(epsilons)
     for order, log_moment in zip(ORDERS, log_moments + log_factor, strict=True):
         least = np.minimum(least, log_moment - order * epsilons)
-    return np.exp(least)
+    bound: Array = np.exp(least)
+    return bound
 
 
 def _log_moments(pmf: pld_pmf.DensePLDPmf, thinning: int = 8) -> Array:

@@ -48,7 +48,7 @@ def _cost(release: SampledGaussian) -> Array:
     accountant = rdp.RdpAccountant(ORDERS.tolist(), NeighboringRelation.REPLACE_SPECIAL)
     event = dp_event.GaussianDpEvent(release.noise_multiplier)
     accountant.compose(dp_event.PoissonSampledDpEvent(release.q, event))
-    cost = np.maximum(accountant.rdp, _LEAST)
+    cost: Array = np.maximum(accountant.rdp, _LEAST)
     cost.flags.writeable = False
     return cost
 

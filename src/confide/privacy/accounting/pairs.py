@@ -158,7 +158,7 @@ class MixtureOfGaussians:
             total += float(
                 np.where(near, q * (np.exp(small) * small - np.expm1(small)), p * ratio - p + q).sum()
             )
-        return self.steps * (total * (points[1] - points[0]) + rare)
+        return float(self.steps * (total * (points[1] - points[0]) + rare))
 
     def describe(self) -> str:
         return (
@@ -303,7 +303,7 @@ class Grid:
         return PrivacyProfile.unprotected()
 
 
-class MixtureLoss(losses.MixtureGaussianPrivacyLoss):
+class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unused-ignore]  # it has no types
     """`dp_accounting`'s mixture of Gaussians with a faster inverse of the privacy loss.
 
     Its own inverse bisects point by point in Python, minutes for a fine grid. Here a table brackets each loss and
@@ -411,7 +411,7 @@ def delta_default(rows: int, units: int) -> float:
     """min(M^-1.1, 1/N) for M rows in use and N units (003, section 4)."""
     _check_rows(rows)
     _check_rows(units)
-    return min(rows**-1.1, 1 / units)
+    return min(float(rows**-1.1), 1 / units)
 
 
 def _poisson_binomial(rho: np.ndarray) -> tuple[np.ndarray, float]:

@@ -91,7 +91,8 @@ class Population:
         """float64[N]: how likely two rows of a unit meet in a step, by how likely they would if it had many alike."""
         with np.errstate(invalid="ignore", divide="ignore"):
             met = 1 - self._sums(self._sorted[1] ** 2) / self.means**2
-        return np.clip(np.nan_to_num(met), 0, 1)
+        evenness: Array = np.clip(np.nan_to_num(met), 0, 1)
+        return evenness
 
     def _sums(self, values: Array) -> Array:
         owner = np.repeat(np.arange(self.units), self.counts)
@@ -101,7 +102,8 @@ class Population:
     def _places(self) -> Array:
         """int32[nnz]: place of each of the sorted rates within its unit."""
         offsets, rates = self._sorted
-        return (np.arange(len(rates)) - np.repeat(offsets[:-1], self.counts)).astype(np.int32)
+        places: Array = (np.arange(len(rates)) - np.repeat(offsets[:-1], self.counts)).astype(np.int32)
+        return places
 
     def vector(self, unit: int) -> Array:
         """float64[n]: the unit's rates above 0, in decreasing order."""
@@ -125,7 +127,8 @@ class Population:
         roof = np.zeros(int(self.counts.max(initial=0)))
         roof[: self.counts[unit]] = self.vector(unit)
         above = np.concatenate([[0], np.cumsum(rates > roof[self._places])])
-        return above[offsets[1:]] == above[offsets[:-1]]
+        below: Array = above[offsets[1:]] == above[offsets[:-1]]
+        return below
 
     def envelope(self, units: Array) -> MixtureOfGaussians:
         """What dominates each of `units`, and is dominated by whatever else does: the largest of their tails.

@@ -75,7 +75,8 @@ class _Loss:
             )
         log_z = math.log1p(-self.q) - math.log(self.q) + 1 / (2 * self.s**2) + log_sinh
         inner = np.where(log_z > 30, math.log(2) + log_z, np.arcsinh(np.exp(np.minimum(log_z, 30))))
-        return self.s**2 * np.sign(epsilon) * (half + inner)
+        place: np.ndarray = self.s**2 * np.sign(epsilon) * (half + inner)
+        return place
 
     def _at(self, x: float) -> float:
         """The loss at x."""
@@ -91,7 +92,8 @@ class _Loss:
         found = q * (ndtr((1 - x) / s) - out)
         if q < 1:  # else `stay` may overflow, and 0 times that is no number
             found += (1 - q) * (ndtr(-x / s) - stay)
-        return np.clip(found, 0.0, 1.0)
+        delta: np.ndarray = np.clip(found, 0.0, 1.0)
+        return delta
 
     def connect_dots_bounds(self) -> ConnectDotsBounds:
         most = self._at(1 + _BEYOND * self.s)

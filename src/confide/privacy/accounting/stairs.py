@@ -72,7 +72,8 @@ def achieved(population: Population, targets: Targets, noise_multiplier: float) 
     cover.bounds[cover.open] = 1.0
     if noise_multiplier > 0 and cover.open.any():
         cover.bound_all()
-    return np.maximum(cover.bounds, targets.prior)
+    bounds: Array = np.maximum(cover.bounds, targets.prior)
+    return bounds
 
 
 class _Reconstruction:
@@ -97,11 +98,13 @@ class _Reconstruction:
         under = np.maximum(np.searchsorted(knots, prior, side="right") - 1, 0)
         above = np.minimum(np.searchsorted(knots, prior), len(knots) - 1)
         least = np.minimum(slopes[under] * prior + deltas[under], slopes[above] * prior + deltas[above])
-        return np.clip(least, prior, 1.0)
+        bounds: Array = np.clip(least, prior, 1.0)
+        return bounds
 
     def scale(self, values: Array) -> Array:
         """Such that it is nearly linear in the log of the load."""
-        return logit(np.clip(values, 1e-300, 1 - 1e-15))
+        scaled: Array = logit(np.clip(values, 1e-300, 1 - 1e-15))
+        return scaled
 
     def least(self, process: MixtureOfGaussians, pairs: Array) -> float:
         targets = list(zip(self.prior[pairs].tolist(), self.limits[pairs].tolist(), strict=True))
@@ -120,7 +123,8 @@ class _Divergence:
         return np.full(len(pairs), process.kl(noise))
 
     def scale(self, values: Array) -> Array:
-        return np.log(np.clip(values, 1e-300, 1e300))
+        scaled: Array = np.log(np.clip(values, 1e-300, 1e300))
+        return scaled
 
     def least(self, process: MixtureOfGaussians, pairs: Array) -> float:
         return least_noise_for_kl(process, float(self.limits[pairs].min()))
@@ -247,7 +251,8 @@ class _Cover:
 
     def _queue(self) -> Array:
         """The open pairs, by decreasing load."""
-        return self.by_load[self.open[self.by_load]]
+        queue: Array = self.by_load[self.open[self.by_load]]
+        return queue
 
     def _try(self, pair: int) -> bool:
         """Bound this pair and all that the same processes dominate, from loose to exact; whether it is met now."""
