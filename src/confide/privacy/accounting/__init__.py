@@ -1,4 +1,4 @@
-"""Processes, curves and calibration. Knows nothing of mechanisms, models or data."""
+"""Processes, curves and calibration. This package knows nothing of mechanisms, models or data."""
 
 from confide.privacy.accounting.calibration import (
     least_noise,

@@ -1,4 +1,4 @@
-"""From a target back to the least noise that meets it."""
+"""Calibration: find the least noise that meets a target."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ LEAST, MOST = 1e-3, 1e7
 """The range of noise multipliers that is searched."""
 
 ROUGH = 3e-2
-"""The interval at which settings are compared that nobody claims yet."""
+"""The interval at which settings are compared before anything is claimed of them."""
 
 Excess = Callable[[PrivacyProfile], float]
-"""log(what the curve gives / what was asked): at most 0 where the target is met."""
+"""log(the curve's value / the target): at most 0 if the target is met."""
 
 
 def least_noise(process: DominatingPair, epsilon: float, delta: float) -> float:
-    """The least noise multiplier with which `process` is (epsilon, delta)-DP, within 0.1%.
+    """Compute the least noise multiplier with which `process` is (epsilon, delta)-DP, within 0.1%.
 
     Formal guarantee: process.curve(result).epsilon(delta) <= epsilon was computed, at the interval of claims.
 
-    Raises InputError for a target that is no target, or that no noise up to 1e7 meets.
+    Raises:
+        InputError: the target is not a valid one, or no noise up to 1e7 meets it.
     """
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise InputError(f"privacy.epsilon must be a finite number above 0, not {epsilon}")
@@ -39,13 +40,17 @@ def least_noise(process: DominatingPair, epsilon: float, delta: float) -> float:
 
 
 def nearly_least_noise(process: DominatingPair, epsilon: float, delta: float, guess: float = 1.0) -> float:
-    """As `least_noise`, within about 1% and much faster: to compare many settings, never for a claim.
+    """Compute `least_noise` within about 1% and much faster: to compare many settings, never for a claim.
 
     Args:
+        process: the process to account.
+        epsilon: of the target.
+        delta: of the target.
         guess: a noise multiplier that is expected to be near.
     """
-    slope, before = -1.5, None  # of log epsilon over log noise
-    misses, meets = 0.0, math.inf  # between them it lies; under group privacy epsilon may leap there from inf
+    slope, before = -1.5, None  # slope of log epsilon over log noise
+    # The result lies between these two; under group privacy epsilon may jump there from inf.
+    misses, meets = 0.0, math.inf
     for _ in range(50):
         off = max(-3.0, min(3.0, _log_ratio(process.curve(guess, ROUGH).epsilon(delta), epsilon)))
         misses, meets = (max(misses, guess), meets) if off > 0 else (misses, min(meets, guess))
@@ -67,7 +72,7 @@ def nearly_least_noise(process: DominatingPair, epsilon: float, delta: float, gu
 
 
 def least_noise_for_reconstruction(process: DominatingPair, targets: Sequence[tuple[float, float]]) -> float:
-    """The least noise multiplier with which reconstruction(p) <= r for every (p, r) in `targets`."""
+    """Compute the least noise multiplier with which reconstruction(p) <= r for every (p, r) in `targets`."""
     for p, r in targets:
         if not 0 < p < r < 1:
             raise InputError(f"a secret needs 0 < prior < allowed posterior < 1, not {p} and {r}")
@@ -81,7 +86,10 @@ def least_noise_for_reconstruction(process: DominatingPair, targets: Sequence[tu
 
 
 def least_noise_for_kl(process: MixtureOfGaussians, kl: float) -> float:
-    """The least noise multiplier whose KL divergence over the run is at most `kl` nats (002, Lemma 3.2)."""
+    """Compute the least noise multiplier whose KL divergence over the run is at most `kl` nats.
+
+    Source: Ganesh et al. 2025 ("Hush!"), Lemma 3.2.
+    """
     if not (kl > 0 and math.isfinite(kl)):
         raise InputError(f"a target KL divergence must be a finite number above 0, not {kl}")
 
@@ -99,7 +107,9 @@ def _least(process: DominatingPair, excess: Excess, failure: str) -> float:
 
     @cache
     def at(interval: float) -> Callable[[float], float]:
-        return cache(lambda s: excess(process.curve(s, interval)))  # each stage asks for its ends again
+        return cache(
+            lambda s: excess(process.curve(s, interval))
+        )  # cached, since each stage evaluates its ends again
 
     good, bad = _bracket(at(1e-2), 1.0, failure)
     if good == LEAST:
@@ -111,7 +121,10 @@ def _least(process: DominatingPair, excess: Excess, failure: str) -> float:
 
 
 def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tuple[float, float]:
-    """(noise that meets the target, noise that does not), a factor of four apart at most; (LEAST, 0) if all does."""
+    """Return (noise that meets the target, noise that does not), at most a factor of four apart.
+
+    The result is (LEAST, 0) if every noise meets the target.
+    """
     s, factor = start, 4.0
     if excess(s) <= 0:
         while s > LEAST:
@@ -128,7 +141,7 @@ def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tu
 
 
 def _around(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
-    """A bracket about a good guess, by steps of 0.2%, 0.4%, 0.8%, ..."""
+    """Bracket the result around a good guess, by steps of 0.2%, 0.4%, 0.8%, ..."""
     step = 0.002
     if excess(guess) <= 0:
         good, bad = guess, guess / (1 + step)
@@ -148,10 +161,10 @@ def _narrow(
 ) -> tuple[float, float]:
     """Shrink to good / bad <= 1 + tolerance: false position in logs, Illinois variant, kept off the ends.
 
-    It halves the bracket where one end has moved three times in a row.
+    It halves the bracket if one end has moved three times in a row.
     """
     at_good, at_bad = excess(good), excess(bad)
-    moves = 0  # of the good end in a row, or, below 0, of the bad one
+    moves = 0  # moves in a row of the good end or, if negative, of the bad one
     while good / bad > 1 + tolerance:
         width = math.log(good / bad)
         share = 0.5
@@ -178,7 +191,7 @@ def _certified(excess: Callable[[float], float], good: float, bad: float) -> flo
 
 
 def round_up(s: float, digits: int = 5) -> float:
-    """The next number of so many significant digits, never below s."""
+    """Return the next number with so many significant digits, never below s."""
     rounded = float(f"{s:.{digits - 1}e}")
     if rounded >= s:
         return rounded

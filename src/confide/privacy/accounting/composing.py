@@ -1,8 +1,8 @@
-"""One step's privacy losses on a grid, and those of T equal steps: what `dp_accounting` computes, and faster.
+"""One step's privacy losses on a grid, and those of T equal steps: the computations of `dp_accounting`, but faster.
 
 A search for the least noise composes dozens of distributions. `DensePLDPmf.self_compose` spends most of that on the
-bounds beyond which mass may be cut off, one `logsumexp` for each of 40 orders, and on a transform of complex numbers;
-its connect-the-dots goes through a dictionary of all grid points.
+bounds beyond which mass may be cut off, one `logsumexp` for each of 40 orders, and on a transform of complex numbers.
+Its connect-the-dots goes through a dictionary of all grid points.
 """
 
 import math
@@ -12,21 +12,23 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft
 
-_RISE = 1e-10  # of divergences that should fall, for rounding
+_RISE = 1e-10  # rise that rounding may cause in divergences that should fall
 
 TRUNCATED = 1e-15
-"""Mass that is cut off at most, and counted as lost: `dp_accounting`'s default."""
+"""The most mass that is cut off, and counted as lost: `dp_accounting`'s default."""
 _ORDERS = 20
 
 
 def connected(interval: float, first: int, above: np.ndarray) -> pld_pmf.DensePLDPmf:
-    """The pessimistic connect-the-dots distribution of a step's privacy losses (Doroshenko et al. 2022, Algorithm 1).
+    """Build the pessimistic connect-the-dots distribution of a step's privacy losses.
 
-    Its divergence is the step's on the grid, and between two points linear in e^epsilon, which lies above the step's, a
-    convex function of e^epsilon; where rounding has made that less than convex, it is above on the grid as well. Two
-    equal worlds have a divergence of max(0, 1 - e^epsilon) and all mass at 0. What lies above adds D_i - e^h D_(i-1)
-    to loss i, with D_i = (above_(i+1) - above_i) / (e^h - 1). By itself it is small where epsilon is far from 0: in a
-    difference of whole divergences rounding leaves 1e-16 / h there, as a mass that is made anew in every step.
+    Source: Doroshenko et al. 2022, Algorithm 1. On the grid the distribution has the step's divergence. Between two
+    grid points it is linear in e^epsilon, which lies above the step's, a convex function of e^epsilon. Where rounding
+    makes the divergences less than convex, it lies above on the grid as well. Two equal worlds have a divergence of
+    max(0, 1 - e^epsilon) and all mass at 0. The rest, which lies above that, adds D_i - e^h D_(i-1) to loss i, with
+    D_i = (above_(i+1) - above_i) / (e^h - 1). By itself this rest is small where epsilon is far from 0. In a
+    difference of whole divergences, rounding would leave 1e-16 / h there, a mass that would be added anew in every
+    step.
 
     Args:
         interval: h, of the grid.
@@ -55,9 +57,10 @@ def connected(interval: float, first: int, above: np.ndarray) -> pld_pmf.DensePL
 
 
 def mirrored(interval: float, deltas: np.ndarray) -> pld_pmf.DensePLDPmf:
-    """The same of a pair whose divergence is that of the pair in the other order.
+    """Build the same distribution for a pair whose divergence is the same in either order.
 
     Args:
+        interval: h, of the grid.
         deltas: float64[n], at epsilon = 0, h, 2 h, ...; above 1 - e^-epsilon lies e^-epsilon times as much.
     """
     below = deltas * np.exp(-interval * np.arange(len(deltas)))
@@ -65,7 +68,7 @@ def mirrored(interval: float, deltas: np.ndarray) -> pld_pmf.DensePLDPmf:
 
 
 def sides(distribution: PrivacyLossDistribution) -> list[pld_pmf.DensePLDPmf]:
-    """Removal and addition; one for both where they are alike."""
+    """Return removal and addition; a single one for both if they are alike."""
     both = (
         [distribution._pmf_remove]
         if distribution._symmetric
@@ -75,17 +78,19 @@ def sides(distribution: PrivacyLossDistribution) -> list[pld_pmf.DensePLDPmf]:
 
 
 def bounds(masses: np.ndarray, steps: int) -> tuple[int, int]:
-    """First and last place of the sum of `steps` independent places, but for `TRUNCATED` of the mass.
+    """Return the first and last place of the sum of `steps` independent places, up to `TRUNCATED` of the mass.
 
-    Chernoff's bound at the orders of `dp_accounting.pld.common.compute_self_convolve_bounds`, +-1/n .. +-20/n for n
-    places: no exponential leaves e^+-20, so no logarithms are needed, and each is the one before times e^(i / n).
+    This is Chernoff's bound at the orders of `dp_accounting.pld.common.compute_self_convolve_bounds`, +-1/n .. +-20/n
+    for n places: no exponential leaves e^+-20, so no logarithms are needed, and each is the one before times e^(i /
+    n).
 
     Args:
         masses: float64[n] of the places 0 to n - 1.
+        steps: number of places that are added up.
     """
     n = len(masses)
     low, high = 0.0, float((n - 1) * steps)
-    if not masses.any():  # all is lost
+    if not masses.any():  # all mass is at infinite loss
         return 0, int(high)
     rise, room = np.exp(np.arange(n) / n), math.log(2 / TRUNCATED)
     rising, falling = masses.copy(), masses.copy()
@@ -98,10 +103,12 @@ def bounds(masses: np.ndarray, steps: int) -> tuple[int, int]:
 
 
 def self_composed(one_step: pld_pmf.DensePLDPmf, steps: int) -> pld_pmf.DensePLDPmf:
-    """`steps` independent steps with these privacy losses: losses add up, by a Fourier transform to the power of T.
+    """Compose `steps` independent steps with these privacy losses.
+
+    Losses add up; their distribution is a Fourier transform to the power of T.
 
     Formal guarantee: pessimistic if `one_step` is, up to the rounding of the transform (`curves.Composed`): mass that
-    is cut off counts as lost, and where it wraps around to it only adds.
+    is cut off counts as lost, and wherever it wraps around to, it only adds.
     """
     masses, lost = one_step._probs, one_step._infinity_mass
     low, high = bounds(masses, steps)

@@ -1,4 +1,7 @@
-"""The concentration filter (000 Algorithm 3, after Asi and Liu 2024): its noise, its claim, its proof."""
+"""The concentration filter: its noise, its claim, its proof.
+
+Source: Chua et al. 2024 ("Mind the Privacy Unit!"), Algorithm 3, after Asi and Liu 2024.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from confide.privacy.accounting.curves import Direction, PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, DominatingPair, Grid, MixtureOfGaussians, checked
 
 NEAR = 4 / 5
-"""The share of all pairs of users that must be near for a step to be taken, but for noise."""
+"""The share of all pairs of users that must be near for a step to be taken, up to noise."""
 THRESHOLD_SCALE, TEST_SCALE = 8.0, 16.0
 """Scales of the Laplace noises on the threshold and on each step's count, in units of 1 / epsilon."""
 
 _RARE = 1e-24  # mass of flips that goes to infinite loss
-_BEYOND = 11.0  # standard deviations beyond which a Gaussian's tail does: 2e-28
+_BEYOND = 11.0  # standard deviations beyond which a Gaussian's tail goes there: mass 2e-28
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Filtered:
     Lap(16 / epsilon) >= 4N/5 + Lap(8 / epsilon), the second drawn once; else the run ends. User i is kept with
     probability clip((f_i - N/2) / (N/6), 0, 1), f_i being the users within 2 tau. The noise multiplier s' is
     the standard deviation of the noise on their mean in units of tau / N: sqrt(8 ln(e^epsilon T / delta)) s,
-    where s answers (epsilon/2, delta/2) for T means of which a user moves each by 1 (000, Algorithm 3). Lengths
-    below are in units of tau.
+    where s answers (epsilon/2, delta/2) for T means of which a user moves each by 1 (Chua et al. 2024,
+    Algorithm 3). Lengths below are in units of tau.
 
     Formal guarantee: (epsilon, delta)-DP under replace-one, N public, wherever `proved` is at most epsilon;
     elsewhere the same pair is what the paper claims, and an estimate. The proof, for D and D' that differ in
@@ -47,11 +50,11 @@ class Filtered:
     under D'. So any pattern of tests costs at most 2 epsilon / 8 + 4 epsilon / 16 = epsilon / 2, whatever else
     is released in between.
 
-    *By chance.* Let far pairs be those beyond 1. But for an event of probability delta/2 (a bound on T
+    *By chance.* Call pairs beyond 1 far. Except for an event of probability delta/2 (a bound on T
     differences of Laplace noises), every step taken under D has at most h N^2 far pairs, h = 1/5 + (16 /
     (epsilon N)) ln(4 T / (3 delta)). Whether it does is a function of the output so far and of which rows, chunks
-    and hidden tokens are drawn; these do not depend on text, are the same in both worlds, and may be taken as known
-    to whoever looks. So both worlds may be stopped where it does not.
+    and hidden tokens are drawn; these do not depend on text, are the same in both worlds, and the attacker may be
+    assumed to know them. So both worlds may be stopped where it does not.
 
     *Where users lie.* Then D' has at most g N^2, g = h + 2/N. Let c be a user of D' with the fewest far ones
     and K those within 1 of c: |K| >= k N, k = 1 - g. Let k N - 1 >= 2N/3 and 2 (1/2 - 1/N)^2 > g. Users of K
@@ -76,7 +79,9 @@ class Filtered:
     Steps compose adaptively; with delta/2 left for them, and by the pattern of tests, (epsilon/2 + that
     epsilon, delta) holds.
 
-    users: N; steps: T.
+    Attributes:
+        users: N.
+        steps: T.
     """
 
     users: int
@@ -86,12 +91,12 @@ class Filtered:
 
     @cached_property
     def noise_multiplier(self) -> float:
-        """s', rounded up."""
+        """The noise multiplier s', rounded up."""
         s = _multiplier(self.steps, self.epsilon / 2, self.delta / 2)
         return round_up(math.sqrt(8 * (self.epsilon + math.log(self.steps / self.delta))) * s)
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
-        """What (epsilon, delta) in both directions implies, and nothing more; no protection at less noise."""
+        """Return exactly what (epsilon, delta) in both directions implies; no protection at less noise."""
         if checked(noise_multiplier) < self.noise_multiplier:
             return PrivacyProfile.unprotected()
         epsilons = np.array([-self.epsilon, self.epsilon])
@@ -99,14 +104,14 @@ class Filtered:
         return PrivacyProfile(both, both, 0.0)
 
     def proved(self, noise_multiplier: float) -> float:
-        """The epsilon that the proof above reaches at delta; inf where there are too few users for it."""
+        """Compute the epsilon that the proof above reaches at delta; inf if there are too few users for it."""
         moves = Moves.of(self.users, self._far())
         if moves is None:
             return math.inf
         return self.epsilon / 2 + _epsilon(Released(moves, self.steps), noise_multiplier, self.delta / 2)
 
     def _far(self) -> float:
-        """h: the share of ordered pairs that may be far in any step that is taken, but for delta/2."""
+        """Compute h: the share of ordered pairs that may be far in a taken step, except with probability delta/2."""
         by_chance = TEST_SCALE / self.epsilon * math.log(4 * self.steps / (3 * self.delta))
         return 1 - NEAR + by_chance / self.users
 
@@ -122,10 +127,10 @@ class Filtered:
 
 @dataclass(frozen=True)
 class Moves:
-    """How far replacing one user moves the mean of those kept, in units of tau / N: `first`, and `each` for
-    every flip.
+    """The distance by which replacing one user moves the mean of the kept users, in units of tau / N.
 
-    At most `users` others flip, each with probability `chance` and independently.
+    The distance is `first`, and `each` for every flip. At most `users` others flip, each with probability `chance` and
+    independently.
     """
 
     first: float
@@ -135,8 +140,9 @@ class Moves:
 
     @classmethod
     def of(cls, users: int, far: float) -> Moves | None:
-        """Of N users with at most far * N^2 ordered pairs beyond tau, as `Filtered` proves it; None where it
-        does not.
+        """Bound the moves for N users with at most far * N^2 ordered pairs beyond tau, as `Filtered` proves it.
+
+        The result is None if the proof does not cover these numbers.
         """
         if users <= 6:
             return None
@@ -151,7 +157,7 @@ class Moves:
         return cls(5 / k, each, flips, 6 / n)
 
     def flips(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Numbers of flips, the probability of each, and that of more."""
+        """Return numbers of flips, the probability of each, and the probability of more flips."""
         counts = np.arange(self.users + 1)
         beyond = stats.binom.sf(counts, self.users, self.chance)
         last = int(np.searchsorted(-beyond, -_RARE))
@@ -161,12 +167,12 @@ class Moves:
 
 @dataclass(frozen=True)
 class Released:
-    """T means of kept users under Gaussian noise; of each it is told how many users flipped.
+    """T means of kept users under Gaussian noise; with each, the attacker learns how many users flipped.
 
     Formal guarantee: given the flips F and who else is kept, a step is a Gaussian in either world, the two at
     most d(F) = first + F each apart. F has one distribution in both, so a step's hockey-stick divergence is at
-    most E[H(N(d(F), s^2), N(0, s^2))], in both directions: telling F to the attacker only helps. H grows with
-    the distance, so F may be replaced by the stochastically larger binomial number of flips; steps compose
+    most E[H(N(d(F), s^2), N(0, s^2))], in both directions: telling F to the attacker only helps the attacker. H grows
+    with the distance, so F may be replaced by the stochastically larger binomial number of flips; steps compose
     (Zhu, Dong and Wang 2022).
     """
 
@@ -199,7 +205,7 @@ class _Loss:
         return cls((moves.first + moves.each * counts) / s, weights, beyond)
 
     def delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """H(epsilon) of one step, at epsilons of any sign."""
+        """Compute H(epsilon) of one step, at epsilons of any sign."""
         total = np.full(epsilon.shape, self.beyond)
         for d, weight in zip(self.distances, self.weights, strict=True):
             out = np.exp(epsilon + log_ndtr(-epsilon / d - d / 2))
@@ -213,12 +219,12 @@ class _Loss:
         return ConnectDotsBounds(epsilon_upper=most, epsilon_lower=-most)
 
     def dots(self, interval: float) -> pld_pmf.DensePLDPmf:
-        """The pessimistic connect-the-dots distribution on multiples of `interval`."""
+        """Build the pessimistic connect-the-dots distribution on multiples of `interval`."""
         high = math.ceil(float(self.connect_dots_bounds().epsilon_upper or 0) / interval)
         return mirrored(interval, self.delta(np.arange(high + 1) * interval))
 
 
-@lru_cache(maxsize=64)  # a claim is written again and again
+@lru_cache(maxsize=64)  # a claim is stated many times
 def _multiplier(steps: int, epsilon: float, delta: float) -> float:
     return least_noise(MixtureOfGaussians.bernoulli(1.0, steps), epsilon, delta)
 

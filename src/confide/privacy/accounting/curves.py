@@ -1,11 +1,11 @@
-"""What one unit can lose: the curve delta(epsilon) of a mechanism, and every statement that follows from it.
+"""The privacy loss of one unit: the curve delta(epsilon) of a mechanism, and every statement that follows from it.
 
 A curve is kept as its two directions. *Removal* is P = the output with the unit against Q = the output with the
 unit zeroed out; *addition* is Q against P. Each direction is a list of vertices (epsilon_i, delta_i) with
 delta_i at least the hockey-stick divergence H(epsilon_i) = sup_E P(E) - e^epsilon_i Q(E). As a function of
 e^epsilon, H is convex, nonincreasing and equals 1 at e^epsilon = 0, so the straight line between two vertices
 (in e^epsilon, not in epsilon) is an upper bound again, and infima over all real epsilon of
-e^epsilon p + delta(epsilon) are attained at vertices. Nothing here ever sums e^loss over a distribution.
+e^epsilon p + delta(epsilon) are attained at vertices. The code here never sums e^loss over a distribution.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ REPORTED_DELTAS = tuple(10.0**-k for k in range(1, 13))
 class Direction:
     """Upper bounds on one direction's hockey-stick divergence.
 
-    epsilons: float64[n], strictly increasing, any real; deltas: float64[n] in [0, 1], nonincreasing.
+    Attributes:
+        epsilons: float64[n], strictly increasing, any real numbers.
+        deltas: float64[n] in [0, 1], nonincreasing.
     """
 
     epsilons: Array
     deltas: Array
 
     def delta(self, epsilon: ArrayLike) -> Array:
-        """delta at each epsilon (any real numbers, any shape), by lines in e^epsilon between vertices."""
+        """Compute delta at each epsilon (any real numbers, any shape), by lines in e^epsilon between vertices."""
         e = np.asarray(epsilon, dtype=np.float64)
         knots, d = self.epsilons, self.deltas
         right = np.searchsorted(knots, e, side="right")
@@ -61,7 +63,7 @@ class Direction:
         return found
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0 at which the bound is at most delta; inf if there is none."""
+        """Return the smallest epsilon >= 0 at which the bound is at most delta; inf if there is none."""
         if float(self.delta(0.0)) <= delta:
             return 0.0
         first = int(np.searchsorted(-self.deltas, -delta, side="left"))
@@ -76,7 +78,7 @@ class Direction:
             return float(start + np.logaddexp(np.log1p(-weight), np.log(weight) + gap))
 
     def blow_up(self, p: ArrayLike) -> Array:
-        """B(p) = inf over real epsilon of e^epsilon p + delta(epsilon): the largest P(E) given Q(E) <= p."""
+        """Compute B(p) = inf over real epsilon of e^epsilon p + delta(epsilon): the largest P(E) given Q(E) <= p."""
         probabilities = np.atleast_1d(np.asarray(p, dtype=np.float64))
         if not np.all((probabilities >= 0) & (probabilities <= 1)):
             raise InputError("a prior or false positive rate must lie in [0, 1]")
@@ -91,12 +93,12 @@ class Direction:
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """A composed privacy loss distribution and what its Fourier transform cannot give.
+    """A composed privacy loss distribution, and corrections for what its Fourier transform cannot compute.
 
     `rounding` is added to every delta. A transform raised to the T-th power carries an error of about T units
     in the last place, coherent over the width of the distribution: dp_accounting's tail masses come out up to
     1e-12 below zero after 10,000 steps, and against long double sums deltas were up to 1.2 T * 2^-52 too small.
-    T * 2^-50 covers what was seen with a factor of three to spare.
+    T * 2^-50 covers the largest error that was seen with a factor of three to spare.
     `log_moments` holds log E[e^(lambda loss)] at ORDERS for removal and addition, finite losses only, summed
     over the steps: a Chernoff bound for the far tail, free of that error.
     """
@@ -107,7 +109,7 @@ class Composed:
 
     @classmethod
     def of(cls, one_step: PrivacyLossDistribution, steps: int) -> Composed:
-        """`steps`-fold composition of one step with itself."""
+        """Compose one step with itself `steps` times."""
         single = sides(one_step)
         moments = [steps * _log_moments(side) for side in single]
         if steps == 1:
@@ -116,7 +118,7 @@ class Composed:
         return cls(composed, (moments[0], moments[-1]), steps * 2.0**-50)
 
     def then(self, other: Composed) -> Composed:
-        """This and then the other, at the coarser of the two intervals."""
+        """Compose this with another, at the coarser of the two intervals."""
         interval = max(_interval_of(self.pld), _interval_of(other.pld))
         left, right = _coarsened(self.pld, interval), _coarsened(other.pld, interval)
         moments = (
@@ -135,15 +137,17 @@ class Composed:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyProfile:
-    """Upper bounds on what one unit loses.
+    """Upper bounds on the privacy loss of one unit.
 
     Formal guarantee: if the two directions dominate a mechanism's hockey-stick divergences for its adjacency,
     the mechanism is (epsilon(delta), delta)-DP for every delta; a test of "with the unit" against "zeroed out"
     has a true positive rate of at most `true_positive_rate(fpr)`; and an attacker whose best blind guess succeeds
     with probability p succeeds with probability at most `reconstruction(p)` after seeing the output.
 
-    interval: the width of the grid of privacy losses that was used (0 where there was no grid).
-    composed: the distribution behind it, if it has one; needed to compose tightly.
+    Attributes:
+        removal, addition: the two directions.
+        interval: the width of the grid of privacy losses that was used (0 if there was no grid).
+        composed: the distribution behind the curve, if there is one; needed to compose tightly.
     """
 
     removal: Direction
@@ -153,18 +157,18 @@ class PrivacyProfile:
 
     @classmethod
     def unprotected(cls) -> PrivacyProfile:
-        """No noise: epsilon is inf at every delta below 1."""
+        """Return the curve of no noise: epsilon is inf at every delta below 1."""
         one = Direction(np.array([0.0]), np.array([1.0]))
         return cls(one, one, 0.0)
 
     @property
     def accountant(self) -> str:
-        """Name and version of what computed the numbers, and the grid."""
+        """Name and version of the software that computed the numbers, and the grid."""
         how = "privacy loss distribution" if self.composed is not None else "black-box bounds on it"
         return f"dp_accounting {version('dp-accounting')}, {how}, interval {self.interval:g}, pessimistic"
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon >= 0 such that (epsilon, delta) holds in both directions; may be inf."""
+        """Return the smallest epsilon >= 0 such that (epsilon, delta) holds in both directions; may be inf."""
         if delta == 0:  # pure privacy, which Gaussian noise never gives
             return 0.0 if self.delta(0.0) == 0 else math.inf
         if not 0 < delta < 1:
@@ -172,44 +176,44 @@ class PrivacyProfile:
         return max(self.removal.epsilon(delta), self.addition.epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
-        """Worst delta of both directions at this epsilon, which may be any real number."""
+        """Return the larger delta of the two directions at this epsilon, which may be any real number."""
         return float(max(self.removal.delta(epsilon), self.addition.delta(epsilon)))
 
     def advantage(self) -> float:
-        """Largest true positive rate minus false positive rate of any test: delta(0)."""
+        """Return the largest true positive rate minus false positive rate of any test: delta(0)."""
         return self.delta(0.0)
 
     def true_positive_rate(self, fpr: ArrayLike) -> Array:
-        """Largest true positive rate of any test with this false positive rate, whichever world is the null."""
+        """Return the largest true positive rate of any test at this false positive rate, for either null."""
         rate: Array = np.maximum(self.removal.blow_up(fpr), self.addition.blow_up(fpr))
         return rate
 
     def reconstruction(self, p: ArrayLike) -> Array:
-        """r(p): success of the best attack when the best blind guess succeeds with probability p.
+        """Compute r(p): success of the best attack when the best blind guess succeeds with probability p.
 
         With candidates I_1..I_k for the unit, Q the output with the unit zeroed out (the same for all of them)
         and E_i the disjoint regions where an attack answers i: sum_i prior(i) P_i(E_i) <= sum_i prior(i) B(Q(E_i))
-        <= B(sum_i prior(i) Q(E_i)) <= B(p), as B is concave and nondecreasing. So removal alone matters.
+        <= B(sum_i prior(i) Q(E_i)) <= B(p), as B is concave and nondecreasing. So only the removal direction matters.
         """
         return self.removal.blow_up(p)
 
     def points(self) -> list[tuple[float, float]]:
-        """(epsilon, delta) for delta = 1e-1 .. 1e-12 where epsilon is finite, by increasing epsilon."""
+        """Return (epsilon, delta) for delta = 1e-1 .. 1e-12 where epsilon is finite, by increasing epsilon."""
         pairs = [(self.epsilon(delta), delta) for delta in REPORTED_DELTAS]
         return [pair for pair in pairs if math.isfinite(pair[0])]
 
 
 def compose(curves: Sequence[PrivacyProfile]) -> PrivacyProfile:
-    """The curve of several phases run one after the other on independent randomness.
+    """Compute the curve of several phases run one after the other on independent randomness.
 
     Formal guarantee: where every phase has a privacy loss distribution these are composed (losses add up), the
-    finer ones rounded up to the coarsest grid first. Where one is known by its (epsilon, delta) alone, as after
+    finer ones rounded up to the coarsest grid first. If some phase is known by its (epsilon, delta) alone, as after
     `GroupOf`, basic composition holds: epsilons and deltas add up, with delta shared equally among the phases,
     which gives one valid pair for every total delta (Dwork et al. 2006, Theorem 1).
     """
     if not curves:
         raise ValueError("nothing to compose")
-    # Both worlds the same at delta(0) = 0: such a phase is as good as none.
+    # delta(0) = 0 means that both worlds are the same: such a phase costs nothing.
     curves = [curve for curve in curves if curve.delta(0.0) > 0] or list(curves[:1])
     if len(curves) == 1:
         return curves[0]
@@ -225,13 +229,13 @@ def compose(curves: Sequence[PrivacyProfile]) -> PrivacyProfile:
 
 
 def group(curve: PrivacyProfile, k: int) -> PrivacyProfile:
-    """k units at once, from the curve of one: at k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1).
+    """Compute the curve of k units at once from that of one: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)).
 
-    Formal guarantee: Vadhan 2017, Lemma 2.2, in each direction: P_0, ..., P_k with H(P_i, P_(i+1)) <= delta at
-    epsilon give P_0(E) <= e^(k epsilon) P_k(E) + delta (1 + e^epsilon + ... + e^((k-1) epsilon)). All k are removed,
-    or all are added: where one text leaves and another comes, links of both directions alternate, and no direction
-    follows from itself (`exchanged`). Only epsilon >= 0 is used, so `reconstruction` and `true_positive_rate` are upper
-    bounds, looser than a curve over all reals would give.
+    Formal guarantee: Vadhan 2017, Lemma 2.2, in each direction: P_0, ..., P_k with H(P_i, P_(i+1)) <= delta at epsilon
+    give P_0(E) <= e^(k epsilon) P_k(E) + delta (1 + e^epsilon + ... + e^((k-1) epsilon)). All k are removed, or all
+    are added. If one text leaves and another comes, links of both directions alternate, and no direction follows from
+    itself (`exchanged`). Only epsilon >= 0 is used, so `reconstruction` and `true_positive_rate` are upper bounds,
+    looser than a curve over all reals would give.
     """
     if k == 1:
         return curve
@@ -239,7 +243,7 @@ def group(curve: PrivacyProfile, k: int) -> PrivacyProfile:
 
 
 def between(curve: PrivacyProfile, points: int = 400) -> PrivacyProfile:
-    """Two texts of a unit, from the curve that compares each of them with the unit zeroed out.
+    """Compute the curve of two texts of a unit, from the one that compares each of them with the unit zeroed out.
 
     Formal guarantee: with P_0(E) <= e^a Q(E) + removal(a) of the one text and Q(E) <= e^b P_1(E) + addition(b) of the
     other, P_0(E) <= e^(a + b) P_1(E) + removal(a) + e^a addition(b), for all real a and b, and the same with the texts
@@ -257,7 +261,7 @@ def between(curve: PrivacyProfile, points: int = 400) -> PrivacyProfile:
 
 
 def exchanged(curve: PrivacyProfile) -> PrivacyProfile:
-    """As `between`, with the same share of both steps at every vertex as well: never more than a group of two.
+    """Compute `between` with vertices at an equal share of both steps as well: never more than a group of two.
 
     Formal guarantee: that of `between`. At 2a it is at most removal(a) + e^a addition(a), which is at most
     (1 + e^a) delta(a). Each direction by itself bounds one text against the other, whichever comes first.
@@ -283,7 +287,7 @@ def _group(direction: Direction, k: int) -> Direction:
 
 
 def _add_up(directions: Sequence[Direction]) -> Direction:
-    """Basic composition, by equal shares of 300 total deltas from 1 down to 1e-16."""
+    """Compose by the basic theorem, with equal shares of 300 total deltas from 1 down to 1e-16."""
     totals = np.geomspace(1.0, 1e-16, 300)
     pairs = [(sum(d.epsilon(t / len(directions)) for d in directions), t) for t in totals]
     finite = {epsilon: delta for epsilon, delta in pairs if math.isfinite(epsilon)}  # the least delta wins
@@ -293,10 +297,10 @@ def _add_up(directions: Sequence[Direction]) -> Direction:
 
 
 def _direction(pmf: pld_pmf.DensePLDPmf, log_moments: Array, rounding: float) -> Direction:
-    """Vertices on the grid of losses l_i: delta_i = mass at infinity + sum over j > i of (1 - e^(l_i - l_j)) p_j.
+    """Compute vertices on the grid of losses l_i, from the mass p_i of each.
 
-    With V_i = p_i + e^-h V_(i+1) this is delta_i = delta_(i+1) + (1 - e^-h) V_(i+1): only positive terms, no
-    exponential of a loss.
+    delta_i = mass at infinity + sum over j > i of (1 - e^(l_i - l_j)) p_j. With V_i = p_i + e^-h V_(i+1) this is
+    delta_i = delta_(i+1) + (1 - e^-h) V_(i+1): only positive terms, no exponential of a loss.
     """
     h, infinity = pmf._discretization, pmf._infinity_mass
     losses = (np.arange(pmf.size) + pmf._lower_loss) * h
@@ -311,8 +315,9 @@ def _direction(pmf: pld_pmf.DensePLDPmf, log_moments: Array, rounding: float) ->
 
 
 def _chernoff(epsilons: Array, log_moments: Array) -> Array:
-    """min over lambda of E[e^(lambda loss)] e^(-lambda epsilon) lambda^lambda / (1 + lambda)^(1 + lambda).
+    """Compute Chernoff's bound on delta at each epsilon.
 
+    It is the minimum over lambda of E[e^(lambda loss)] e^(-lambda epsilon) lambda^lambda / (1 + lambda)^(1 + lambda).
     The factor is the maximum over losses of (1 - e^(epsilon - loss)) e^(-lambda (loss - epsilon)).
     """
     log_factor = ORDERS * np.log(ORDERS) - (1 + ORDERS) * np.log1p(ORDERS)
@@ -324,9 +329,10 @@ def _chernoff(epsilons: Array, log_moments: Array) -> Array:
 
 
 def _log_moments(pmf: pld_pmf.DensePLDPmf, thinning: int = 8) -> Array:
-    """log E[e^(lambda loss)] at ORDERS, from above: on every eighth grid point, each mass shared between its two
-    neighbours so that the mean stays, which raises the expectation of a convex function (by a factor of about
-    1 + (8 lambda h)^2 / 8).
+    """Compute upper bounds on log E[e^(lambda loss)] at ORDERS.
+
+    They use every eighth grid point. Each mass is shared between its two neighbours so that the mean stays, which
+    raises the expectation of a convex function (by a factor of about 1 + (8 lambda h)^2 / 8).
     """
     blocks = -(-pmf.size // thinning)
     masses = np.zeros(blocks * thinning)
@@ -351,7 +357,7 @@ def _interval_of(pld: PrivacyLossDistribution) -> float:
 
 
 def _coarsened(pld: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
-    """The same distribution with every loss rounded up to a multiple of a coarser interval."""
+    """Return the same distribution with every loss rounded up to a multiple of a coarser interval."""
     if _interval_of(pld) == interval:
         return PrivacyLossDistribution(
             pld._pmf_remove.to_dense_pmf(), None if pld._symmetric else pld._pmf_add.to_dense_pmf()
@@ -364,6 +370,6 @@ def _coarsened(pld: PrivacyLossDistribution, interval: float) -> PrivacyLossDist
 
 def _rounded_up(pmf: pld_pmf.DensePLDPmf, interval: float) -> pld_pmf.DensePLDPmf:
     position = (np.arange(pmf.size) + pmf._lower_loss) * (pmf._discretization / interval)
-    index = np.ceil(np.round(position, 6)).astype(np.int64)  # 2.0000000004 is a 2 that was divided
+    index = np.ceil(np.round(position, 6)).astype(np.int64)  # a quotient such as 2.0000000004 stands for 2
     masses = np.bincount(index - index[0], weights=pmf._probs)
     return pld_pmf.DensePLDPmf(interval, int(index[0]), masses, pmf._infinity_mass, True)

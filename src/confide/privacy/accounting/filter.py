@@ -16,27 +16,29 @@ from confide.privacy.accounting.pairs import FINE, DominatingPair, checked
 from confide.utils.rounding import at_least, at_most
 
 ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 768, 1024])
-"""Orders at which budgets are kept: whole ones. dp_accounting's series for the others does not always converge, for one
-noise and not for another, and where it does not a step would seem to cost more than any budget."""
+"""Orders at which budgets are kept, all of them integers. For other orders, dp_accounting's series converges for some
+noises and not for others; where it does not, a step would seem to cost more than any budget.
+"""
 
 RELEASE = 5.0
-"""How much more noise, for its sampling probability, a release takes than a planned step where nobody says how much.
-Where noise is large a cost goes with (q / s)^2, so a release then costs 1/25 of a step; elsewhere less."""
+"""Default ratio of (noise / sampling probability) of a release to that of a planned step. At large noise the cost is
+proportional to (q / s)^2, so a release then costs 1/25 of a step; elsewhere less.
+"""
 
 _LEAST = 1e-12
-"""Below this a divergence is rounding, of either sign: it counts as this much."""
+"""Divergences below this are rounding errors of either sign, and are counted as this much."""
 
 
 @dataclass(frozen=True, order=True)
 class SampledGaussian:
-    """One release of a sum to which a unit adds a vector of norm 1 at most with probability q, plus N(0, s^2)."""
+    """One release of a sum plus N(0, s^2), to which a unit adds a vector of norm at most 1 with probability q."""
 
     q: float
     noise_multiplier: float
 
     @property
     def cost(self) -> Array:
-        """Its Renyi divergence at `ORDERS`, of a unit against the same unit zeroed out, the larger of both directions.
+        """The Renyi divergence at `ORDERS` of a unit against the same unit zeroed out, the larger of both directions.
 
         Source: `dp_accounting`, after Mironov, Talwar and Zhang 2019, section 3.3.
         """
@@ -54,7 +56,7 @@ def _cost(release: SampledGaussian) -> Array:
 
 
 def _total(releases: Counter[SampledGaussian]) -> Array:
-    """What all releases cost, added up in one order: equal releases give equal sums, to the bit."""
+    """Add up the costs of all releases in one fixed order: equal releases give equal sums, to the bit."""
     total = np.zeros(len(ORDERS))
     for release in sorted(releases):
         total += releases[release] * release.cost
@@ -62,14 +64,15 @@ def _total(releases: Counter[SampledGaussian]) -> Array:
 
 
 class RenyiFilter:
-    """Lets releases be made, each with a noise that may depend on all results before it, until a budget is spent.
+    """Admits releases, each with a noise that may depend on all results before it, until a budget is spent.
 
-    Formal guarantee: Feldman and Zrnic 2021, Theorem 3.1: if whatever happens the divergences of order alpha add up to
-    at most R(alpha), each taken given the results before it, then all results together are (alpha, R(alpha))-RDP.
-    `spend` sees to that at every order at once. Whether a release is made may depend on results that are out, and on
-    nothing else that is private.
+    Formal guarantee: Feldman and Zrnic 2021, Theorem 3.1: if in every case the divergences of order alpha add up to at
+    most R(alpha), each taken given the results before it, then all results together are (alpha, R(alpha))-RDP. `spend`
+    ensures that at every order at once. Whether a release is made may depend on released results, and on no other
+    private value.
 
-    limit: R at `ORDERS`, fixed before the first release.
+    Attributes:
+        limit: R at `ORDERS`, fixed before the first release.
     """
 
     def __init__(self, limit: Array):
@@ -82,7 +85,7 @@ class RenyiFilter:
         return _total(self._made)
 
     def allows(self, release: SampledGaussian) -> bool:
-        """Whether it fits in what is left, at every order."""
+        """Tell whether a release fits in the rest of the budget, at every order."""
         return bool(np.all(_total(self._made + Counter([release])) <= self.limit))
 
     def spend(self, release: SampledGaussian) -> None:
@@ -100,15 +103,20 @@ class RenyiFilter:
 class RenyiBudget:
     """The budget of a run whose steps multiply the noise multiplier s by factors that they learn from releases.
 
-    R(alpha) is what `steps` planned steps cost: each a release, and a sum to which a unit adds with probability q, with
-    noise `planned` times s. How many steps the run takes, and with which factors, `RenyiFilter` decides.
+    R(alpha) is the cost of `steps` planned steps. Each consists of a release, and of a sum to which a unit adds with
+    probability q, with noise `planned` times s. `RenyiFilter` decides how many steps the run takes, and with which
+    factors.
 
     Formal guarantee: a run that spends through a `RenyiFilter` with `limit` is R(alpha)-RDP at every order, in both
     directions, however many steps it takes. Its curve is the conversion of Canonne, Kamath and Steinke 2020
     (Proposition 12) at the best order for each delta; at negative epsilons each direction follows from the other.
 
-    q: the sampling probability of a step; planned: the factor of a planned step; release_q: the sampling probability
-    of a release; release_noise: its noise multiplier, None for one in proportion to s.
+    Attributes:
+        q: the sampling probability of a step.
+        steps: the number of planned steps.
+        planned: the factor of a planned step.
+        release_q: the sampling probability of a release.
+        release_noise: the noise multiplier of a release, None for one in proportion to s.
     """
 
     q: float
@@ -118,11 +126,11 @@ class RenyiBudget:
     release_noise: float | None = None
 
     def step(self, noise_multiplier: float, factor: float) -> SampledGaussian:
-        """A step whose noise is multiplied by `factor`."""
+        """Return a step whose noise is multiplied by `factor`."""
         return SampledGaussian(self.q, factor * noise_multiplier)
 
     def release(self, noise_multiplier: float) -> SampledGaussian:
-        """The release from which a step learns its factor."""
+        """Return the release from which a step learns its factor."""
         noise = self.release_noise
         return SampledGaussian(
             self.release_q, self.release_share * noise_multiplier if noise is None else noise
@@ -130,11 +138,11 @@ class RenyiBudget:
 
     @property
     def release_share(self) -> float:
-        """A release's noise multiplier in units of s, where it is in proportion."""
+        """A release's noise multiplier in units of s, if it is in proportion."""
         return RELEASE * self.planned * self.release_q / self.q
 
     def limit(self, noise_multiplier: float) -> Array:
-        """R at `ORDERS`."""
+        """Compute R at `ORDERS`."""
         planned = Counter({self.step(noise_multiplier, self.planned): self.steps})
         return _total(planned + Counter({self.release(noise_multiplier): self.steps}))
 
@@ -177,7 +185,7 @@ class Scaled:
 
 
 def curve_of(divergences: Array) -> PrivacyProfile:
-    """The curve of what is RDP with these divergences at `ORDERS`, in both directions.
+    """Compute the curve of anything that is RDP with these divergences at `ORDERS`, in both directions.
 
     Formal guarantee: every vertex is a pair of `dp_accounting`; H(-e) of one direction is 1 - e^-e (1 - H(e)) of the
     other.

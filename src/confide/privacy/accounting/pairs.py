@@ -1,7 +1,7 @@
-"""What one unit meets in a run, as a pair of distributions, and the curve that follows from it and the noise.
+"""Pairs of distributions for one unit in a run, and the curve that follows from a pair and the noise.
 
 All noise multipliers s are relative to the clip norm. Every number comes from `dp_accounting`'s privacy loss
-distributions with pessimistic rounding (connect-the-dots); what is done here is to choose their grid.
+distributions with pessimistic rounding (connect-the-dots); the code here chooses their grid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REMOVE, ADD = losses.AdjacencyType.REMOVE, losses.AdjacencyType.ADD
 
 
 class DominatingPair(Protocol):
-    """What the accountant needs to know of a mechanism."""
+    """The facts of a mechanism that the accountant needs."""
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile: ...
 
@@ -46,8 +46,11 @@ class MixtureOfGaussians:
     by this pair in both directions (Choquette-Choo et al. 2023, Corollary 4.7, with adaptive composition over
     steps). Replacing X by a stochastically larger variable only worsens it, as the likelihood ratio is monotone.
 
-    values: distinct nonnegative sensitivities in units of C; probabilities: the same length, sum 1.
-    words: how X arises, for `describe`.
+    Attributes:
+        values: distinct nonnegative sensitivities in units of C.
+        probabilities: of the values, the same length, sum 1.
+        steps: T.
+        words: how X arises, for `describe`.
     """
 
     values: tuple[float, ...]
@@ -66,7 +69,7 @@ class MixtureOfGaussians:
 
     @classmethod
     def bernoulli(cls, q: float, steps: int) -> MixtureOfGaussians:
-        """The unit takes part in each step with probability q, at most one clip norm of it."""
+        """Build the pair of a unit that takes part in each step with probability q, with at most one clip norm."""
         _check_rate(q)
         _check_steps(steps)
         words = "takes part" if q == 1 else f"takes part with probability {at_most(q, 6)}"
@@ -76,7 +79,10 @@ class MixtureOfGaussians:
 
     @classmethod
     def binomial(cls, rows: int, p: float, steps: int) -> MixtureOfGaussians:
-        """Each of the unit's `rows` rows is drawn independently with probability p and clipped by itself."""
+        """Build the pair of a unit whose `rows` rows are each drawn with probability p, independently.
+
+        Each row is clipped on its own.
+        """
         _check_rate(p)
         _check_rows(rows)
         if rows == 1:
@@ -89,7 +95,10 @@ class MixtureOfGaussians:
 
     @classmethod
     def poisson_binomial(cls, rho: Sequence[float], steps: int) -> MixtureOfGaussians:
-        """Row i of the unit is drawn independently with probability rho[i] and clipped by itself."""
+        """Build the pair of a unit whose row i is drawn with probability rho[i], independently.
+
+        Each row is clipped on its own.
+        """
         for rate in rho:
             _check_rate(rate)
         _check_rows(len(rho))
@@ -109,16 +118,19 @@ class MixtureOfGaussians:
     def _of_counts(
         cls, counts: np.ndarray, masses: np.ndarray, most: int, steps: int, words: str
     ) -> MixtureOfGaussians:
-        """Fewer atoms, stochastically larger: the far tail moves up to `most`, the low one to the next atom."""
+        """Reduce the number of atoms, stochastically upwards.
+
+        The far tail moves up to `most`, the low one to the next atom.
+        """
         from_above = np.cumsum(masses[::-1])[::-1]
         from_below = np.cumsum(masses)
-        top = int(np.searchsorted(-from_above, -TAIL))  # first count whose tail weighs at most TAIL
+        top = int(np.searchsorted(-from_above, -TAIL))  # first count whose tail has mass at most TAIL
         first = int(np.searchsorted(from_below, LOW_TAIL, side="right"))
         kept, weights = counts[first:top].astype(np.float64), masses[first:top].copy()
         weights[0] += masses[:first].sum()
         if top < len(masses):
             kept, weights = np.append(kept, float(most)), np.append(weights, from_above[top])
-        weights /= math.fsum(weights)  # what a sum falls short of 1 by would be missing from every step
+        weights /= math.fsum(weights)  # mass that a sum falls short of 1 would be missing from every step
         return cls(tuple(kept.tolist()), tuple(weights.tolist()), steps, words)
 
     @property
@@ -126,16 +138,17 @@ class MixtureOfGaussians:
         return math.fsum(v * w for v, w in zip(self.values, self.probabilities, strict=True))
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
-        """The curve at this noise; `PrivacyProfile.interval` says on which grid (see `Grid`)."""
+        """Compute the curve at this noise; `PrivacyProfile.interval` says on which grid (see `Grid`)."""
         s = checked(noise_multiplier)
         if s == 0:
             return PrivacyProfile.unprotected()
         return _mixed(self, s, interval)
 
     def kl(self, noise_multiplier: float) -> float:
-        """KL(P || Q) of the whole run in nats: T times a one-dimensional integral (002, Lemma 3.2).
+        """Compute KL(P || Q) of the whole run in nats: T times a one-dimensional integral.
 
-        Atoms of less than 1e-18 in total enter by convexity, KL((1-m) A + m B || Q) <= (1-m) KL(A) + m KL(B).
+        Source: Ganesh et al. 2025 ("Hush!"), Lemma 3.2. Atoms of less than 1e-18 in total enter by convexity,
+        KL((1-m) A + m B || Q) <= (1-m) KL(A) + m KL(B).
         """
         s = checked(noise_multiplier)
         if s == 0:
@@ -167,7 +180,7 @@ class MixtureOfGaussians:
         )
 
 
-@lru_cache(maxsize=2)  # a run asks for the same one before its first step and after its last; some take 50 MB
+@lru_cache(maxsize=2)  # a run computes the same one before its first step and after its last; some take 50 MB
 def _mixed(process: MixtureOfGaussians, s: float, interval: float) -> PrivacyProfile:
     grid = Grid(interval, process.mean / s, process.steps, len(process.values))
     if len(process.values) == 1:
@@ -198,7 +211,7 @@ class TruncatedPoisson:
     at y' = -g_u without, so that |y| <= 2, |y'| <= 1, |y - y'| <= 1. By advanced joint convexity (Balle et al.
     2018, Theorem 2), at e^e' = 1 + r (e^e - 1) each direction's divergence is at most
     r ((1-b) H_e(N(y), N(0)) + b H_e(N(y), N(y'))) <= r H_e(N(2), N(0)), and likewise with y and y' exchanged.
-    `dp_accounting` uses in this case (1-r) N(0) + r N(-2) against (1-r) N(0) + r N(2), which is no smaller, since
+    In this case `dp_accounting` uses (1-r) N(0) + r N(-2) against (1-r) N(0) + r N(2), which is no smaller, since
     N(2) is told apart from a mixture of N(0) and N(-2) at least as well as from N(0). Negative epsilons follow
     from the other direction. The mixture of the two cases, public |S| >= cap included, dominates; steps compose.
     """
@@ -243,11 +256,11 @@ class TruncatedPoisson:
 
 @dataclass(frozen=True)
 class GroupOf:
-    """Any k units of `process` at once, by the black-box group privacy lemma (000, Algorithm 1).
+    """Any k units of `process` at once, by the black-box group privacy lemma (Chua et al. 2024, Algorithm 1).
 
-    Formal guarantee: see `confide.privacy.accounting.curves.group`. There is no privacy loss distribution behind it, so
-    it composes with other phases by basic composition alone. The process is asked at an interval of 1e-3 or
-    more: about 1% more noise than the finest grid would do, so that this baseline is never reported below the
+    Formal guarantee: see `confide.privacy.accounting.curves.group`. There is no privacy loss distribution behind it,
+    so it composes with other phases by basic composition alone. The process is evaluated at an interval of 1e-3 or
+    more. That takes about 1% more noise than the finest grid would, so that this baseline is never reported below the
     reference values for it, which were computed at that interval.
     """
 
@@ -270,14 +283,14 @@ class GroupOf:
 
 @dataclass(frozen=True)
 class Grid:
-    """Which grid of privacy losses a curve is computed on: a rule of public numbers alone, always pessimistic.
+    """The choice of the grid of privacy losses for a curve: a rule of public numbers alone, always pessimistic.
 
     Connect-the-dots inflates a step's variance by about (interval / typical loss)^2 / 12. So the interval asked
-    for is refined to an eighth of a step's typical loss E[X] / s (no finer than 1e-7, where float64 gives out)
+    for is refined to an eighth of a step's typical loss E[X] / s (no finer than 1e-7, where float64 is too coarse)
     if that loss spans fewer than 8 intervals at 1e-4, or fewer than 2 where a coarser grid was asked for, as in
     a search. It is then coarsened, in steps 1-2-5, until one step has at most
     60,000 (1e-4 / asked)^(3/4) grid points, and fewer with many atoms, and the composition a million.
-    Where that calls for more than 100, losses run to millions: the curve then says that nothing is protected.
+    If that takes an interval above 100, losses run to millions: the curve then says that nothing is protected.
     """
 
     asked: float
@@ -286,7 +299,11 @@ class Grid:
     atoms: int
 
     def curve(self, one_step: Any, *mechanisms: losses.MonotonePrivacyLoss) -> PrivacyProfile:
-        """one_step(interval) builds one step's distribution; `mechanisms` tell the range of its losses."""
+        """Compute the curve of steps on this grid; `mechanisms` give the range of their losses.
+
+        Args:
+            one_step: one_step(interval) builds one step's distribution.
+        """
         bounds = [m.connect_dots_bounds() for m in mechanisms]
         width = max(float(b.epsilon_upper or 0) - float(b.epsilon_lower or 0) for b in bounds)
         most = 60_000 * (FINE / self.asked) ** 0.75 / max(1.0, self.atoms / 30)
@@ -306,35 +323,35 @@ class Grid:
 class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unused-ignore]  # it has no types
     """`dp_accounting`'s mixture of Gaussians with a faster inverse of the privacy loss.
 
-    Its own inverse bisects point by point in Python, minutes for a fine grid. Here a table brackets each loss and
-    Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Divergences are those of what is outside of
-    a set where epsilon is below 0 (`composing.connected` says why), in arrays that have the few atoms first: sums
-    over a short last axis take several times as long. All else is inherited.
+    The inverse of `dp_accounting` bisects point by point in Python, which takes minutes for a fine grid. Here a table
+    brackets each loss and Newton's method runs on all of them at once, to 1e-10 rather than 1e-6. Where epsilon is
+    below 0, divergences are those of the complement of a set (`composing.connected` says why). Arrays have the few
+    atoms on their first axis: sums over a short last axis take several times as long. Everything else is inherited.
     """
 
     @cached_property
     def tail(self) -> losses.TailPrivacyLossDistribution:
-        """Where the losses are cut off: a search by bisection, and a curve asks three times."""
+        """The losses at which the distribution is cut off; cached, as it takes a bisection and a curve asks thrice."""
         return super().privacy_loss_tail()
 
     def privacy_loss_tail(self) -> losses.TailPrivacyLossDistribution:
         return self.tail
 
     def dots(self, interval: float) -> pld_pmf.DensePLDPmf:
-        """The pessimistic connect-the-dots distribution on multiples of `interval`."""
+        """Build the pessimistic connect-the-dots distribution on multiples of `interval`."""
         bounds = self.connect_dots_bounds()
         low = math.floor(float(bounds.epsilon_lower or 0) / interval)
         high = math.ceil(float(bounds.epsilon_upper or 0) / interval)
         return composing.connected(interval, low, self._above(np.arange(low, high + 1) * interval))
 
     def _above(self, epsilons: np.ndarray) -> np.ndarray:
-        """The hockey-stick divergence, less max(0, 1 - e^epsilon)."""
+        """Compute the hockey-stick divergence, less max(0, 1 - e^epsilon)."""
         # Losses end where the unit moves nothing. Its mass is not 1 less the others': these may add up to a bit less.
         still = float(self.sampling_probs[self.sensitivities == 0].sum())
         end = math.log(still) if still else -math.inf
         reached = epsilons < -end if self.adjacency_type == ADD else epsilons > end
         own = epsilons[reached]
-        # P(A) - e^epsilon Q(A), or of what is outside of A: of the two, the one that is small
+        # P(A) - e^epsilon Q(A), or the same of the complement of A, whichever is small
         side = np.where(own < 0, -1.0, 1.0)
         x, masses = self.inverse_privacy_losses(own), self.sampling_probs[:, None]
         apart, scale = self.sensitivities[:, None], self._standard_deviation
@@ -349,7 +366,7 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unus
         return above
 
     def inverse_privacy_losses(self, privacy_losses: np.ndarray, precision: float = 1e-10) -> np.ndarray:
-        """x with loss(x) = each of `privacy_losses`; +-inf beyond what the loss can take.
+        """Compute x with loss(x) = each of `privacy_losses`; +-inf beyond the range of the loss.
 
         A cutoff that is off by dx lowers delta by a term of order dx^2 only.
         """
@@ -357,7 +374,7 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unus
             return privacy_losses
         tail = self.privacy_loss_tail()
         pad = self._standard_deviation
-        # of ADD the mixture is what the loss compares with, and its far atom lies beyond where the other ends
+        # for ADD the loss compares with the mixture, whose far atom lies beyond the end of the other distribution
         beyond = self._max_sens if self.adjacency_type == ADD else 0.0
         table = np.linspace(tail.lower_x_truncation - pad, tail.upper_x_truncation + beyond + pad, 8192)
         values = self._losses_and_slopes(table)[0]
@@ -383,7 +400,7 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unus
         return np.where(privacy_losses <= values[-1], np.inf, x)
 
     def _losses_and_slopes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Loss and its derivative at each x, in pieces of at most two million terms."""
+        """Compute the loss and its derivative at each x, in pieces of at most two million terms."""
         sign = 1.0 if self.adjacency_type == ADD else -1.0
         loss, slope = np.empty_like(x), np.empty_like(x)
         piece = max(1, 2_000_000 // len(self.sensitivities))
@@ -401,21 +418,22 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unus
 
 
 TAIL = 1e-24
-"""Mass that may move up to all of a unit's rows: below what dp_accounting sends to infinity (e^-50 / 2), so that it
-costs no grid points and at most T * 1e-24 of delta."""
+"""Mass that may move up to all of a unit's rows. It is below the mass that dp_accounting sends to infinity (e^-50 / 2),
+so that it costs no grid points and at most T * 1e-24 of delta.
+"""
 LOW_TAIL = 1e-18
 """Mass that may move up from the smallest counts."""
 
 
 def delta_default(rows: int, units: int) -> float:
-    """min(M^-1.1, 1/N) for M rows in use and N units (003, section 4)."""
+    """Return min(M^-1.1, 1/N) for M rows in use and N units (Charles et al. 2024, section 4)."""
     _check_rows(rows)
     _check_rows(units)
     return min(float(rows**-1.1), 1 / units)
 
 
 def _poisson_binomial(rho: np.ndarray) -> tuple[np.ndarray, float]:
-    """Masses of 0, 1, ... by convolution of nonnegative terms, and the mass beyond the last: < TAIL / 1000."""
+    """Compute masses of 0, 1, ... by convolution of nonnegative terms, and the mass beyond the last: < TAIL / 1000."""
     mean, variance = float(rho.sum()), float((rho * (1 - rho)).sum())
     size = min(len(rho) + 1, math.ceil(mean + 16 * math.sqrt(variance) + 80))
     masses, beyond = np.zeros(size), 0.0
@@ -430,7 +448,7 @@ def _poisson_binomial(rho: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _composed_size(one_step: pld_pmf.DensePLDPmf, steps: int) -> int:
-    """Grid points that `steps` of these take."""
+    """Return the number of grid points of the composition of `steps` of these."""
     if steps == 1:
         return len(one_step._probs)
     low, high = composing.bounds(one_step._probs, steps)
@@ -438,13 +456,13 @@ def _composed_size(one_step: pld_pmf.DensePLDPmf, steps: int) -> int:
 
 
 def _grid_above(x: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is >= x."""
+    """Return the least of 1, 2, 5 times a power of ten that is >= x."""
     power = math.floor(math.log10(x))
     return next(g for g in _decade(power) if g >= x * (1 - 1e-12))
 
 
 def grid_below(x: float) -> float:
-    """The largest of 1, 2, 5 times a power of ten that is <= x."""
+    """Return the largest of 1, 2, 5 times a power of ten that is <= x."""
     power = math.floor(math.log10(x))
     return next(g for g in reversed(_decade(power)) if g <= x * (1 + 1e-12))
 
@@ -473,6 +491,7 @@ def _check_rows(rows: int) -> None:
 
 
 def checked(noise_multiplier: float) -> float:
+    """Return a noise multiplier as a float, if it is finite and not negative."""
     if not 0 <= noise_multiplier < math.inf:
         raise InputError(f"privacy.noise_multiplier must be a finite number >= 0, not {noise_multiplier}")
     return float(noise_multiplier)

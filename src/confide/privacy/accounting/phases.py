@@ -1,4 +1,4 @@
-"""Runs of more than one phase, and phases that touch nothing of what is protected."""
+"""Runs of more than one phase, and phases that do not touch the protected data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from confide.utils.rounding import at_least
 
 @dataclass(frozen=True)
 class Untouched:
-    """What is protected enters nothing that is computed: both worlds give the same output, whatever the noise.
+    """A phase that computes nothing from the protected data: both worlds give the same output, whatever the noise.
 
-    words: why that is so.
+    Attributes:
+        words: why that is so.
     """
 
     words: str
@@ -35,7 +36,8 @@ class After:
 
     Formal guarantee: see `confide.privacy.accounting.curves.compose`.
 
-    words: what the phase is, for `describe`.
+    Attributes:
+        words: a description of the phase, for `describe`.
     """
 
     phase: DominatingPair

@@ -1,9 +1,9 @@
 """Many units at once, each with rows drawn at their own rates: one noise that is certified for every one of them.
 
-The order that everything here rests on: where the number of rows X that a unit has drawn in a step is
+Everything here rests on one order: if the number of rows X that a unit has drawn in a step is
 stochastically no larger than Y, N(X, s^2) against N(0, s^2) needs no more noise than N(Y, s^2), in every
 hockey-stick divergence, in blow-up and in KL (see `MixtureOfGaussians`). Three variables Y are used, from cheap
-and loose to dear and exact:
+and loose to costly and exact:
 - the binomial of the unit's load: with Lambda = -sum log(1 - rho_i) over n rows, X <= Bin(n, 1 - e^(-Lambda/n))
   (Pledger & Proschan 1971), which grows with Lambda and with n;
 - the envelope of several units, P(Y >= k) = max over them of P(X >= k): their least upper bound in that order;
@@ -23,18 +23,21 @@ from confide.utils.errors import InputError
 
 Array = np.ndarray
 ROUNDING = 1e-10
-"""Relative room above computed loads and tails: float64 sums of nonnegative terms, up to a million of them."""
+"""Relative margin above computed loads and tails, for float64 sums of up to a million nonnegative terms."""
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
     """Units whose rows are each drawn independently with their own probability, in each of `steps` steps.
 
-    offsets: int64[N+1] and rows: int64[nnz]: unit j has rows[offsets[j]:offsets[j+1]], each of them once;
-    rho: float64[M] in [0, 1], a probability for every row.
+    Attributes:
+        offsets: int64[N+1].
+        rows: int64[nnz]; unit j has rows[offsets[j]:offsets[j+1]], each of them once.
+        rho: float64[M] in [0, 1], a probability for every row.
+        steps: number of steps.
 
     Raises:
-        InputError: a probability outside [0, 1], or a number of steps that is none.
+        InputError: a probability is outside [0, 1], or the number of steps is not a valid one.
     """
 
     offsets: Array
@@ -58,7 +61,7 @@ class Population:
 
     @cached_property
     def _sorted(self) -> tuple[Array, Array]:
-        """Offsets int64[N+1] and rates of the rows that are drawn at all, in decreasing order in each unit."""
+        """Offsets int64[N+1] and rates of the rows with a rate above 0, in decreasing order in each unit."""
         by_rate = np.argsort(-self.rho, kind="stable")
         rank = np.empty_like(by_rate)
         rank[by_rate] = np.arange(len(by_rate))
@@ -72,23 +75,27 @@ class Population:
 
     @cached_property
     def counts(self) -> Array:
-        """int64[N]: rows of each unit that are drawn at all."""
+        """Rows of each unit with a rate above 0, int64[N]."""
         return np.diff(self._sorted[0])
 
     @cached_property
     def loads(self) -> Array:
-        """float64[N]: -sum log(1 - rho_i) of each unit, the expected hits if rows arrived as a Poisson stream."""
+        """-sum log(1 - rho_i) of each unit, float64[N]: the expected hits if rows arrived as a Poisson stream."""
         with np.errstate(divide="ignore"):
             return self._sums(-np.log1p(-self._sorted[1]))
 
     @cached_property
     def means(self) -> Array:
-        """float64[N]: rows of each unit that are drawn in a step, in expectation."""
+        """Expected number of rows of each unit that are drawn in a step, float64[N]."""
         return self._sums(self._sorted[1])
 
     @cached_property
     def evenness(self) -> Array:
-        """float64[N]: how likely two rows of a unit meet in a step, by how likely they would if it had many alike."""
+        """Evenness of each unit's rates, float64[N].
+
+        It is the probability that two rows of a unit are drawn in the same step, divided by the same probability of a
+        unit with many equal rows.
+        """
         with np.errstate(invalid="ignore", divide="ignore"):
             met = 1 - self._sums(self._sorted[1] ** 2) / self.means**2
         evenness: Array = np.clip(np.nan_to_num(met), 0, 1)
@@ -100,29 +107,29 @@ class Population:
 
     @cached_property
     def _places(self) -> Array:
-        """int32[nnz]: place of each of the sorted rates within its unit."""
+        """Place of each of the sorted rates within its unit, int32[nnz]."""
         offsets, rates = self._sorted
         places: Array = (np.arange(len(rates)) - np.repeat(offsets[:-1], self.counts)).astype(np.int32)
         return places
 
     def vector(self, unit: int) -> Array:
-        """float64[n]: the unit's rates above 0, in decreasing order."""
+        """Return the unit's rates above 0, in decreasing order, float64[n]."""
         offsets, rates = self._sorted
         return rates[offsets[unit] : offsets[unit + 1]]
 
     def process(self, unit: int) -> MixtureOfGaussians | None:
-        """What one unit meets, exactly; None for a unit of which no row is ever drawn."""
+        """Return the exact process of one unit; None for a unit of which no row is ever drawn."""
         rates = self.vector(unit)
         return MixtureOfGaussians.poisson_binomial(rates.tolist(), self.steps) if len(rates) else None
 
     def dominating(self, load: float, rows: int | None = None) -> MixtureOfGaussians:
-        """What dominates each unit of at most this load and at most so many rows (default: of any number)."""
+        """Return a process that dominates each unit of at most this load and `rows` (default: any number of them)."""
         n = int(self.counts.max()) if rows is None else rows
         p = min(1.0, -math.expm1(-load / n) * (1 + ROUNDING))
         return MixtureOfGaussians.binomial(n, p, self.steps)
 
     def below(self, unit: int) -> Array:
-        """bool[N]: the units whose rates, in decreasing order, are no larger than this one's, one by one."""
+        """Mark the units whose rates, in decreasing order, are no larger than this one's, one by one: bool[N]."""
         offsets, rates = self._sorted
         roof = np.zeros(int(self.counts.max(initial=0)))
         roof[: self.counts[unit]] = self.vector(unit)
@@ -131,9 +138,10 @@ class Population:
         return below
 
     def envelope(self, units: Array) -> MixtureOfGaussians:
-        """What dominates each of `units`, and is dominated by whatever else does: the largest of their tails.
+        """Return the least process that dominates each of `units`: the largest of their tails.
 
-        What the tails leave beyond the atoms that are kept moves up to the largest number of rows.
+        Every other process that dominates them all dominates this one. The mass of the tails beyond the atoms that are
+        kept moves up to the largest number of rows.
         """
         units = units[np.argsort(-self.counts[units], kind="stable")]
         if not len(units) or self.counts[units[0]] == 0:
@@ -162,12 +170,12 @@ class Population:
         return MixtureOfGaussians(tuple(values.tolist()), tuple(weights.tolist()), self.steps, words)
 
     def _masses(self, units: Array, size: int) -> tuple[Array, Array]:
-        """P(X = k), float64[size, u], and the mass beyond, float64[u], of units sorted by decreasing count."""
+        """Compute P(X = k), float64[size, u], and the mass beyond, float64[u], of units sorted by decreasing count."""
         offsets, rates = self._sorted
         counts, first = self.counts[units], offsets[units]
         masses, beyond = np.zeros((size, len(units))), np.zeros(len(units))
         masses[0] = 1.0
-        # how many of the units have t rows or more
+        # number of units that have t rows or more
         alive = np.searchsorted(-counts, -np.arange(1, counts[0] + 1), side="right")
         for t, a in enumerate(alive):
             rate = rates[first[:a] + t]
@@ -180,9 +188,9 @@ class Population:
         return masses, beyond
 
     def worst(self) -> MixtureOfGaussians:
-        """What dominates every unit: one unit's own where that does, else the envelope of all.
+        """Return a process that dominates every unit: one unit's own if that does, else the envelope of all.
 
-        The envelope is never above the binomial of the largest load, and it stands where a load is infinite.
+        The envelope is never above the binomial of the largest load, and it stays finite if a load is infinite.
         """
         top = int(np.lexsort((self.means, self.counts))[-1]) if self.units else 0
         own = self.process(top) if self.units else None
@@ -193,10 +201,15 @@ class Population:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Pairs to be met, several for a unit if need be: unit int64[K], prior and posterior float64[K].
+    """Pairs to be met, several for a unit if need be.
 
-    Pair k says: who guesses at unit[k] with probability prior[k] before the run does so with at most posterior[k]
+    Pair k says: whoever guesses at unit[k] with probability prior[k] before the run does so with at most posterior[k]
     after it.
+
+    Attributes:
+        unit: int64[K].
+        prior: float64[K].
+        posterior: float64[K].
 
     Raises:
         InputError: not 0 < prior < posterior < 1 everywhere.

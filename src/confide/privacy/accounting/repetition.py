@@ -1,4 +1,4 @@
-"""A run repeated a random number of times, the best released: what the selection costs beside a single run."""
+"""A run repeated a random number of times with the best result released, and the privacy cost of that selection."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
 _FAR = 40.0
-"""Losses beyond which e^-loss no longer shows beside 1."""
+"""Losses beyond which 1 - e^-loss is 1 in float64."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """How often a run is repeated: K >= 1 from a truncated negative binomial distribution.
+    """The distribution of the number of runs: K >= 1 from a truncated negative binomial distribution.
 
     P(K = k) is proportional to (1-g)^k times the product over l < k of (l + shape) / (l + 1) (Papernot and Steinke
     2022, Definition 1). Shape 1 is geometric: after each trial it ends with probability g. Shape 0 is logarithmic: few
     trials most of the time, and many now and then.
 
-    mean: of K, above 1; shape: at least 0.
+    Attributes:
+        mean: of K, above 1.
+        shape: at least 0.
     """
 
     mean: float
@@ -44,7 +46,7 @@ class Trials:
 
     @cached_property
     def stop(self) -> float:
-        """The parameter g that gives the mean; rounded to the side of fewer trials."""
+        """The parameter g that gives the mean, rounded in the direction of fewer trials."""
         low, high = 1e-4 / self.mean**2, 1 - 1e-9
         return float(brentq(lambda g: math.log(self._mean(g) / self.mean), low, high, xtol=1e-16)) * (
             1 + 1e-9
@@ -56,7 +58,7 @@ class Trials:
         return self.shape * (1 - g) / (g * -math.expm1(self.shape * math.log(g)))
 
     def generating(self, x: float) -> float:
-        """E[x^K], for x in [0, 1]."""
+        """Compute E[x^K], for x in [0, 1]."""
         g = self.stop
         rest = math.log1p(-(1 - g) * x)
         if self.shape == 0:
@@ -64,14 +66,14 @@ class Trials:
         return math.expm1(-self.shape * rest) / math.expm1(-self.shape * math.log(g))
 
     def number(self, uniform: float) -> int:
-        """K, as a function of a uniform value in [0, 1)."""
+        """Return K as a function of a uniform value in [0, 1)."""
         g, count = self.stop, 1
         if self.shape == 0:
             mass = (1 - g) / -math.log(g)
         else:
             mass = self.shape * (1 - g) / math.expm1(-self.shape * math.log(g))
         total = mass
-        # Far in the tail the uniform's 53 bits no longer tell numbers apart; before the mean a mass may be as small.
+        # Far in the tail the uniform's 53 bits no longer separate numbers; masses before the mean may be as small.
         while total <= uniform and (mass > 1e-17 or count <= self.mean):
             mass *= (1 - g) * (count + self.shape) / (count + 1)
             count += 1
@@ -86,7 +88,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Repeated:
-    """`process` a random number of times, each time with settings drawn afresh, and of all outputs the best.
+    """`process` a random number of times, each time with settings drawn afresh; the best of all outputs is released.
 
     Formal guarantee: see `repeated`. Every setting that can be drawn must have this same process and noise.
     """
@@ -105,11 +107,11 @@ class Repeated:
 
 
 def repeated(curve: PrivacyProfile, trials: Trials) -> PrivacyProfile:
-    """The curve of K independent trials of which the best alone is released, K secret, from the curve of one.
+    """Compute the curve of K independent trials, K secret, of which the best alone is released, from the curve of one.
 
     Formal guarantee: a trial draws its settings from a distribution fixed without the data, and gives an output y with
     a score; y ~ Q in the one world, Q' in the other, and delta(e) bounds H_e(Q, Q'), delta'(e) bounds H_e(Q', Q). With
-    f(x) = E[x^K], and E the event that a trial beats y (where scores are equal, by a uniform lot), the best is y with
+    f(x) = E[x^K], and E the event that a trial beats y (if scores are equal, by a uniform lot), the best is y with
     probability Q(y) E[f'(1 - Q(E))] over y's lot, and f'(1 - x) = mean (g / (g + (1-g) x))^(1 + shape) <= mean.
     For every a >= 0, Q'(E) <= e^a Q(E) + delta'(a), so
         (g + (1-g) Q'(E)) / (g + (1-g) Q(E)) <= r = max(e^a, 1 + delta'(a) (1-g) / g),
@@ -117,7 +119,8 @@ def repeated(curve: PrivacyProfile, trials: Trials) -> PrivacyProfile:
     one. Summed over y:
         H_e(best, best') <= mean delta(e - (1 + shape) log r),
     for the a that makes r least: a bound on the whole curve, in the manner of Koskela, Redberg and Wang 2024 ("Privacy
-    Profiles for Private Selection"). At e = 0 two more hold, the smaller counts: the trials taken one by one
+    Profiles for Private Selection"). At e = 0 two more bounds hold, and the smaller counts: the trials taken one by
+        one
     give 1 - f(1 - delta(0)), and the line from -e to e > 0 gives (e^e - 1 + H_e + H'_e) / (e^e + 1), since below 0
     each direction follows from the other: H_-e = 1 - e^-e (1 - H'_e).
     """
@@ -129,7 +132,13 @@ def repeated(curve: PrivacyProfile, trials: Trials) -> PrivacyProfile:
 
 
 def _selected(own: Direction, other: Direction, trials: Trials) -> Direction:
-    """Vertices above 0 of H_e(best, best'); `own` bounds one trial in the same direction, `other` in the other."""
+    """Compute vertices above 0 of H_e(best, best').
+
+    Args:
+        own: bounds one trial in the same direction.
+        other: bounds one trial in the other direction.
+        trials: distribution of the number of trials.
+    """
     weight = (1 - trials.stop) / trials.stop
     above = other.epsilons >= 0
     a = np.append(other.epsilons[above], 0.0)
@@ -143,7 +152,7 @@ def _selected(own: Direction, other: Direction, trials: Trials) -> Direction:
 
 
 def _together(removal: Direction, addition: Direction) -> float:
-    """What both directions above 0 say of the divergence at 0."""
+    """Bound the divergence at 0 by both directions above 0."""
     epsilons = removal.epsilons[removal.epsilons < _FAR]
     if not len(epsilons):
         return 1.0
@@ -152,7 +161,7 @@ def _together(removal: Direction, addition: Direction) -> float:
 
 
 def _from_zero(direction: Direction, at_zero: float) -> Direction:
-    """A vertex at 0, and of those above it the ones that lie below every line from it to a later one."""
+    """Return a vertex at 0, and those above it that lie below every line from it to a later one."""
     epsilons, deltas = direction.epsilons, direction.deltas
     with np.errstate(over="ignore"):
         first = int(np.argmin((deltas - at_zero) / np.expm1(epsilons)))
@@ -162,7 +171,7 @@ def _from_zero(direction: Direction, at_zero: float) -> Direction:
 
 
 def _both_signs(own: Direction, other: Direction) -> Direction:
-    """`own` from 0 on, and below 0 what follows from the other direction."""
+    """Return `own` from 0 on, and below 0 the bound that follows from the other direction."""
     near: Array = (other.epsilons > 0) & (other.epsilons < _FAR)
     epsilons, deltas = other.epsilons[near][::-1], other.deltas[near][::-1]
     return Direction(

@@ -1,4 +1,4 @@
-"""What replacing a unit's text by another costs: at most twice zeroing it out, and less where that can be proved."""
+"""The cost of replacing a unit's text by another: at most twice zeroing it out, and less where that can be proved."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from confide.privacy.accounting.pairs import FINE, DominatingPair, Grid, Mixture
 from confide.utils.rounding import at_most
 
 _BEYOND = -float(ndtri(math.exp(-50) / 4))
-"""Standard deviations beyond which a tail goes to infinite loss, as dp_accounting has it."""
+"""Standard deviations beyond which a tail goes to infinite loss, as in dp_accounting."""
 
 
 @dataclass(frozen=True)
 class Replacement:
     """T steps in which a unit takes part with probability q; its text is replaced by any other.
 
-    Formal guarantee: given what others add, a step is P = (1-q) N(0, s^2) + q N(u, s^2) in the one world and
+    Formal guarantee: given the other units' contributions, a step is P = (1-q) N(0, s^2) + q N(u, s^2) in the one
+        world and
     Q = (1-q) N(0, s^2) + q N(v, s^2) in the other, |u| <= 1, |v| <= 1. For e^e = g >= 1,
         P - g Q = q (N(u) - h R),  h = g + (g-1)(1-q)/q >= 1,  R = (1-b) N(0) + b N(v),  b = g / h,
     so H_g(P, Q) = q H_h(N(u), R). Shifted by -u this is N(0) against a mixture of Gaussians at distances
@@ -62,7 +63,7 @@ class _Loss:
     s: float
 
     def _place(self, epsilon: np.ndarray) -> np.ndarray:
-        """x at which the loss is epsilon."""
+        """Compute x at which the loss is epsilon."""
         if self.q == 1:
             return self.s**2 * epsilon / 2
         half = np.abs(epsilon) / 2
@@ -79,18 +80,18 @@ class _Loss:
         return place
 
     def _at(self, x: float) -> float:
-        """The loss at x."""
+        """Compute the loss at x."""
         up, down = (math.log(self.q) + (side * x - 0.5) / self.s**2 for side in (1, -1))
         stay = math.log1p(-self.q) if self.q < 1 else -math.inf
         return float(np.logaddexp(stay, up) - np.logaddexp(stay, down))
 
     def delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """H(epsilon) of one step, at epsilons of any sign."""
+        """Compute H(epsilon) of one step, at epsilons of any sign."""
         x, s, q = self._place(epsilon), self.s, self.q
         with np.errstate(over="ignore"):
             out, stay = np.exp(epsilon + log_ndtr((-1 - x) / s)), np.exp(epsilon + log_ndtr(-x / s))
         found = q * (ndtr((1 - x) / s) - out)
-        if q < 1:  # else `stay` may overflow, and 0 times that is no number
+        if q < 1:  # for q = 1, `stay` may overflow, and 0 times infinity is NaN
             found += (1 - q) * (ndtr(-x / s) - stay)
         delta: np.ndarray = np.clip(found, 0.0, 1.0)
         return delta
@@ -100,18 +101,18 @@ class _Loss:
         return ConnectDotsBounds(epsilon_upper=most, epsilon_lower=-most)
 
     def dots(self, interval: float) -> pld_pmf.DensePLDPmf:
-        """The pessimistic connect-the-dots distribution on multiples of `interval`."""
+        """Build the pessimistic connect-the-dots distribution on multiples of `interval`."""
         high = math.ceil(self._at(1 + _BEYOND * self.s) / interval)
         return mirrored(interval, self.delta(np.arange(high + 1) * interval))
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A process under replace-one, of which nothing is known but what zeroing a unit out costs.
+    """A process under replace-one of which only the cost of zeroing a unit out is known.
 
-    Formal guarantee: the one text is zeroed out, and then the other is put in: a removal and then an addition, as
-    `curves.exchanged` has it. At most (2 epsilon, (1 + e^epsilon) delta), and in each direction by itself: a bound on
-    true positives, and the best of many runs (`Repeated`), take each direction alone. There is no privacy loss
+    Formal guarantee: one text is zeroed out, and then the other is put in: a removal and then an addition, as in
+    `curves.exchanged`. The cost is at most (2 epsilon, (1 + e^epsilon) delta), in each direction separately: a bound
+    on true positives, and the best of many runs (`Repeated`), use each direction alone. There is no privacy loss
     distribution behind it, so it composes with other phases by basic composition alone.
     """
 
@@ -128,9 +129,9 @@ class Exchanged:
 
 
 def replaced(process: DominatingPair) -> DominatingPair:
-    """A process under replace-one, from the one under zero-out.
+    """Return a process under replace-one, from the one under zero-out.
 
-    Formal guarantee: `Replacement` where a unit takes part whole or not at all; else `Exchanged`.
+    Formal guarantee: `Replacement` if a unit takes part as a whole or not at all; else `Exchanged`.
     """
     if isinstance(process, MixtureOfGaussians):
         if process.values == (0.0, 1.0):

@@ -1,4 +1,4 @@
-"""One noise for many units, certified for every one of them, by stairs down their loads.
+"""One noise for many units, certified for every one of them, by descending their loads in steps, as on stairs.
 
 See `confide.privacy.accounting.population` for the order that everything here rests on.
 """
@@ -26,24 +26,25 @@ from confide.utils.errors import InputError
 Accountant = Literal["blow-up", "kl"]
 
 FEW = 64
-"""Up to so many different vectors of rates, `achieved` computes each one exactly."""
+"""Up to this many different vectors of rates, `achieved` computes each one exactly."""
 STAIRS = 1e-3
-"""The interval for processes that cover many units: pessimistic as any other, by less than 1e-4 of the noise."""
+"""The interval for processes that cover many units. It is pessimistic like any other, by less than 1e-4 of the noise.
+"""
 
 
 def least_noise_for_secrets(population: Population, targets: Targets, accountant: Accountant) -> float:
-    """The least noise multiplier that meets every pair of `targets`; five significant digits, rounded up.
+    """Compute the least noise multiplier that meets every pair of `targets`; five significant digits, rounded up.
 
     `blow-up` bounds the posterior itself. `kl` asks for T KL(N(X, s^2) || N(0, s^2)) <= KL(Bern(r) || Bern(p))
-    (002, Lemma 3.2), which needs several times more noise, and is there for comparison.
+    (Ganesh et al. 2025, "Hush!", Lemma 3.2). It needs several times more noise, and is there for comparison.
 
     Formal guarantee: each pair was found to be met by a process that dominates its unit, at this noise or at a
     smaller one: by the binomial of a load and count no smaller than the unit's, by an envelope over the unit, or
     by the exact process of a unit whose sorted rates are no smaller. A process is not tied to one prior: its whole
     curve bounds r(p) for each p, by tangents that are upper bounds everywhere (`_Reconstruction`). The order of
-    the search and the noise it starts from decide nothing but how long it takes. Noise is only ever raised, and
-    what is met stays met, since r(p) and KL fall as noise rises. What raises it is a unit whose exact process does
-    not meet its pair, so the result is the least for that unit, within 0.1%; to settle many units that are all
+    the search and the noise it starts from affect nothing but how long it takes. Noise is only ever raised, and
+    a pair that is met stays met, since r(p) and KL fall as noise rises. Noise is raised for a unit whose exact process
+    does not meet its pair, so the result is the least for that unit, within 0.1%. To settle many units that are all
     about equally demanding, it also rises by 0.05% after every 64 stairs.
 
     Raises:
@@ -58,13 +59,15 @@ def least_noise_for_secrets(population: Population, targets: Targets, accountant
 
 
 def achieved(population: Population, targets: Targets, noise_multiplier: float) -> Array:
-    """float64[K]: an upper bound on r(prior) of each pair at this noise; the prior itself for a unit without rows.
+    """Compute upper bounds on r(prior) of each pair at this noise, float64[K].
+
+    A unit without rows has the prior itself.
 
     Formal guarantee: each number is r(prior) of a process that dominates the pair's unit (see
-    `least_noise_for_secrets`), so it is never below the exact one. With at most 64 different vectors of rates it
-    is the exact one's. With more, pairs of similar loads are bounded together, by the binomial of their largest
-    load. Where that exceeds a posterior, it comes from a process closer to the unit's own, up to 256 processes and
-    until 16 pairs are known to exceed theirs.
+    `least_noise_for_secrets`), so it is never below the exact one. With at most 64 different vectors of rates it is
+    that of the exact process. With more, pairs of similar loads are bounded together, by the binomial of their largest
+    load. If that exceeds a posterior, the number comes from a process closer to the unit's own, up to 256 processes
+    and until 16 pairs are known to exceed theirs.
     """
     if not 0 <= noise_multiplier < math.inf:
         raise InputError(f"privacy.noise_multiplier must be a finite number >= 0, not {noise_multiplier}")
@@ -77,7 +80,7 @@ def achieved(population: Population, targets: Targets, noise_multiplier: float) 
 
 
 class _Reconstruction:
-    """r(p), from the removal direction alone. `strength` is roughly what mean sqrt(T) / s may be, to begin with.
+    """The gauge r(p), from the removal direction alone. `strength` is a first guess of mean sqrt(T) / s.
 
     B(p) = inf over epsilon of e^epsilon p + delta(epsilon) lies below each of these lines. The lines kept are those
     that attain it at up to 64 priors, and a pair takes the lower one of its two neighbours. For the first pair, and
@@ -89,7 +92,7 @@ class _Reconstruction:
         self.strength = ndtri(targets.posterior) - ndtri(targets.prior)
 
     def bounds(self, process: MixtureOfGaussians, noise: float, pairs: Array, interval: float) -> Array:
-        """float64[len(pairs)]: upper bounds on r(prior) of the process."""
+        """Compute upper bounds on r(prior) of the process, float64[len(pairs)]."""
         prior = self.prior[pairs]
         knots = np.unique(prior)
         if len(knots) > FEW:
@@ -102,7 +105,7 @@ class _Reconstruction:
         return bounds
 
     def scale(self, values: Array) -> Array:
-        """Such that it is nearly linear in the log of the load."""
+        """Transform values so that they are nearly linear in the log of the load."""
         scaled: Array = logit(np.clip(values, 1e-300, 1 - 1e-15))
         return scaled
 
@@ -112,7 +115,7 @@ class _Reconstruction:
 
 
 class _Divergence:
-    """T KL(P || Q) against KL(Bern(r) || Bern(p))."""
+    """The gauge T KL(P || Q) against KL(Bern(r) || Bern(p))."""
 
     def __init__(self, targets: Targets) -> None:
         p, r = targets.prior, targets.posterior
@@ -140,7 +143,7 @@ def _gauge(targets: Targets, accountant: Accountant) -> _Gauge:
 
 
 class _Cover:
-    """Pairs of `targets` and what is certified of them so far, at `noise` or less."""
+    """Pairs of `targets` and the bounds certified for them so far, at `noise` or less."""
 
     def __init__(self, population: Population, targets: Targets, gauge: _Gauge, noise: float) -> None:
         self.population, self.targets, self.gauge, self.noise = population, targets, gauge, noise
@@ -155,11 +158,11 @@ class _Cover:
 
     @property
     def open(self) -> Array:
-        """bool[K]: pairs not yet known to be met, nor known to fail."""
+        """The pairs not yet known to be met, nor known to fail: bool[K]."""
         return (self.bounds > self.gauge.limits) & ~self.hopeless
 
     def start(self) -> float:
-        """A noise that no smaller one may meet: the least for some units that look worst. No part of any proof."""
+        """Guess a noise below which none is enough: the least for some units that look worst. No proof uses it."""
         targets, done, noise = self.targets, list[int](), 0.0
         margins = self.population.means[targets.unit] / self.gauge.strength
         while len(done) < 8:
@@ -176,7 +179,7 @@ class _Cover:
         return noise
 
     def _margins(self, noise: float) -> Array:
-        """float64[K]: how far each pair seems to be above its limit, by coarse curves interpolated over the load."""
+        """Estimate how far each pair is above its limit, float64[K], by coarse curves interpolated over the load."""
         pairs = np.flatnonzero(np.isfinite(self.loads) & (self.counts > 0))
         margins = np.full(len(self.targets), -math.inf)
         if not len(pairs):
@@ -185,7 +188,9 @@ class _Cover:
         cell = np.clip(np.searchsorted(grid, self.loads[pairs]), 1, len(grid) - 1)
         ends = np.zeros((2, 2, len(pairs)))
         for g, load in enumerate(grid):
-            for kind, rows in enumerate((1, None)):  # all in one row, or in as many as any unit has
+            for kind, rows in enumerate(
+                (1, None)
+            ):  # the load in one row, or spread over as many rows as any unit has
                 process = self.population.dominating(load, rows)
                 for end, of in enumerate((cell - 1, cell)):
                     here = of == g
@@ -199,7 +204,7 @@ class _Cover:
         return margins
 
     def _grid(self, pairs: Array, points: int) -> Array:
-        """float64[points]: loads from just below the least to just above the largest."""
+        """Return loads from just below the least to just above the largest, float64[points]."""
         loads = self.loads[pairs]
         return np.geomspace(loads.min() * (1 - 1e-9), loads.max() * (1 + 1e-9), points)
 
@@ -238,7 +243,7 @@ class _Cover:
                 self.hopeless[pair] = not self._try(pair)
 
     def _distinct(self) -> list[tuple[int, Array]] | None:
-        """A unit of each different vector of rates and the pairs it stands for; None if there are more than FEW."""
+        """Return a unit of each different vector of rates with its pairs; None if there are more than FEW."""
         some = np.flatnonzero(self.counts > 0)
         if len(np.unique(np.stack([self.loads[some], self.counts[some]]), axis=1).T) > FEW:
             return None
@@ -250,12 +255,12 @@ class _Cover:
         return [(int(self.targets.unit[pairs[0]]), np.array(pairs)) for pairs in groups.values()]
 
     def _queue(self) -> Array:
-        """The open pairs, by decreasing load."""
+        """Return the open pairs, by decreasing load."""
         queue: Array = self.by_load[self.open[self.by_load]]
         return queue
 
     def _try(self, pair: int) -> bool:
-        """Bound this pair and all that the same processes dominate, from loose to exact; whether it is met now."""
+        """Bound this pair and all that the same processes dominate, from loose to exact; tell whether it is met now."""
         queue = self._queue()
         load = float(self.loads[pair])
         self.resting -= 1
@@ -285,7 +290,7 @@ class _Cover:
         return not bool(self.open[pair])
 
     def _apply(self, process: MixtureOfGaussians, pairs: Array, interval: float) -> None:
-        """Take what `process` certifies of pairs whose units it dominates."""
+        """Apply the bounds of `process` to pairs whose units it dominates."""
         certified = self.gauge.bounds(process, self.noise, pairs, interval)
         self.bounds[pairs] = np.minimum(self.bounds[pairs], certified)
 
@@ -295,13 +300,13 @@ class _Cover:
         return process
 
     def _least(self, unit: int) -> float:
-        """The least noise for all pairs of one unit, by its exact process."""
+        """Compute the least noise for all pairs of one unit, by its exact process."""
         return self.gauge.least(self._own(unit), np.flatnonzero(self.targets.unit == unit))
 
 
 @dataclass(frozen=True)
 class _Removal:
-    """A process of which only the removal direction is computed: half of the time, and all that r(p) needs."""
+    """A process of which only the removal direction is computed: half of the time, and enough for r(p)."""
 
     process: MixtureOfGaussians
 
@@ -319,7 +324,7 @@ class _Removal:
 
 
 def _tangents(direction: Direction, priors: Array) -> tuple[Array, Array]:
-    """Slope e^epsilon and delta of the line that is lowest at each of `priors`.
+    """Compute slope e^epsilon and delta of the line that is lowest at each of `priors`.
 
     Slopes end at e^700: at any prior above 1e-300 such a line is above 1 and is cut to 1 where it is used.
     """

@@ -1,7 +1,7 @@
-"""A second opinion: the epsilon of a pair by `dp_accounting` as it comes, beside the one that is about to be claimed.
+"""A second opinion before a claim: the epsilon of a pair by unmodified `dp_accounting`.
 
-Curves of confide come from `dp_accounting` too, with an inverse and a composition of its own (`pairs`, `composing`).
-Here neither is used, so that a fault in them is seen before a claim is written.
+Curves of confide come from `dp_accounting` too, but with confide's own inverse and composition (`pairs`, `composing`).
+The code here uses neither, so that a fault in them is noticed before a claim is written.
 """
 
 import math
@@ -14,17 +14,18 @@ from confide.utils.errors import CheckFailed
 from confide.utils.rounding import at_most
 
 TOLERANCE = 0.01
-"""How far apart, relative to the larger one, two epsilons of one pair may be: connect-the-dots adds up to
-(interval / typical loss)^2 / 12 to the variance of a step, 0.5% at a quarter of the typical loss."""
+"""The largest difference of two epsilons of one pair, relative to the larger one. Connect-the-dots adds up to
+(interval / typical loss)^2 / 12 to the variance of a step, 0.5% at a quarter of the typical loss.
+"""
 
 SLACK = 1e-3
-"""The same, absolute: for epsilons near zero."""
+"""The same as an absolute difference, for epsilons near zero."""
 
 MOST_ATOMS = 40
-"""Atoms of a mixture beyond which the stock inverse, which bisects point by point, would take minutes."""
+"""The largest number of a mixture's atoms for the stock inverse, which bisects point by point; more take minutes."""
 
 MOST_POINTS = 1_000_000
-"""Grid points of one step, by a bound on how far losses reach, beyond which the stock inverse would take long."""
+"""The largest number of grid points of one step, bounded by the reach of its losses, for the stock inverse."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class SecondOpinion:
 
 
 def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) -> SecondOpinion | None:
-    """Compute epsilon at `delta` by `dp_accounting`; None for a pair that it has no mechanism for.
+    """Compute epsilon at `delta` by `dp_accounting`; None for a pair for which it has no mechanism.
 
     It knows mixtures of Gaussians (of Poisson sampling, of one row or many) and truncated Poisson sampling.
     """
@@ -77,10 +78,10 @@ def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) 
 
 
 def recheck(pair: DominatingPair, noise_multiplier: float, delta: float, epsilon: float) -> bool:
-    """See that `dp_accounting` alone finds the epsilon that is about to be claimed.
+    """Check that `dp_accounting` alone finds the epsilon that is about to be claimed.
 
     Returns:
-        False where it knows no such pair, so that nothing was compared.
+        False if it knows no such pair, so that nothing was compared.
 
     Raises:
         CheckFailed: the two differ by more than their grids may.
@@ -104,7 +105,7 @@ def _interval(typical: float) -> float:
 
 
 def _width(furthest: float, s: float) -> float:
-    """How far losses of a step reach, about: of N(v, s^2) against N(0, s^2) up to twelve standard deviations out."""
+    """Estimate how far losses of a step reach: of N(v, s^2) against N(0, s^2) up to twelve standard deviations out."""
     apart = furthest / s
     return apart * (12 + apart / 2)
 
