@@ -1,1 +1,1 @@
-"""All randomness of a run, and the seals of its files: functions of the run key."""
+"""All randomness of a run, and the seals of its files. Both are functions of the run key."""

@@ -1,4 +1,4 @@
-"""Gaussian noise made where the tensor lies: ChaCha20 in counter mode, as a Triton kernel.
+"""Gaussian noise computed on the device of the tensor: ChaCha20 in counter mode, as a Triton kernel.
 
 `streams.Stream` is AES on the CPU, so for a model on a GPU its noise crosses the bus at every step. Here only the key
 crosses it, as a kernel argument; key stream, normal values and their addition are one pass over the tensor.
@@ -6,8 +6,8 @@ crosses it, as a kernel argument; key stream, normal values and their addition a
 The cipher is ChaCha20 as its author defined it (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008): words 12 and
 13 of the state are a 64-bit block counter, words 14 and 15 the nonce. RFC 8439 reads the same four words as a 32-bit
 counter and a 96-bit nonce: its block with counter c and nonce words (n, x, y) is the one here with counter
-n * 2^32 + c and nonce words (x, y). With n = 0 the two key streams are equal for 2^32 blocks, 256 GiB; there the RFC's
-ends, and this one goes on.
+n * 2^32 + c and nonce words (x, y). With n = 0 the two key streams are equal for 2^32 blocks, 256 GiB. There the key
+stream of the RFC ends, and this one goes on.
 
 Triton is imported at first use: importing this module needs neither it nor a GPU.
 """
@@ -29,21 +29,26 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 NONCE_BYTES = 8
 BLOCK_WORDS = 16  # 32-bit words in a block of key stream
-BLOCK_VALUES = 8  # normal values made of one
+BLOCK_VALUES = 8  # normal values made from one block
 COUNTERS = 1 << 64  # blocks of a key before its counter would begin again
 
-_BLOCKS = 128  # blocks of key stream that a program makes: one a thread at Triton's four warps
+_BLOCKS = 128  # blocks of key stream that a program makes: one per thread at Triton's four warps
 
 
 class ChaChaStream:
     """Random words and normal values of one secret key, addressable by index.
 
-    A key serves one (phase, purpose, step, parameter) and no other, and is derived elsewhere: so the nonce is zero.
-    Tensors lie on a GPU, or on the CPU where Triton interprets its kernels (`TRITON_INTERPRET=1`).
+    A key serves a single (phase, purpose, step, parameter), and is derived elsewhere, so the nonce is zero.
+    Tensors lie on a GPU, or on the CPU if Triton interprets its kernels (`TRITON_INTERPRET=1`).
     """
 
     def __init__(self, key: bytes):
-        """ValueError unless `key` has 32 bytes; InputError where Triton is missing."""
+        """Check the key.
+
+        Raises:
+            ValueError: `key` does not have 32 bytes.
+            InputError: Triton is missing.
+        """
         if len(key) != KEY_BYTES:
             raise ValueError(f"a ChaCha20 key has {KEY_BYTES} bytes, this one has {len(key)}")
         self._key = key
@@ -52,10 +57,12 @@ class ChaChaStream:
     def words(
         self, n_blocks: int, start: int = 0, *, device: torch.device | str, nonce: bytes = bytes(NONCE_BYTES)
     ) -> torch.Tensor:
-        """The key stream of `n_blocks` blocks from block `start` on, in patterns of 32 bits: int32[n_blocks, 16].
+        """Return the key stream of `n_blocks` blocks from block `start` on, as bit patterns: int32[n_blocks, 16].
 
         Row b is the block of counter `start` + b; `nonce` is words 14 and 15 of the state, little-endian.
-        ValueError for blocks that do not exist and for a nonce of another length.
+
+        Raises:
+            ValueError: the blocks do not exist, or the nonce has another length.
         """
         if len(nonce) != NONCE_BYTES:
             raise ValueError(
@@ -70,11 +77,14 @@ class ChaChaStream:
     def add_normal(self, tensor: torch.Tensor, scale: float, start: int = 0) -> None:
         """Add `scale` * N(0, 1) to every element of a contiguous float32 tensor, in place.
 
-        Element i, in the order of memory, takes the value of index `start` + i: a shard of a parameter that begins
-        at index `start` gets what the whole gets there. Block b of the key stream, eight 64-bit words, makes values
-        8 b to 8 b + 7: of each pair of words Box and Muller take a radius and an angle, in float64, so that the tail
-        reaches 9.4 standard deviations. Product and sum are float64 too, and are rounded once.
-        ValueError for another dtype, a tensor that is not contiguous and indices that do not exist.
+        Element i, in the order of memory, takes the value of index `start` + i: a shard of a parameter that begins at
+        index `start` gets the same values as in the whole parameter. Block b of the key stream, eight 64-bit words,
+        makes values 8 b to 8 b + 7. From each pair of words the Box-Muller method takes a radius and an angle, in
+        float64, so that the tail reaches 9.4 standard deviations. Product and sum are float64 too, and are rounded
+        once.
+
+        Raises:
+            ValueError: the dtype is another, the tensor is not contiguous, or the indices do not exist.
         """
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             what = f"{tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}"
@@ -88,7 +98,7 @@ class ChaChaStream:
             )
 
     def _state(self, start: int, n_blocks: int, nonce: bytes) -> tuple[int, ...]:
-        """Key, counter of the first block and nonce, words 4 to 15 of its state, as six signed 64-bit integers."""
+        """Return words 4 to 15 of the first block's state as six signed 64-bit integers: key, counter and nonce."""
         if not 0 <= start < COUNTERS or n_blocks > COUNTERS - start:
             raise ValueError(f"a key has blocks 0 to 2^64 - 1: {n_blocks} from {start} on do not exist")
         return struct.unpack("<6q", self._key + start.to_bytes(8, "little") + nonce)
@@ -121,12 +131,12 @@ def _quarter_round(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl
 
 
 def _halves(word: tl.tensor) -> tl.tuple:
-    """The low and the high 32 bits of 64: uint32, uint32."""
+    """Return the low and the high 32 bits of 64: uint32, uint32."""
     return word.to(tl.uint32), (word >> 32).to(tl.uint32)
 
 
 def _joined(low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """A 64-bit word of its halves: uint64."""
+    """Join two halves to a 64-bit word: uint64."""
     return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
 
 
@@ -139,7 +149,10 @@ def _key_stream(
     nonce: tl.int64,
     BLOCKS: tl.constexpr,
 ) -> tl.tuple:
-    """The sixteen words, each uint32[BLOCKS], of this program's blocks; the first program's begin at `start`."""
+    """Return the sixteen words, each uint32[BLOCKS], of this program's blocks.
+
+    The blocks of the first program begin at `start`.
+    """
     s0 = tl.full([BLOCKS], 0x61707865, tl.uint32)  # "expand 32-byte k"
     s1 = tl.full([BLOCKS], 0x3320646E, tl.uint32)
     s2 = tl.full([BLOCKS], 0x79622D32, tl.uint32)
@@ -183,7 +196,7 @@ def _key_stream(
 
 
 def _normal_pair(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, w3: tl.tensor) -> tl.tuple:
-    """Two independent standard normal values of four words, by Box and Muller: float64, float64."""
+    """Make two independent standard normal values of four words, by Box-Muller: float64, float64."""
     uniform = (_joined(w0, w1).to(tl.float64) + 0.5) * 2.0**-64
     angle = (_joined(w2, w3) >> 11).to(tl.float64) * (2.0**-53 * 6.283185307179586)
     radius = tl.sqrt(tl.log(uniform) * -2.0)
@@ -200,7 +213,7 @@ def _woven(
     v6: tl.tensor,
     v7: tl.tensor,
 ) -> tl.tensor:
-    """The values of block 0, then those of block 1, and so on, from eight vectors over blocks."""
+    """Return the values of block 0, then those of block 1, and so on, from eight vectors over blocks."""
     even = tl.interleave(tl.interleave(v0, v4), tl.interleave(v2, v6))
     odd = tl.interleave(tl.interleave(v1, v5), tl.interleave(v3, v7))
     return tl.interleave(even, odd)
@@ -238,7 +251,7 @@ def _add_normal(
     nonce: tl.int64,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """The first `skip` values of block `start` belong to indices before the tensor's."""
+    """Add noise to a tensor; the first `skip` values of block `start` belong to indices before the tensor's."""
     w = _key_stream(k0, k1, k2, k3, start, nonce, BLOCKS)
     z0, z1 = _normal_pair(w[0], w[1], w[2], w[3])
     z2, z3 = _normal_pair(w[4], w[5], w[6], w[7])
@@ -253,11 +266,11 @@ def _add_normal(
 
 @functools.cache
 def _kernels() -> dict[str, Any]:
-    """The functions above in Triton's hands, by name; a kernel is compiled at its first launch.
+    """Return the functions above as Triton functions, by name; a kernel is compiled at its first launch.
 
-    They take the place of the plain functions in this module, where Triton looks up the names that a function uses.
-    It would compile anew for arguments that are 1 or divisible by 16: a key that is, once in a few streams, must
-    not cost seconds.
+    They replace the plain functions in this module, where Triton looks up the names that a function uses. Triton would
+    compile again for arguments that are 1 or divisible by 16. Some keys are, once in a few streams, and must not cost
+    seconds.
     """
     try:
         import triton

@@ -1,8 +1,8 @@
 """Files that a run writes and later reads back, sealed with its key so that it recognises them.
 
-What is read back decides what is trained, released or claimed. A file of another run, of the run's twin or of another
-step, and a file in which one bit has changed, would decide it in silence. An HMAC under the run key over what a file
-is and what it holds tells them apart.
+The content of these files decides what is trained, released or claimed. A file of another run, of the run's twin or of
+another step, or a file with one changed bit, would change that without notice. An HMAC under the run key over the use
+and the content of a file detects all of these.
 """
 
 import hmac
@@ -20,17 +20,17 @@ TAG_BYTES = 32
 
 
 class Broken(Exception):
-    """A file is not what the run wrote there: it is damaged, or of another run, step or version of confide."""
+    """A file differs from the one that the run wrote: it is damaged, or of another run, step or version of confide."""
 
 
 class Seal:
     """Seals files, and opens those that it sealed.
 
-    HMAC-SHA-256. Whoever does not hold the run key cannot seal another content, or the same content for another use.
-    A published key, of a reproducible experiment, guards against mistakes and damage alone.
+    HMAC-SHA-256. Without the run key nobody can seal another content, or the same content for another use.
+    A published key, of a reproducible experiment, protects against mistakes and damage alone.
 
     Args:
-        key: the run key, bound to config and data where the file is a function of them.
+        key: the run key, bound to config and data if the file is a function of them.
     """
 
     def __init__(self, key: RunKey):
@@ -38,11 +38,11 @@ class Seal:
 
     @classmethod
     def against_damage(cls) -> "Seal":
-        """A seal under a key that everyone knows: it recognises damage, and nothing that is done on purpose."""
+        """Return a seal under a key that everyone knows: it detects damage, but no deliberate change."""
         return cls(RunKey(bytes(KEY_BYTES)))
 
     def over(self, *what: str) -> hmac.HMAC:
-        """An HMAC to feed with the content of a file. `what` names the file's use: a seal holds for one use."""
+        """Return an HMAC to feed with the content of a file. `what` names the file's use: a seal holds for one use."""
         return self._key.authenticator("seal", *what)
 
     def write_json(self, path: Path, what: str, content: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Seal:
         return array
 
     def tag(self, what: str, data: bytes) -> bytes:
-        """The HMAC of some bytes: `TAG_BYTES` bytes."""
+        """Compute the HMAC of some bytes: `TAG_BYTES` bytes."""
         return self._of_bytes(what, data)
 
     def _of_json(self, what: str, content: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""All randomness of a run: secret streams, each a function of the run key and of what it is for.
+"""All randomness of a run: secret streams, each a function of the run key and of its purpose.
 
-A stream is AES-256 in counter mode under a key derived from (run key, phase, purpose, step, item); noise for
-tensors on a GPU is ChaCha20, made there. So there is no generator state to save: a run that is killed and
+A stream is AES-256 in counter mode under a key derived from (run key, phase, purpose, step, item). Noise for
+tensors on a GPU is ChaCha20, computed there. So there is no generator state to save: a run that is killed and
 started again draws the same rows and the same noise, and no state can end up in a published checkpoint.
 Streams of different purposes are independent under the usual assumption that these ciphers and HMAC are
 pseudo-random functions.
@@ -32,14 +32,14 @@ KEY_BYTES = 32
 BLOCK = 1 << 19
 PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
 GROUP = 2 * PAIRS
-GROUPS = BLOCK // GROUP  # of one nonce
-LAYOUT = 7  # of noise in its stream; a run that began with another one cannot be resumed
+GROUPS = BLOCK // GROUP  # groups under one nonce
+LAYOUT = 7  # of noise in its stream; a run that began with another layout cannot be resumed
 _FIRST = 1 << 95  # nonce of normal values
 _ZEROS = bytes(6 * BLOCK)
 
 
 class Normal(Protocol):
-    """Anything that yields standard normal values by index."""
+    """A source of standard normal values by index."""
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor: ...
 
@@ -51,35 +51,35 @@ class Stream:
         self._key = key
 
     def on_gpu(self) -> ChaChaStream:
-        """The stream of the same purpose for tensors on a GPU, made there: other words, of the same secrecy."""
+        """Return the stream of the same purpose for tensors on a GPU: other words, with the same secrecy."""
         return ChaChaStream(hmac.digest(self._key, b"chacha20", "sha256"))
 
     def uint64(self, n: int, start: int = 0) -> np.ndarray:
-        """`n` uniform 64-bit words from index `start` on: uint64[n]."""
+        """Return `n` uniform 64-bit words from index `start` on: uint64[n]."""
         first, skip = divmod(start, 2)
         words = np.empty(n + skip, dtype="<u8")
         self._fill(words, first)
         return words[skip:]
 
     def uniform(self, n: int, start: int = 0) -> np.ndarray:
-        """`n` uniform values in [0, 1) with 53 random bits: float64[n]."""
+        """Return `n` uniform values in [0, 1) with 53 random bits: float64[n]."""
         return (self.uint64(n, start) >> np.uint64(11)) * 2.0**-53
 
     def below(self, limits: np.ndarray, start: int = 0) -> np.ndarray:
-        """One integer in [0, limit) for each limit: int64[n]. Bias below limit * 2^-53."""
+        """Return one integer in [0, limit) for each limit: int64[n]. Bias below limit * 2^-53."""
         values: np.ndarray = np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
         return values
 
     def permutation(self, n: int) -> np.ndarray:
-        """A uniform order of 0..n-1: int64[n]."""
+        """Return a uniform order of 0..n-1: int64[n]."""
         return np.argsort(self.uint64(n), kind="stable")
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
-        """`n` standard normal values: float32[n].
+        """Return `n` standard normal values: float32[n].
 
-        Box-Muller with radii from 64-bit words, so that the tail reaches 9.3 standard deviations: no tail that
-        matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds as it rounds the sum that
-        the noise is added to, and coarser near zero: squares of radii below 1/100 are multiples of 2^-23.
+        Box-Muller with radii from 64-bit words, so that the tail reaches 9.3 standard deviations: no tail that matters
+        to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds the noise as it rounds the sum to
+        which the noise is added, and more coarsely near zero: squares of radii below 1/100 are multiples of 2^-23.
         """
         first, skip = divmod(start, GROUP)
         room = _Room(_groups(skip + n))
@@ -89,9 +89,9 @@ class Stream:
     def _fill_groups(self, words: np.ndarray, first: int) -> None:
         """Write the words of groups of normal values, from number `first` on.
 
-        The counter is a nonce of 96 bits, the number of a block of groups, and 32 bits that count from 2 on: what GCM
-        encrypts with, for which OpenSSL has faster code than for plain CTR, which goes on from anywhere. The nonce's
-        first bit is set, so that no word is one of `uint64`, whose counters never come so far.
+        The counter is a nonce of 96 bits, the number of a block of groups, and 32 bits that count from 2 on. This is
+        the counter of GCM, for which OpenSSL has faster code than for plain CTR, which can start anywhere. The nonce's
+        first bit is set, so that no word is one of `uint64`, whose counters never get that large.
         """
         place = 0
         while place < len(words):
@@ -103,25 +103,25 @@ class Stream:
             place += len(some)
 
     def _fill(self, words: np.ndarray, block: int) -> None:
-        """Write what the cipher says from a block of 16 bytes on into an array."""
+        """Write the output of the cipher, from a block of 16 bytes on, into an array."""
         self._encrypt(words, modes.CTR(block.to_bytes(16, "big")))
 
     def _encrypt(self, words: np.ndarray, mode: modes.CTR | modes.GCM) -> None:
-        """Write the key stream into an array: what zeros become."""
+        """Write the key stream, the encryption of zeros, into an array."""
         plain = memoryview(_ZEROS)[: words.nbytes] if words.nbytes <= len(_ZEROS) else bytes(words.nbytes)
         Cipher(algorithms.AES(self._key), mode).encryptor().update_into(plain, words.data.cast("B"))
 
 
 def _groups(n: int) -> int:
-    """How many groups hold `n` values."""
+    """Return how many groups hold `n` values."""
     return -(-n // GROUP)
 
 
 class _Room:
-    """What one thread makes normal values in: block after block in the same memory, which its cache then holds.
+    """Working memory of one thread for normal values: block after block uses the same memory, which stays in its cache.
 
-    By NumPy, whose logarithms, sines and cosines are faster on a CPU than torch's. Floats of one processor may differ
-    from another's in the last bit.
+    NumPy computes the values: its logarithms, sines and cosines are faster on a CPU than torch's. The last bit of a
+    float may differ between processors.
 
     Attributes:
         words: random words of groups, int32[groups, 3 * PAIRS].
@@ -133,7 +133,10 @@ class _Room:
         self._values = np.empty((groups, 2, PAIRS), np.float32)
 
     def normal(self, groups: int, scale: np.float32) -> np.ndarray:
-        """The words of so many groups as values of N(0, scale^2), float32[groups * GROUP]; good until the next call."""
+        """Turn the words of so many groups into values of N(0, scale^2): float32[groups * GROUP].
+
+        The result is valid until the next call.
+        """
         words, values = self.words[:groups], self._values[:groups]
         radius, angle = self._radius[:groups], self._angle[:groups]
         # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is. Its square
@@ -158,11 +161,12 @@ class _Room:
 class FastStream:
     """An ordinary generator in place of AES, for `noise: fast`; the guarantee says so.
 
-    Philox, on the CPU NumPy's with a key of 128 bits and on a GPU the framework's with 63: steps and tensors whose
-    keys met would share their noise, which 32 bits, as torch's own generator on a CPU keeps, make likely in one run.
+    It is Philox: on the CPU NumPy's with a key of 128 bits, on a GPU the framework's with 63. Steps and tensors with
+    equal keys would share their noise. With keys of 32 bits, as in torch's own generator on a CPU, that is likely
+    within one run.
 
-    Not addressable by index: a run of values is drawn in order, in blocks, from a key that depends on where it
-    begins. What a part of a tensor gets is so independent of the other parts, but not what it gets in the whole.
+    It is not addressable by index: a run of values is drawn in order, in blocks, from a key that depends on where it
+    begins. So the values of a part of a tensor do not depend on the other parts, but differ from those in the whole.
     """
 
     def __init__(self, stream: Stream, device: torch.device | str = "cpu"):
@@ -188,10 +192,11 @@ class FastStream:
 
 
 def generator(kind: str, device: torch.device, parts: int = 1) -> str:
-    """What makes a step's noise out of its stream: two that differ here make other values of one stream.
+    """Name the noise generator. Two generators produce different values from the same stream.
 
     Args:
         kind: `secure` or `fast`.
+        device: where the tensors lie.
         parts: over how many ranks each tensor is split.
     """
     if kind == "secure":
@@ -223,7 +228,7 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
 
 @dataclass(frozen=True)
 class _Segment:
-    """Part of a tensor on the CPU, and where its noise begins in a stream."""
+    """Part of a tensor on the CPU, and the position of its noise in a stream."""
 
     values: np.ndarray
     source: Stream
@@ -235,7 +240,7 @@ class _Segment:
 
 
 def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32) -> None:
-    """Noise for all of them, block by block, in as many threads as torch uses."""
+    """Add noise to all segments, block by block, in as many threads as torch uses."""
     left = deque(_blocks(segments))
     largest = max(sum(segment.groups for segment in block) for block in left)
 
@@ -248,7 +253,7 @@ def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32
                 return
             _add_block(block, room, scale, times)
 
-    # Another thread takes half a block's time to start.
+    # Starting another thread takes as long as half a block.
     others = min(torch.get_num_threads(), len(left) // 2) - 1
     if others < 1:
         work()
@@ -261,7 +266,7 @@ def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32
 
 
 def _blocks(segments: list[_Segment]) -> Iterator[list[_Segment]]:
-    """Some segments in one go: of many small tensors each by itself would cost its calls alone."""
+    """Yield groups of segments to be processed together, since calls for each small tensor would dominate the time."""
     block: list[_Segment] = []
     groups = 0
     for segment in segments:
@@ -311,12 +316,12 @@ class RunKey:
 
     @classmethod
     def from_text(cls, text: str) -> "RunKey":
-        """The key of a reproducible experiment; its guarantee holds against nobody who knows `text`."""
+        """Derive the key of a reproducible experiment; its guarantee holds against nobody who knows `text`."""
         return cls(hashlib.sha256(b"confide published key\0" + text.encode()).digest(), published=True)
 
     @classmethod
     def create(cls, path: Path) -> "RunKey":
-        """A fresh key from the operating system, written to `path` with mode 600."""
+        """Create a fresh key from the operating system, and write it to `path` with mode 600."""
         secret = os.urandom(KEY_BYTES)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as stream:
@@ -339,16 +344,16 @@ class RunKey:
         return cls(secret)
 
     def stream(self, phase: str, purpose: str, step: int = 0, item: str = "") -> Stream:
-        """The stream of one purpose; equal arguments give equal streams, different ones independent ones."""
+        """Return the stream of one purpose; equal arguments give equal streams, different ones independent ones."""
         name = "\0".join(("confide 1", phase, purpose, str(step), item))
         return Stream(hmac.digest(self._secret, name.encode(), "sha256"))
 
     def bound_to(self, *what: bytes) -> "RunKey":
-        """The key of a run on this config and these data, derived from this one.
+        """Derive the key of a run on this config and these data.
 
-        Were the noise the same for two trainings that differ, their difference would be free of it. So
-        whatever tells two trainings apart goes into the key, and a run folder that is partly wiped and used
-        again with another config or other data draws afresh.
+        If two different trainings used the same noise, their difference would be free of it. So everything that
+        distinguishes two trainings goes into the key. A run folder that is partly wiped and used again with another
+        config or other data therefore draws afresh.
         """
         digest = hmac.new(self._secret, b"bound to", "sha256")
         for part in what:
@@ -356,7 +361,7 @@ class RunKey:
         return RunKey(digest.digest(), self.published)
 
     def authenticator(self, *what: str) -> hmac.HMAC:
-        """An HMAC to feed with data. `what` says what it is of; other words give other values for the same data."""
+        """Return an HMAC to feed with data. `what` names the kind of data, and changes the value."""
         mac = hmac.new(self._secret, b"authenticate", "sha256")
         for part in what:
             mac.update(len(part.encode()).to_bytes(8, "big") + part.encode())
@@ -364,5 +369,5 @@ class RunKey:
         return mac
 
     def fingerprint(self, data: bytes) -> str:
-        """HMAC of `data`, hex: names a config or data set without letting others test guesses of it."""
+        """Compute an HMAC of `data`, hex: it names a config or data set without letting others test guesses of it."""
         return hmac.new(self._secret, b"fingerprint\0" + data, "sha256").hexdigest()
