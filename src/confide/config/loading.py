@@ -1,6 +1,6 @@
 """The one config: YAML plus `key=value` overrides, checked as a whole before anything runs.
 
-Every key's meaning is its `description`; `docs/config.md` is made from them by `python -m confide.config.loading`.
+Every key's meaning is its `description`; `python -m confide.config.loading` makes `docs/config.md` from them.
 """
 
 import copy
@@ -31,7 +31,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read and check a config file.
 
     Raises:
-        InputError: with every fault that was found, one a line, each naming its key.
+        InputError: lists every fault that was found, one a line, each naming its key.
     """
     if "\0" in str(path):
         raise InputError(f"{str(path)!r}: no path holds the character NUL")
@@ -56,15 +56,15 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         kind = "a list" if isinstance(raw, list) else "one value alone"
         raise InputError(f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}")
     if folder is not None and (folder / "ledger.jsonl").exists():
-        raw["run"] = str(folder)  # wherever it lay when it was made
+        raw["run"] = str(folder)  # the folder may have been moved since the run
     return check(with_overrides(raw, overrides), str(path))
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A config as it was read, with other values for some keys.
+    """Return a config as it was read, with other values for some keys.
 
     Raises:
-        InputError: an override is no key=value, or names a section that is none.
+        InputError: an override is not of the form key=value, or names a section that does not exist.
     """
     changed = copy.deepcopy(dict(raw))
     for override in overrides:
@@ -73,7 +73,7 @@ def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 
 
 def _text(path: Path) -> str:
-    """What a config file holds; never waits for a pipe and never reads without end."""
+    """Read the text of a config file; never wait for a pipe and never read without end."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise InputError(f"{path}: is not a file (it is a pipe or a device): write the config to a file")
@@ -84,7 +84,7 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """The config file that was meant, if there is one of a like name."""
+    """Return the config file that was probably meant, if there is one of a similar name."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
@@ -112,7 +112,12 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 
 def parsed(text: str, where: str) -> Any:
-    """A value of the command line: YAML, where 1e-5 is a number. `where`: the whole argument, for the error."""
+    """Parse a value of the command line: YAML, where 1e-5 is a number.
+
+    Args:
+        text: the value.
+        where: the whole argument, for the error.
+    """
     try:
         return yaml_text.read(text)
     except InputError as error:
@@ -120,7 +125,7 @@ def parsed(text: str, where: str) -> Any:
 
 
 def check(raw: Mapping[str, Any], where: str = "config") -> Config:
-    """Validate a mapping; all faults are found before one error is raised."""
+    """Validate a mapping; find all faults before raising one error."""
     faults = [f"{_name(key)}: holds {text}" for key, text in _unspeakable(raw)]
     if faults:
         raise _report(where, faults)
@@ -147,7 +152,7 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
 
 
 def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(key, what it holds) of text that no path, field or message can hold."""
+    """Yield (key, description) for text that no path, field or message can hold."""
     if isinstance(value, str):
         if "\0" in value:
             yield key, "the character NUL, which no text or path can"
@@ -163,7 +168,7 @@ def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _name(key: str) -> str:
-    """A key as a message shows it: as it is, or in quotes where that might be misread."""
+    """Write a key for a message: unchanged, or in quotes if it might be misread."""
     return key if key.isprintable() and len(key) <= 80 else yaml_text.shown(key)
 
 
@@ -177,7 +182,7 @@ def _report(where: str, faults: list[str]) -> InputError:
 
 
 def _path(detail: ErrorDetails, schema: type[Config]) -> list[str]:
-    """The key of a fault, without the names of the union members that pydantic adds."""
+    """Return the key of a fault, without the names of the union members that pydantic adds."""
     path: list[str] = []
     model: Any = schema
     for part in detail["loc"]:
@@ -238,12 +243,12 @@ def _all(schema: type[Config]) -> dict[str, Any]:
 
 
 def keys(schema: type[Config] = Config) -> list[str]:
-    """Every key of the config, dotted."""
+    """Return every key of the config, dotted."""
     return list(_all(schema))
 
 
 def is_whole(key: str) -> bool:
-    """Whether a key takes whole numbers."""
+    """Tell whether a key takes whole numbers."""
     return _expected(key).startswith(_KINDS[int])
 
 
@@ -273,7 +278,7 @@ def _literals(annotation: Any) -> list[Any]:
 
 
 def _expected(key: str, schema: type[Config] = Config) -> str:
-    """What a key takes, in words: "a number above 0", "one of a, b, c"."""
+    """Describe in words what a key takes: "a number above 0", "one of a, b, c"."""
     if key in _REGISTERED:
         return "one of " + ", ".join(_REGISTERED[key]())
     field = _all(schema).get(key)
@@ -381,7 +386,7 @@ def _of_the_mechanism(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _foreign(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings of another mechanism, which nobody would read."""
+    """Yield faults for settings of another mechanism, which nobody would read."""
     name = config.privacy.mechanism
     reads = registry.mechanism(name).reads
     for key in registry.SPECIAL_KEYS:
@@ -397,7 +402,7 @@ def _foreign(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def reference() -> str:
-    """The config reference, as Markdown."""
+    """Write the config reference, as Markdown."""
     lines = [
         "# The config",
         "",

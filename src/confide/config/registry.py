@@ -1,8 +1,8 @@
-"""What a config may name, and the class that answers to each name. To add one: write its file, add its line.
+"""The names that a config may use, and the class behind each. To add one: write its file, add its line.
 
-The names stand below the classes, as entry points of packages do: a config is read, and its faults are told, without
-importing any class but the one that it names. Readers and detectors may come from other packages too; these declare
-an entry point (`confide.readers`, `confide.detectors`), and are asked only for what is not here.
+The names stand below the classes, in the form of packages' entry points: a config is read, and its faults are
+reported, without importing any class but those it names. Other packages can add readers and detectors too, by an entry
+point (`confide.readers`, `confide.detectors`); they are asked only for names that are not listed here.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ SPECIAL_KEYS = (
     "privacy.bounding",
     "privacy.tau",
 )
-"""Keys and sections that only those mechanisms read that list them in `reads`; under another they are refused. A new
-mechanism has a section of its own (`Settings`) and adds nothing here."""
+"""Only mechanisms that list these keys and sections in `reads` read them; under other mechanisms they are refused.
+A new mechanism has a section of its own (`Settings`) and adds nothing here.
+"""
 
-AUTO = "auto"  # the format that is told by what the data are
+AUTO = "auto"  # the format is recognised from the data
 # In the order in which a file's first bytes are shown to them.
 READERS = {
     "jsonl": "confide.data.readers.tables:JSONLines",
@@ -72,40 +73,40 @@ DETECTORS = {
 
 
 def section(name: str) -> str:
-    """The key of the config section that holds the settings that are a mechanism's, or a detector's, own."""
+    """Return the key of the config section with the own settings of a mechanism or detector."""
     return name.replace("-", "_")
 
 
 def mechanism(name: str) -> Any:
-    """The class behind a mechanism's name, one of MECHANISMS."""
+    """Return the class behind a mechanism's name, one of MECHANISMS."""
     return attribute(MECHANISMS[name])
 
 
 def task(name: str) -> Any:
-    """The class behind a task's name, one of TASKS."""
+    """Return the class behind a task's name, one of TASKS."""
     return attribute(TASKS[name])
 
 
 def task_facts(name: str) -> TaskFacts:
-    """What is asked of a task without a model, by its name, one of TASKS."""
+    """Return the facts of a task that need no model, by its name, one of TASKS."""
     facts: TaskFacts = task(name).facts
     return facts
 
 
 def attribute(path: str) -> Any:
-    """What stands at `module:name`."""
+    """Import the object at `module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Names and classes of one kind of thing: confide's own, and those that other packages bring.
+    """Names and classes of one kind of thing: confide's own, and those of other packages.
 
     Attributes:
-        kind: the word for such a thing, for error sentences.
-        own: by name, where the class of each is.
-        group: the entry points by which packages bring others.
+        kind: the word for this kind of thing, for error sentences.
+        own: the place of each class, by name.
+        group: the entry points by which packages add others.
     """
 
     kind: str
@@ -113,24 +114,26 @@ class Registry:
     group: str
 
     def knows(self, name: str) -> bool:
-        """Whether there is one of this name. Imports nothing; looks at packages only for a name that is not our own.
+        """Tell whether there is a class of this name, without importing it.
+
+        Packages are consulted only for names that are not confide's own.
 
         Raises:
-            InputError: packages that bring such things contradict each other, or take a name of confide's own.
+            InputError: packages contradict each other, or take a name of confide's own.
         """
         return name in self.own or name in self.plugins()
 
     def names(self) -> list[str]:
-        """All names, our own first."""
+        """Return all names, confide's own first."""
         return [*self.own, *self.plugins()]
 
     def plugins(self) -> dict[str, EntryPoint]:
-        """What packages bring, by name. None of it is imported yet.
+        """Return the entry points of packages, by name. None of them is imported yet.
 
         Raises:
-            InputError: as `knows`.
+            InputError: see `knows`.
         """
-        from importlib.metadata import entry_points  # takes longer than all else that is imported here
+        from importlib.metadata import entry_points  # slow to import, compared with everything else here
 
         found: dict[str, EntryPoint] = {}
         for entry in sorted(entry_points(group=self.group), key=lambda entry: (entry.name, _package(entry))):
@@ -148,10 +151,10 @@ class Registry:
         return found
 
     def get(self, name: str, kind: type) -> Any:
-        """The class behind a name that is known; a subclass of `kind`.
+        """Return the class behind a known name; it is a subclass of `kind`.
 
         Raises:
-            InputError: a package brings it, and it cannot be imported or is no such class; names the package.
+            InputError: a package's class cannot be imported or is not of this kind; names the package.
         """
         if name in self.own:
             return self._checked(name, attribute(self.own[name]), kind)
@@ -159,7 +162,7 @@ class Registry:
         said = f"package {_package(entry)}: its {self.kind} {name!r} ({entry.value})"
         try:
             return self._checked(name, entry.load(), kind)
-        except Exception as error:  # whatever another's module does as it is imported
+        except Exception as error:  # another package's module may raise anything at import
             reason = str(error).partition("\n")[0].rstrip(".")[:200]
             raise InputError(
                 f"{said} cannot be used ({type(error).__name__}: {reason}); mend or uninstall the package"

@@ -1,4 +1,4 @@
-"""A config file with other values, and otherwise as its owner wrote it: comments, order and all."""
+"""A config file with other values, but otherwise unchanged: comments, order and all."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def rewritten(path: Path, config: "Config") -> str:
-    """The text of the config file at `path`, with what differs in `config` put in its place.
+    """Return the text of the config file at `path`, with the values of `config` where these differ.
 
-    Where that cannot be done to the letter (a file with anchors, or in a notation of its own) it is all of `config`.
+    If that cannot be done exactly (a file with anchors, or in an unusual notation) the text is all of `config`.
     """
     file = path / "config.yaml" if path.is_dir() else path
     changes = dict(_changes(load(file).model_dump(mode="json"), config.model_dump(mode="json")))
@@ -32,13 +32,13 @@ def rewritten(path: Path, config: "Config") -> str:
 
 
 class _Unknown(Exception):
-    """A notation in which nothing can be put in its place."""
+    """A notation in which no value can be replaced."""
 
 
 def _changes(
     before: Mapping[str, Any], after: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Keys, with the sections that they are in, and their values where these differ."""
+    """Yield keys, with the sections that they are in, and their values where these differ."""
     for name, value in after.items():
         own = before.get(name)
         if value == own:
@@ -50,7 +50,7 @@ def _changes(
 
 
 def _with(text: str, key: tuple[str, ...], value: Any) -> str:
-    """The text with one value changed, or added to the innermost of its sections that is there."""
+    """Return the text with one value changed, or added to the innermost of its sections that exists."""
     node = yaml.compose(text, yaml.SafeLoader)
     for depth, name in enumerate(key):
         if not isinstance(node, yaml.MappingNode):
@@ -73,7 +73,7 @@ def _nested(names: tuple[str, ...], value: Any) -> Any:
 
 
 def _added(text: str, section: yaml.MappingNode, name: str, value: Any) -> str:
-    """The text with a new key, the last of its section."""
+    """Return the text with a new key at the end of its section."""
     if not section.value:
         raise _Unknown
     first, last = section.value[0][0], section.value[-1][1]
@@ -86,7 +86,7 @@ def _added(text: str, section: yaml.MappingNode, name: str, value: Any) -> str:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a value ends; a block section's mark stands before what follows it."""
+    """Return where a value ends; the end mark of a block section stands before the text that follows it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)
@@ -94,6 +94,6 @@ def _end(node: yaml.Node) -> int:
 
 
 def _inline(value: Any) -> str:
-    """A value as YAML within a line."""
+    """Write a value as YAML within a line."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1 << 30)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -16,10 +16,14 @@ Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl"
 
 
 class Section(BaseModel):
+    """A section of the config. Unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Adapter(Section):
+    """The part of the model that is trained."""
+
     kind: Literal["full", "lora", "bias", "modules"] = Field(
         "full",
         description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
@@ -38,6 +42,8 @@ def _a_format(name: str) -> str:
 
 
 class Data(Section):
+    """The source of the text, and how rows and units are made of it."""
+
     train: str = Field(
         description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
     )
@@ -93,6 +99,8 @@ class Data(Section):
 
 
 class Privacy(Section):
+    """The protected unit, the mechanism and its noise."""
+
     mechanism: str = Field("uls", description="what protects whom")
     epsilon: Positive | None = Field(None, description="the target; or give noise_multiplier")
     delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -153,6 +161,8 @@ class Privacy(Section):
 
 
 class Detector(Section):
+    """The detectors that look for something in the text."""
+
     level: Literal["low-entity", "high-entity", "low-contextual", "high-contextual"] | None = Field(
         None,
         description="of a spaCy pipeline: persons, organisations, dates, places; all 18 kinds of entities; also "
@@ -166,6 +176,8 @@ class Detector(Section):
 
 
 class Policy(Detector):
+    """The detectors that decide which text is sensitive."""
+
     words: str | None = Field(
         None, description="file with one word or phrase a line, or a CSV with a column `word`"
     )
@@ -183,6 +195,8 @@ class Policy(Detector):
 
 
 class Repository(Section):
+    """Secrets of a source code repository."""
+
     paths: list[str] = Field(
         default_factory=list, description="globs as in .gitignore: the files that match one are its rows"
     )
@@ -204,6 +218,8 @@ class Repository(Section):
 
 
 class Program(Section):
+    """The linear program that weighs rows."""
+
     target: Literal["gaussian", "kl", "sqrt-kl"] | None = Field(
         None,
         description="how much of the rows a secret may have, by its prior and posterior; default: gaussian for "
@@ -227,6 +243,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Secrets(Section):
+    """The secrets, with their priors and allowed posteriors."""
+
     words: str | None = Field(
         None, description="file with one word or phrase a line, or a CSV with a column `word`"
     )
@@ -263,6 +281,8 @@ class Secrets(Section):
 
 
 class Redacted(Section):
+    """The steps on redacted rows."""
+
     mode: Literal["direct", "screened", "light-noise"] = Field(
         "direct",
         description="selective: train on all redacted rows; on a sample that a person has screened (`marks`); or on "
@@ -296,6 +316,8 @@ Factor = Annotated[float, Field(gt=0, le=1)]
 
 
 class Adaptive(Section):
+    """Noise that follows how private the rows look."""
+
     mode: Literal["private", "nominal"] = Field(
         "private",
         description="private: the factor of each step's noise is released with noise of its own, and a filter keeps "
@@ -337,6 +359,8 @@ class Adaptive(Section):
 
 
 class Average(Section):
+    """The weights that are evaluated and released."""
+
     kind: Literal["none", "ema", "tail"] = Field(
         "none",
         description="release the mean of the weights over the last steps: an exponential or a plain one",
@@ -347,6 +371,8 @@ class Average(Section):
 
 
 class Train(Section):
+    """The optimisation."""
+
     steps: Count = Field(500, description="number of noised steps")
     batch: Positive = Field(
         256, description="expected rows a step (row sampling) or units a step (unit sampling)"
@@ -395,6 +421,8 @@ class Train(Section):
 
 
 class Canaries(Section):
+    """The canaries that an audit plants."""
+
     count: Annotated[int, Field(ge=0)] = Field(
         0,
         description="made-up units planted among the private ones, each by a fair coin, for `confide audit`; they "
@@ -431,6 +459,8 @@ def _known_task(name: str) -> str:
 
 
 class Config(Section):
+    """The whole config."""
+
     model: str = Field(
         "bundled", description="`bundled`, a folder, a hub name, or a config.json to start from scratch"
     )

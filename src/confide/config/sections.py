@@ -1,4 +1,4 @@
-"""The schema of one config: the keys that all have, and the sections that its mechanism and its detectors bring."""
+"""The schema of one config: the keys common to all, and the sections of its mechanism and its detectors."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from confide.config.schema import Config, Detector, Policy, Privacy, Secrets, Tr
 
 
 def schema_for(raw: Mapping[str, Any]) -> type[Config]:
-    """The config's schema, with the sections that its mechanism and its detectors have of their own."""
+    """Build the config's schema, with the own sections of its mechanism and its detectors."""
     privacy, secrets = raw.get("privacy"), raw.get("secrets")
     name = privacy.get("mechanism") if isinstance(privacy, Mapping) else None
     of_secrets = secrets.get("detector") if isinstance(secrets, Mapping) else None
@@ -24,7 +24,7 @@ def schema_for(raw: Mapping[str, Any]) -> type[Config]:
 
 
 def _detectors(section: Any) -> tuple[str, ...]:
-    """The detectors with a section of their own that a section `detector` of the config names."""
+    """Return the detectors that a section `detector` of the config names and that have a section of their own."""
     keys = set(section) - set(Policy.model_fields) if isinstance(section, Mapping) else set()
     names = {registry.section(name): name for name in registry.DETECTORS}
     if keys - set(names):
@@ -37,11 +37,14 @@ def _detectors(section: Any) -> tuple[str, ...]:
 def schema_of(
     mechanism: str | None, detectors: tuple[str, ...] = (), of_secrets: tuple[str, ...] = ()
 ) -> type[Config]:
-    """The schema of configs with this mechanism and these detectors: the `Settings` of each are a section of its name.
+    """Build the schema of configs with this mechanism and these detectors.
+
+    The `Settings` of each become a section of its name.
 
     Args:
         mechanism: one of the registry's.
-        detectors: those with a section in `detector`; of_secrets: in `secrets.detector`.
+        detectors: those with a section in `detector`.
+        of_secrets: those with a section in `secrets.detector`.
     """
     own: dict[str, Any] = {}
     settings = None if mechanism is None else registry.mechanism(mechanism).Settings
@@ -49,7 +52,7 @@ def schema_of(
         _check_settings(mechanism, settings)
         section = Field(default_factory=settings, description=f"mechanism {mechanism}")
         own[registry.section(mechanism)] = (settings, section)
-    # Where no detector has a section, the class stays as it is: two of one class are compared by their values.
+    # If no detector has a section, the class stays unchanged: objects of one class are compared by their values.
     if detectors:
         own["detector"] = _wider(Config, "detector", _with_sections(Policy, detectors))
     if of_secrets:
@@ -59,14 +62,14 @@ def schema_of(
 
 
 def _wider(model: type[BaseModel], key: str, section: type[BaseModel]) -> Any:
-    """The field `key` of a model, with a subclass of its section; by default it is the section as it was."""
+    """Return the field `key` of a model with a subclass as its section; the default is the section as it was."""
     field = model.model_fields[key]
     assert field.default_factory is not None
     return section, Field(default_factory=field.default_factory, description=field.description)
 
 
 def _with_sections(base: type[Detector], detectors: tuple[str, ...]) -> type[BaseModel]:
-    """A section `detector` with those of detectors in it. Whoever names one asks for it: it has no default."""
+    """Build a section `detector` that holds those of detectors. A detector's section has no default."""
     own: dict[str, Any] = {}
     for name in detectors:
         key, found = registry.section(name), registry.detectors.get(name, object)
@@ -77,7 +80,7 @@ def _with_sections(base: type[Detector], detectors: tuple[str, ...]) -> type[Bas
 
 
 def _check_settings(mechanism: str, settings: type[BaseModel]) -> None:
-    """See that a mechanism reads all of its own settings, and that each has one place."""
+    """Check that a mechanism reads all of its own settings, and that each has one place."""
     if registry.section(mechanism) in Config.model_fields:
         raise TypeError(f"mechanism {mechanism}: the config has a section of this name already")
     taken = {*Train.model_fields, *Privacy.model_fields}

@@ -1,17 +1,17 @@
-"""What is asked of a task without a model at hand: how its data, its config and its claim differ from another's."""
+"""The facts of a task that need no model: how its data, its config and its claim differ from another's."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """Facts of one task. Whoever needs to know how tasks differ asks for a fact, and never for a name.
+    """Facts of one task. Code that depends on the task asks for a fact, and never for a name.
 
     Attributes:
-        name: what the config calls the task.
+        name: the task's name in the config.
         model_class: the class of `transformers` that loads its models.
-        adapter_type: the member of peft's `TaskType` for a LoRA adapter; None: peft is told of none.
-        cuts_documents: a document is running text and is cut into several rows; else it is one row, cut off.
+        adapter_type: the member of peft's `TaskType` for a LoRA adapter; None: peft gets no task type.
+        cuts_documents: a document is running text and is cut into several rows; else it is one row, truncated.
         is_causal: every token is predicted from those before it. Such a model writes text, needs no mask for the
             padding behind a row, and may take several rows in one line.
         hides_tokens: tokens are hidden behind a mask token: the tokenizer needs one, and each row a random stream.

@@ -1,7 +1,7 @@
-"""YAML as a tired person writes it, read so that no text, however odd, does more than give a value or one sentence.
+"""A safe and forgiving reader of YAML: no text, however odd, does more than give a value or one error sentence.
 
-1e-5 is a number and a date is text; a key is text and stands once. Of tags only those are taken that some key of a
-config can use, and a document is bounded in its length, depth and size with all aliases written out.
+1e-5 is a number and a date is text; a key is text and stands once. Only those tags are accepted that some key of a
+config can use. A document is bounded in its length, depth and size with all aliases written out.
 """
 
 import math
@@ -13,11 +13,11 @@ import yaml
 from confide.utils.errors import InputError
 
 LONGEST = 1 << 20
-"""Characters of a document, at most."""
+"""The largest number of characters of a document."""
 
-_DEEPEST = 40  # lists and mappings within one another
-_LARGEST = 200_000  # values, where each alias stands for all that it names
-_WHOLE = 2**63  # whole numbers are below it, as they are in every library that takes them
+_DEEPEST = 40  # depth of nested lists and mappings
+_LARGEST = 200_000  # values, counting all that each alias stands for
+_WHOLE = 2**63  # whole numbers are below it, as in every library that takes them
 _TAG = "tag:yaml.org,2002:"
 _TAGS = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge"))
 
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
                 raise InputError(f"key {_short(key)} stands twice, again at line {line}")
             seen.add(key)
         found = super().construct_mapping(node, deep)
-        if not all(isinstance(key, str) for key in found):  # one that was merged
+        if not all(isinstance(key, str) for key in found):  # a key of a merged mapping may be no text
             raise InputError(f"line {node.start_mark.line + 1}: a key that is merged is not text")
         return found
 
@@ -106,10 +106,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> Any:
-    """The value that a YAML document holds; None of an empty one.
+    """Read the value that a YAML document holds; None for an empty one.
 
     Raises:
-        InputError: it is no such document; the sentence begins with the line, if it is known.
+        InputError: the text is not such a document; the sentence begins with the line, if it is known.
     """
     if len(text) > LONGEST:
         raise InputError(f"{len(text):,} characters are too many: at most {LONGEST:,} are read")
@@ -130,7 +130,7 @@ def read(text: str) -> Any:
 
 
 def shown(value: Any, longest: int = 60) -> str:
-    """A value of a config as YAML would have it, on one line: true, null, .inf; text in quotes, cut if it is long."""
+    """Write a value of a config as YAML on one line: true, null, .inf; text in quotes, cut if it is long."""
     if isinstance(value, str):
         return _short(value, longest)
     if value is None or isinstance(value, bool):
