@@ -14,7 +14,7 @@ from torch import Tensor
 
 from confide.utils.errors import InputError, RankLost
 
-_LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchrun sets
+_LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun sets these
 _PATIENCE = timedelta(hours=2)  # one rank may read the text while the others wait
 # A thread of gloo's may still have to let go of a tensor, for which it needs the interpreter. Where a split model keeps
 # the group alive nobody waits for that thread, and one that comes while the interpreter ends aborts the process.
@@ -22,15 +22,15 @@ _LAST_WORDS = 0.3  # seconds
 
 
 def launched() -> bool:
-    """Whether torchrun started this process as one of several."""
+    """Tell whether torchrun started this process as one of several."""
     return set(os.environ) >= _LAUNCHED and os.environ["WORLD_SIZE"] != "1"
 
 
 def leave(code: int) -> None:
-    """End this process at once, where it is one of several on GPUs whose group still stands, as after an error.
+    """End this process at once if it is one of several on GPUs whose process group still exists, as after an error.
 
-    At the interpreter's end NCCL would wait for the other ranks, which wait for this one; torchrun stops them only when
-    this one has gone. Where there is no such group nothing happens.
+    At the interpreter's end NCCL would wait for the other ranks, which wait for this one; torchrun stops them only
+    once this one has ended. Without such a group nothing happens.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
         sys.stdout.flush()
@@ -39,12 +39,12 @@ def leave(code: int) -> None:
 
 
 def _device() -> torch.device:
-    """Where a process alone computes; of several GPUs the current one, which is the caller's choice."""
+    """Return the device of a process alone; of several GPUs the current one, which is the caller's choice."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _local_device(local: int) -> torch.device:
-    """The GPU of a rank, which becomes the current one."""
+    """Return the GPU of a rank, and make it the current one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if local >= torch.cuda.device_count():
@@ -62,9 +62,9 @@ class Ranks:
 
     Attributes:
         number: 0..size-1.
-        size: how many there are; 1 where confide runs without torchrun.
+        size: how many there are; 1 if confide runs without torchrun.
         local_size: how many of them share this machine, this one included.
-        device: where this rank computes.
+        device: the device on which this rank computes.
     """
 
     number: int = 0
@@ -75,7 +75,7 @@ class Ranks:
     @classmethod
     @contextmanager
     def joined(cls) -> Iterator["Ranks"]:
-        """The ranks that torchrun started, for as long as the block runs; else this process alone.
+        """Join the ranks that torchrun started, for as long as the block runs; else yield this process alone.
 
         Raises:
             RankLost: a rank ended inside the block while this one waited for it.
@@ -96,14 +96,14 @@ class Ranks:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise RankLost(f"rank {ranks.number}: another rank of the run has ended") from error
             raise
-        ranks.wait()  # a rank that leaves while another still listens can bring it down
-        dist.destroy_process_group()  # not after an error: it would wait for those that are gone
+        ranks.wait()  # a rank that leaves while another still listens can crash it
+        dist.destroy_process_group()  # not after an error: it would wait for ranks that have ended
         if device.type == "cpu":
             time.sleep(_LAST_WORDS)
 
     @property
     def first(self) -> bool:
-        """Whether this rank is the one that writes and speaks."""
+        """True for the one rank that writes files and messages."""
         return self.number == 0
 
     @property
@@ -111,13 +111,13 @@ class Ranks:
         return self.size > 1
 
     def wait(self) -> None:
-        """Until every rank has come here."""
+        """Wait until every rank has made this call."""
         if self.several:
             dist.barrier()
 
     @contextmanager
     def first_ahead(self) -> Iterator[None]:
-        """The first rank runs the block, then the others: what it left on disk is there for them."""
+        """Run the block on the first rank, then on the others, so that they find the files it wrote."""
         if not self.first:
             self.wait()
         yield
@@ -131,7 +131,7 @@ class Ranks:
                 work.wait()
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Return True if `flag` is true on any rank."""
         if not self.several:
             return flag
         count = torch.tensor([int(flag)], device=self.device)
@@ -139,7 +139,7 @@ class Ranks:
         return bool(count.item())
 
     def least(self, value: int) -> int:
-        """The smallest value that a rank gave."""
+        """Return the smallest of the ranks' values."""
         if not self.several:
             return value
         values = torch.tensor([value], device=self.device)
@@ -147,7 +147,7 @@ class Ranks:
         return int(values.item())
 
     def alike(self, text: str) -> bool:
-        """Whether every rank gave the same text."""
+        """Tell whether every rank gave the same text."""
         if not self.several:
             return True
         texts: list[object] = [None] * self.size

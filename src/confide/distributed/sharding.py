@@ -1,7 +1,7 @@
 """A model split over the ranks by FSDP2, and the parts of its parameters.
 
-Each rank holds a run of rows of every parameter, along its first axis, and borrows the rest for as long as
-a block computes. What is said here of a parameter holds for one that is not split too: its part is the whole.
+Each rank holds a range of rows of every parameter, along its first axis, and borrows the rest for as long as
+a block computes. All functions also take parameters that are not split: their part is the whole.
 """
 
 import sys
@@ -28,8 +28,8 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
 
 
 def rest(model: nn.Module) -> None:
-    """Give back what a forward pass borrowed, where no backward pass does: the weights are then this rank's parts."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing was borrowed
+    """Free the weights that a forward pass borrowed if no backward pass does; this rank's parts then remain."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if nobody imported it, nothing was borrowed
     if fsdp is None:
         return
     for module in model.modules():
@@ -38,9 +38,10 @@ def rest(model: nn.Module) -> None:
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """The layers that a model must not be cut inside of, as transformers names them; else members of its lists.
+    """Return the layers that must stay in one piece, as transformers names them; else members of the model's lists.
 
-    Not those that share a parameter with what lies outside them, such as tied embeddings: these stay with the root.
+    Layers that share a parameter with modules outside them, such as tied embeddings, are left out: these stay with the
+    root.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(inner, "_no_split_modules", None) or ())
@@ -51,7 +52,7 @@ def _blocks(model: Any) -> list[nn.Module]:
 
 
 def _uses(module: nn.Module) -> Counter[int]:
-    """How many places in a module hold each parameter, by identity."""
+    """Count the places in a module that hold each parameter, by identity."""
     return Counter(id(p) for part in module.modules() for p in part._parameters.values() if p is not None)
 
 
@@ -60,22 +61,23 @@ def _owns(block: nn.Module, everywhere: Counter[int]) -> bool:
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody imported it, nothing is split
+    """Tell whether a tensor is split over the ranks."""
+    module = sys.modules.get("torch.distributed.tensor")  # if nobody imported it, nothing is split
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether any parameter of a model is split over the ranks: its passes are then taken by all of them together."""
+    """Tell whether a parameter of a model is split over the ranks: all of them must then take its passes together."""
     return any(is_split(parameter) for parameter in model.parameters())
 
 
 def part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a parameter, gradient or state: a view."""
+    """Return this rank's part of a parameter, gradient or state, as a view."""
     return tensor.to_local() if is_split(tensor) else tensor
 
 
 def first_index(parameter: Tensor) -> int:
-    """The index, in the flattened parameter, of this rank's first element."""
+    """Return the index, in the flattened parameter, of this rank's first element."""
     if not is_split(parameter):
         return 0
     each = -(-parameter.shape[0] // parameter.device_mesh.size())  # rows a rank, the last ones fewer
@@ -84,7 +86,7 @@ def first_index(parameter: Tensor) -> int:
 
 
 def added_up(whole: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of the sum over the ranks of what each gives whole, in the shape of a split parameter."""
+    """Return this rank's part of the sum over the ranks of their whole tensors, in the shape of a split parameter."""
     from torch.distributed.tensor import DTensor, Partial
 
     assert is_split(parameter)
@@ -93,7 +95,7 @@ def added_up(whole: Tensor, parameter: Tensor) -> Tensor:
 
 
 def like(own: Tensor, parameter: Tensor) -> Tensor:
-    """A tensor split as the parameter is, from this rank's part."""
+    """Build a tensor that is split as the parameter is, from this rank's part."""
     if not is_split(parameter):
         return own
     from torch.distributed.tensor import DTensor
@@ -109,12 +111,12 @@ def like(own: Tensor, parameter: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor with the parts of all ranks; all of them must ask together."""
+    """Return the tensor with the parts of all ranks; all of them must call this together."""
     return tensor.full_tensor() if is_split(tensor) else tensor
 
 
 def part_of(values: Tensor, parameter: Tensor) -> Tensor:
-    """Of values that this rank has whole, its part, split as the parameter is."""
+    """Return this rank's part of values that it has whole, split as the parameter is."""
     if not is_split(parameter):
         return values
     own = part(parameter)
