@@ -1,1 +1,1 @@
-"""What knows nothing of the rest: errors, files, memory, pictures."""
+"""Helpers that know nothing of the rest of confide: errors, files, memory, pictures."""

@@ -7,25 +7,25 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt(3)
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc to reuse large freed blocks instead of returning each to the system; whether it agreed.
+    """Ask glibc to reuse large freed blocks instead of returning each to the system; tell whether it agreed.
 
-    A training step allocates the same few hundred megabytes again and again, and by default the system maps and zeroes
+    A training step allocates the same few hundred megabytes again and again. By default the system maps and zeroes
     every page of them anew, a third of a small model's step. The price is that blocks of many sizes leave gaps: the
-    process holds up to 1.6 times what a run has in use at its peak. What is free by now, say after an earlier run of
-    this process, is given back here, since blocks of other sizes would be laid beside it. Over many runs gaps grow all
-    the same: these are better given a process each, as the studies do.
+    process holds up to 1.6 times the memory that a run has in use at its peak. Memory that is free by now, say after
+    an earlier run of this process, is given back here, since blocks of other sizes would be laid next to it. Over many
+    runs gaps grow all the same: it is better to give each run a process, as the studies do.
     """
     # -1 is never: 2 GB, the largest number, is less than a step may free.
     return set_thresholds(mmap=1 << 30, trim=-1, pad=1 << 26)
 
 
 def set_thresholds(mmap: int, trim: int, pad: int) -> bool:
-    """Give back what is free by now, and set glibc's thresholds, in bytes; whether it agreed.
+    """Give back memory that is free by now, and set glibc's thresholds, in bytes; tell whether it agreed.
 
     Args:
         mmap: larger blocks are mapped, each by itself.
         trim: more than this free at the end of the heap is given back.
-        pad: what the heap grows by beyond what it must.
+        pad: the heap grows by this much beyond what it must.
     """
     if sys.platform != "linux":
         return False
@@ -33,9 +33,9 @@ def set_thresholds(mmap: int, trim: int, pad: int) -> bool:
         library = ctypes.CDLL(None)
         mallopt, malloc_trim = library.mallopt, library.malloc_trim
     except (OSError, AttributeError):
-        return False  # another C library, which has its own ways
+        return False  # another C library, without these settings
     malloc_trim(0)
     options = {_MMAP_THRESHOLD: mmap, _TRIM_THRESHOLD: trim, _TOP_PAD: pad}
-    # All of them, whether or not one was refused.
+    # Set all of them, even if one was refused.
     agreed = [mallopt(option, value) == 1 for option, value in options.items()]
     return all(agreed)

@@ -20,7 +20,7 @@ class Panel:
     """One chart: lines by name, each a sequence of (x, y) by rising x; axes linear or in logs.
 
     Attributes:
-        above, below: lines that bound something from above or from below, whose values are told so rounded.
+        above, below: lines that bound a quantity from above or from below; their values are rounded in that direction.
     """
 
     title: str
@@ -39,14 +39,14 @@ class Panel:
             raise ValueError(f"{self.title}: {len(self.lines)} lines, and there are {len(COLOURS)} colours")
 
     def value(self, name: str, y: float) -> str:
-        """A value of a line, as it is told."""
+        """Write a value of a line as the reader sees it."""
         if name in self.above:
             return at_most(y)
         return at_least(y) if name in self.below else f"{y:.4g}"
 
 
 def panels_svg(title: str, panels: Sequence[Panel], columns: int = 2) -> str:
-    """The panels, row by row, under a title."""
+    """Draw the panels, row by row, under a title."""
     down = -(-len(panels) // columns)
     parts = opening(columns * WIDTH, down * HEIGHT + 36, title)
     parts.append(text(16, 26, title, size=17, weight=600))
@@ -94,7 +94,7 @@ def _drawn(panel: Panel) -> list[str]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Values to places; in logs of base 2 where the axis is logarithmic."""
+    """Maps values to places; in logs of base 2 if the axis is logarithmic."""
 
     low: float
     high: float
@@ -114,11 +114,11 @@ class _Axis:
         return self.first + (self.last - self.first) * (scaled - self.low) / (self.high - self.low)
 
     def label(self, tick: float) -> str:
-        """A tick in words; powers of two below 1 as fractions."""
+        """Write a tick in words; powers of two below 1 as fractions."""
         return f"1/{round(1 / tick):,}" if self.log and tick < 1 else f"{tick:.4g}"
 
     def ticks(self) -> list[float]:
-        """At most seven round values within the axis."""
+        """Return at most seven round values within the axis."""
         if self.log:
             powers = range(math.ceil(self.low), math.floor(self.high) + 1)
             step = max(1, math.ceil(len(powers) / 6))

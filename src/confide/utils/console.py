@@ -1,7 +1,7 @@
-"""What a person sees while they wait: a bar with rate and time left, or one plain line a minute.
+"""The messages that a person sees while they wait: a bar with rate and time left, or one plain line a minute.
 
-Messages and bars go to standard error; results go to standard output, so `--json` stays clean. Whatever is printed
-goes through `guarded`: names and texts of data may hold what a terminal would obey.
+Messages and bars go to standard error; results go to standard output, so `--json` stays clean. Everything printed
+goes through `guarded`: names and texts of data may hold control sequences that a terminal would obey.
 """
 
 import re
@@ -19,17 +19,17 @@ _OBEYED = re.compile(
 
 
 def plain(text: str) -> str:
-    """A text as a terminal may have it: what it would obey stands as an escape of Python's, `\\x1b`."""
+    r"""Make a text safe for a terminal: control characters become Python escapes such as `\x1b`."""
     return _OBEYED.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def on_one_line(text: str) -> str:
-    """A sentence that may hold a name with ends of lines, as one line."""
+    """Write a sentence, which may hold a name with line ends, as one line."""
     return plain(text).replace("\n", "\\n")
 
 
 class _Guarded:
-    """A stream that writes `plain` text; in all else the stream within."""
+    """A stream that writes `plain` text, and otherwise behaves like the stream within."""
 
     def __init__(self, stream: Any) -> None:
         self.unguarded = stream
@@ -52,7 +52,7 @@ class _Guarded:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within, standard output and standard error carry nothing that a terminal would obey."""
+    """Keep out of standard output and standard error, within the block, everything that a terminal would obey."""
     with redirect_stdout(_Guarded(sys.stdout)), redirect_stderr(_Guarded(sys.stderr)):
         yield
 
@@ -64,7 +64,7 @@ class Track(Protocol):
 
 
 class Console:
-    """Where long work speaks. `quiet` says nothing."""
+    """The place where long work reports. `quiet` prints nothing."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
@@ -75,7 +75,7 @@ class Console:
 
     @contextmanager
     def track(self, what: str, total: int | None = None, done: int = 0) -> Iterator[Track]:
-        """A bar for `total` things of which `done` are done already; None where the total is unknown."""
+        """Show a bar for `total` items of which `done` are done already; None if the total is unknown."""
         if self.quiet:
             yield lambda advance=1, note="": None
         elif sys.stderr.isatty():

@@ -10,7 +10,7 @@ class Faults(InputError):
 
 
 class Diverged(InputError):
-    """The training left the numbers: a gradient, a weight or a loss is infinite or not a number."""
+    """The training left the range of numbers: a gradient, a weight or a loss is infinite or not a number."""
 
 
 class CheckFailed(Exception):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and on disk when we say so."""
+"""Files that are complete or absent, and on disk once a call says so."""
 
 import os
 import stat
@@ -20,7 +20,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """What is created meanwhile is for its owner alone: files get mode 600, folders 700."""
+    """Create files for their owner alone within the block: files get mode 600, folders 700."""
     before = os.umask(0o077)
     try:
         yield
@@ -29,10 +29,10 @@ def private_files() -> Iterator[None]:
 
 
 def close_to_others(path: Path) -> None:
-    """Take what group and others may do from a file or folder, not from what lies in it.
+    """Remove the permissions of group and others from a file or folder, not from a folder's contents.
 
     Raises:
-        InputError: they may do something, and the file belongs to another user.
+        InputError: they have permissions, and the file belongs to another user.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & 0o077:
@@ -47,7 +47,7 @@ def close_to_others(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write that becomes `path` in one go: a reader finds the old file or the new one."""
+    """Yield a path to write that becomes `path` in one go: a reader finds the old file or the new one."""
     building = path.with_name(f".{path.name}.new")
     try:
         yield building

@@ -10,7 +10,7 @@ BAR, MARK = BLUE, RED
 
 
 def histogram_svg(rows_per_unit: np.ndarray) -> str:
-    """Units by their number of rows, int64[N], as a stand-alone SVG element.
+    """Draw units by their number of rows, int64[N], as a stand-alone SVG element.
 
     Bins double in width: 1, 2-3, 4-7, 8-15, ... so that one row and 90,000 rows fit in one picture.
     """
@@ -77,7 +77,7 @@ def _y(units: float, top: int) -> float:
 
 
 def _ticks(largest: int) -> list[int]:
-    """Zero to at least `largest` in at most six round steps."""
+    """Return zero to at least `largest` in at most six round steps."""
     step = int(round_step(max(1.0, largest / 5)))
     return list(range(0, largest + step, step))
 

@@ -1,4 +1,4 @@
-"""How much memory there is, how much a piece of work took at its peak, and whether it did not suffice."""
+"""The memory of the machine, the peak of a piece of work, and whether the memory ran out."""
 
 import os
 from collections.abc import Callable
@@ -23,18 +23,18 @@ _WORDS = (
 
 
 class OutOfMemory(Exception):
-    """The memory of some rank did not suffice; what was computed so far is of no use."""
+    """The memory of some rank ran out; everything computed so far is useless."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on a GPU or on the CPU."""
+    """Tell whether an error says that the memory ran out, on a GPU or on the CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemory)) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
     )
 
 
 def too_long(tokens: int) -> InputError:
-    """What is to be said where a batch of a single row does not fit."""
+    """Build the error for a batch of a single row that does not fit."""
     return InputError(
         f"data.max_length: not even one row of {tokens} tokens fits in memory: shorten the rows, set "
         "train.gradient_checkpointing: true, or choose a smaller model"
@@ -42,7 +42,7 @@ def too_long(tokens: int) -> InputError:
 
 
 def not_again(tokens: int) -> InputError:
-    """What is to be said where the ranks of a split model are in the middle of a pass of so many tokens."""
+    """Build the error for ranks of a split model that run out of memory during a pass of so many tokens."""
     return InputError(
         f"train.micro_tokens: memory ran out with {tokens:,} tokens a micro-batch, and under train.distributed: fsdp "
         "a pass cannot be started over: set fewer and resume"
@@ -50,13 +50,13 @@ def not_again(tokens: int) -> InputError:
 
 
 def give_back(device: torch.device) -> None:
-    """Let go of memory that torch keeps for itself on a GPU, whose pieces may be of the wrong sizes."""
+    """Free memory that torch keeps for itself on a GPU, whose pieces may be of the wrong sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def free(device: torch.device) -> int | None:
-    """Bytes that can be had now; None where the system does not tell."""
+    """Return the bytes available now; None if the system does not tell."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -69,7 +69,7 @@ def free(device: torch.device) -> int | None:
 
 
 def whole() -> int | None:
-    """Bytes that this process could have at most, were it alone on the machine; None where the system does not tell."""
+    """Return the bytes that this process could have at most, alone on the machine; None if that is unknown."""
     return _least(
         _least(_line(Path("/proc/meminfo"), "MemTotal:"), _number(_GROUP / "memory.max")),
         _left(),
@@ -77,7 +77,7 @@ def whole() -> int | None:
 
 
 def _left() -> int | None:
-    """What the limits of this process (`ulimit -v`, `ulimit -d`) leave to it; None where there are none."""
+    """Return the bytes that this process's limits (`ulimit -v`, `ulimit -d`) leave to it; None without limits."""
     try:
         import resource
     except ImportError:  # no such limits on this system
@@ -91,20 +91,20 @@ def _left() -> int | None:
 
 
 def _least(one: int | None, other: int | None) -> int | None:
-    """The smaller of two numbers, of which one may be unknown."""
+    """Return the smaller of two numbers, either of which may be unknown."""
     known = [number for number in (one, other) if number is not None]
     return min(known, default=None)
 
 
 def peak(device: torch.device, work: Callable[[], None]) -> int | None:
-    """Bytes in use at the peak of `work`, of this process or on its GPU; None where the system does not tell."""
+    """Return the bytes in use at the peak of `work`, of this process or on its GPU; None if that is unknown."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device)
     process = Path(f"/proc/{os.getpid()}")
     try:
-        (process / "clear_refs").write_text("5")  # the peak so far is forgotten (proc(5))
+        (process / "clear_refs").write_text("5")  # reset the peak so far (proc(5))
     except OSError:
         return None
     work()
@@ -112,7 +112,7 @@ def peak(device: torch.device, work: Callable[[], None]) -> int | None:
 
 
 def _line(path: Path, name: str) -> int | None:
-    """The bytes that a line `name value [kB]` of a system file gives."""
+    """Read the bytes that a line `name value [kB]` of a system file gives."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -129,4 +129,4 @@ def _number(path: Path) -> int | None:
         text = path.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None  # `max` is no limit
+    return int(text) if text.isdigit() else None  # `max` means no limit

@@ -1,12 +1,12 @@
-"""Numbers of a claim as they are printed: rounded to the side of the attacker, never to the nearest.
+"""Numbers of a claim as they are printed: rounded in the attacker's favour, never to the nearest.
 
-`at_most` is for what bounds an attacker from above (epsilon, delta, a posterior, a rate, an advantage): what is printed
-is no less than what was proved. `at_least` is for what protects, or was shown (the noise multiplier, the prior of an
-attacker, a lower bound of an audit): what is printed is no more.
+`at_most` is for upper bounds on an attacker (epsilon, delta, a posterior, a rate, an advantage): the printed number is
+no less than the proved one. `at_least` is for protection, or for something that was shown (the noise multiplier, the
+prior of an attacker, a lower bound of an audit): the printed number is no more.
 
-Read as a double, the printed number is always on that side. It is so as a decimal too, but for one case: a number that
-is the double nearest to a short decimal, as a setting is, prints as that decimal. So 1e-5 stays 1e-5, and does not
-become 1.01e-5 because the double lies above it by one part in 10^17.
+Read as a double, the printed number is always on that side. As a decimal it is so too, with one exception: a number
+that is the double nearest to a short decimal, as a setting is, prints as that decimal. So 1e-5 stays 1e-5, and does
+not become 1.01e-5 because the double lies above it by one part in 10^17.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 
-_LONG = 15  # digits of a whole number that is still written out
+_LONG = 15  # longest whole number, in digits, that is written out
 
 
 def at_most(x: float, digits: int = 4, places: int | None = None) -> str:
-    """The least number of so many digits that is no less than x.
+    """Write the least number of so many digits that is no less than x.
 
     Args:
+        x: the number.
         digits: significant ones; whole numbers that have more are kept whole.
         places: of the fraction, in place of `digits`; zeros at the end are then kept.
     """
@@ -28,27 +29,27 @@ def at_most(x: float, digits: int = 4, places: int | None = None) -> str:
 
 
 def at_least(x: float, digits: int = 4, places: int | None = None) -> str:
-    """The largest number of so many digits that is no more than x; arguments as of `at_most`."""
+    """Write the largest number of so many digits that is no more than x; for the arguments see `at_most`."""
     return _printed(x, digits, places, ROUND_FLOOR)
 
 
 def percent_at_most(x: float, places: int = 1) -> str:
-    """A share as a percentage that is no less than it, with up to so many places: 0.12341 is 12.4%."""
+    """Write a share as a percentage that is no less than it, with up to so many places: 0.12341 is 12.4%."""
     return _percent(x, places, ROUND_CEILING)
 
 
 def percent_at_least(x: float, places: int = 1) -> str:
-    """A share as a percentage that is no more than it."""
+    """Write a share as a percentage that is no more than it."""
     return _percent(x, places, ROUND_FLOOR)
 
 
 def one_in_at_most(p: float) -> str:
-    """A chance as people say it, no less than p: as a percentage from a tenth on, else "1 in so many"."""
+    """Write a chance for people, no less than p: as a percentage from a tenth on, else "1 in so many"."""
     return _one_in(p, ROUND_FLOOR)
 
 
 def one_in_at_least(p: float) -> str:
-    """A chance as people say it, no more than p."""
+    """Write a chance for people, no more than p."""
     return _one_in(p, ROUND_CEILING)
 
 
@@ -72,7 +73,7 @@ def _percent(x: float, places: int, rounding: str) -> str:
 
 
 def _one_in(p: float, rounding_of_odds: str) -> str:
-    """`rounding_of_odds`: odds that are rounded down make the chance larger."""
+    """Write a chance; `rounding_of_odds` rounds its odds, and rounding them down makes the chance larger."""
     if math.isnan(p):
         return "nan"
     if p <= 0:
@@ -102,7 +103,7 @@ def _context(digits: int, rounding: str) -> Context:
 
 
 def _plain(value: Decimal) -> str:
-    """As `:g` writes a float: with an exponent where the number is far from 1, without zeros at the end."""
+    """Write a number as `:g` writes a float: with an exponent if it is far from 1, without zeros at the end."""
     if value == 0:
         return "0"
     exponent = value.adjusted()
@@ -112,7 +113,7 @@ def _plain(value: Decimal) -> str:
 
 
 def _without_zeros(value: Decimal) -> Decimal:
-    """Without zeros at the end of its fraction."""
+    """Remove zeros at the end of the fraction."""
     if value == value.to_integral_value():
         return value.quantize(Decimal(1), context=_context(400, ROUND_FLOOR))
     return value.normalize(_context(400, ROUND_FLOOR))

@@ -1,4 +1,4 @@
-"""The little that pictures share: colours and words of an SVG."""
+"""The few parts that pictures share: colours and words of an SVG."""
 
 import html
 import math
@@ -14,7 +14,7 @@ def text(
     anchor: str = "start",
     weight: int = 400,
 ) -> str:
-    """One line of text at (x, y)."""
+    """Write one line of text at (x, y)."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
         f'fill="{INK}">{html.escape(words)}</text>'
@@ -22,13 +22,13 @@ def text(
 
 
 def round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least so much: from one tick to the next."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least so much: from one tick to the next."""
     unit = 10.0 ** math.floor(math.log10(least))
     return next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
 
 
 def opening(width: float, height: float, title: str) -> list[str]:
-    """The start of a stand-alone picture on white."""
+    """Start a stand-alone picture on white."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="100%" role="img" '
         f'style="max-width:{width:g}px" font-family="system-ui, Helvetica, Arial, sans-serif" fill="{INK}">',
