@@ -16,8 +16,8 @@ from confide.utils.errors import InputError, RankLost
 
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun sets these
 _PATIENCE = timedelta(hours=2)  # one rank may read the text while the others wait
-# A thread of gloo's may still have to let go of a tensor, for which it needs the interpreter. Where a split model keeps
-# the group alive nobody waits for that thread, and one that comes while the interpreter ends aborts the process.
+# A thread of gloo's may still have to let go of a tensor, for which it needs the interpreter. If a split model keeps
+# the group alive, nobody waits for that thread; if it comes while the interpreter ends, it aborts the process.
 _LAST_WORDS = 0.3  # seconds
 
 

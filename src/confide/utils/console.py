@@ -99,7 +99,7 @@ def _bar(what: str, total: int | None, done: int) -> Iterator[Track]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    # The bar itself is drawn with escape sequences; what it is told is made plain.
+    # The bar itself is drawn with escape sequences; the texts that it shows are made plain.
     out = getattr(sys.stderr, "unguarded", sys.stderr)
     with Progress(*columns, console=Rich(file=out)) as progress:
         task = progress.add_task(escape(plain(what)), total=total, completed=done, note="", rate="")

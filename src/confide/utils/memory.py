@@ -10,8 +10,7 @@ from confide.utils.errors import InputError
 
 _GROUP = Path("/sys/fs/cgroup")  # of a container, whose limit is below the machine's
 
-# As torch's allocator on a CPU says it, oneDNN, CUDA's driver, and its libraries where they find no room for what they
-# need.
+# Messages of torch's allocator on a CPU, of oneDNN, of CUDA's driver, and of its libraries if they lack room.
 _WORDS = (
     "can't allocate memory",
     "could not create a primitive",

@@ -151,7 +151,7 @@ class _Cover:
             raise ValueError("a target names a unit that is not there")
         self.loads, self.counts = population.loads[targets.unit], population.counts[targets.unit]
         self.by_load = np.lexsort((gauge.limits, -self.counts, -self.loads))  # strictest first
-        # a unit of which nothing is drawn loses nothing
+        # a unit without drawn rows loses nothing
         self.bounds = np.where(self.counts > 0, math.inf, np.minimum(targets.prior, gauge.limits))
         self.hopeless = np.zeros(len(targets), bool)
         self.together, self.rest, self.resting = 1, 0, 0
@@ -270,7 +270,7 @@ class _Cover:
             settled = len(queue) - int(self.open[queue].sum())
             self.rest = (
                 0 if settled >= FEW else min(2 * self.rest + 1, FEW)
-            )  # where rates differ much, it is loose
+            )  # it is loose if rates differ much
             self.resting = self.rest
             if not self.open[pair]:
                 return True
@@ -296,7 +296,7 @@ class _Cover:
 
     def _own(self, unit: int) -> MixtureOfGaussians:
         process = self.population.process(unit)
-        assert process is not None  # pairs of such units are met from the beginning
+        assert process is not None  # pairs of units without drawn rows are met from the beginning
         return process
 
     def _least(self, unit: int) -> float:

@@ -67,11 +67,9 @@ class Mechanism(ABC):
     bands: int = 1
 
     name: ClassVar[str]
-    Settings: ClassVar[type["Section"] | None] = (
-        None  # its own section of the config, under the mechanism's name
-    )
+    Settings: ClassVar[type["Section"] | None] = None  # its own config section, under its name
     notion: ClassVar[str]
-    draws: ClassVar[str]  # what a step draws: "rows" or "units"
+    draws: ClassVar[str]  # a step draws these: "rows" or "units"
     needs: ClassVar[DataNeeds] = DataNeeds()
     reads: ClassVar[tuple[str, ...]] = ()  # the keys of `registry.SPECIAL_KEYS` that it reads
     lengths: ClassVar[str] = "row boundaries and lengths"  # what is public about the rows
@@ -81,7 +79,7 @@ class Mechanism(ABC):
     family: ClassVar[str] = ""  # mechanisms of one family protect the same unit; a plan compares them
     # Values of rows per unit that a suggestion tries; () if no rule of thumb is known.
     suggested_caps: ClassVar[tuple[int | str, ...]] = ()
-    measures: ClassVar[str | None] = None  # what `confide plan --measure` measures before training
+    measures: ClassVar[str | None] = None  # `confide plan --measure` measures this before training
     measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
     def __post_init__(self) -> None:
