@@ -46,8 +46,8 @@ ROWS = [
     Fault(
         "27",
         "a model whose rows depend on each other trains",
-        "runs/job.py::Job.of",
-        "check_row_independence(task, model, prepared.train.fetch(some), ranks)",
+        "runs/job.py::_placed_task",
+        "check_row_independence(task, model, some, ranks)",
         "pass",
         "tests/training/test_row_isolation.py",
     ),

@@ -75,9 +75,9 @@ RUNS = [
     Fault(
         "30",
         "the key of draws and noise follows from the seed of the config, whatever the run key is",
-        "runs/job.py::Job.of",
+        "runs/job.py::_bound_key",
         "key.bound_to(*bound)",
-        "RunKey(RunKey.from_text(str(config.train.seed))._secret, key.published).bound_to(*bound)",
+        "RunKey(RunKey.from_text(str(run.config.train.seed))._secret, key.published).bound_to(*bound)",
         "tests/test_secret_key.py",
     ),
     Fault(
@@ -203,7 +203,7 @@ RUNS = [
     Fault(
         "36",
         "runs of other base models draw the same noise under a secret key",
-        "runs/job.py::Job.of",
+        "runs/job.py::_bound_key",
         "bound.append(base)",
         "pass",
         "tests/test_privacy_attacks.py -k another_base_model",
@@ -307,7 +307,7 @@ RUNS = [
     Fault(
         "api",
         "a loss may mix rows",
-        "runs/job.py::Job.of",
+        "runs/job.py::_placed_task",
         "task.loss is not None",
         "False",
         "tests/api/test_verbs.py",

@@ -108,7 +108,7 @@ STEPS = [
     Fault(
         "secret",
         "runs with other priors draw the same noise",
-        "runs/job.py::Job.of",
+        "runs/job.py::_bound_key",
         "if apart:\n    bound.append(apart)",
         "if False:\n    bound.append(apart)",
         "tests/test_secret_key.py",
@@ -124,9 +124,9 @@ STEPS = [
     Fault(
         "selective",
         "runs with other redacted rows draw the same noise",
-        "runs/job.py::Job.of",
-        "bound.append(_digest(prepared.public))",
-        "pass",
+        "runs/job.py::_bound_key",
+        "(prepared.train, prepared.public)",
+        "(prepared.train,)",
         "tests/test_selective_run.py",
     ),
     Fault(

@@ -82,73 +82,34 @@ class Job:
     @classmethod
     def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
         """Resolve a run: its data (prepared if they are not yet), mechanism, noise and model."""
-        config, ranks = run.config, ranks or Ranks()
-        if not ranks.alike(config.to_yaml()):
+        ranks = ranks or Ranks()
+        if not ranks.alike(run.config.to_yaml()):
             raise InputError("the ranks have different configs: every machine needs the same one")
         run.check_given()
         keep_freed_memory()
-        tokenizer = tokenizer_of(config, run.given)
+        tokenizer = tokenizer_of(run.config, run.given)
         with ranks.first_ahead():
             prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
-        mechanism = mechanisms.build(config)
-        if run.twin:
-            mechanism = NonPrivate.twin(mechanism)
-        privacy = config.privacy
-        target = (
-            {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
-            if mechanism.protects
-            else {}
-        )
-        with (
-            ranks.first_ahead()
-        ):  # the first rank writes what is derived from the graph, and the others read it
-            shape = prepared.train.shape()
-            setting = calibrate(mechanism, shape, delta=privacy.delta, tuning=run.tuning, **target)
-        if setting.aggregation().radii:
-            refuse_ranks(ranks.several)
-        model = model_of(config, run.given, prepared.classes, len(tokenizer))
+        setting = _calibrated(run, prepared.train, ranks)
+        model = model_of(run.config, run.given, prepared.classes, len(tokenizer))
         base = _weights_digest(model)
-        bound = [run.binding().encode(), _digest(prepared.train)]
-        if prepared.public is not None:
-            bound.append(_digest(prepared.public))
-        apart = mechanism.key_binding(prepared.train.shape())
-        if apart:
-            bound.append(apart)
-        if not key.published:  # a published key must repeat everywhere, and hides nothing
-            bound.append(base)
-        task = registry.task(config.task).of(
-            model, tokenizer, config.train.precision, ranks.device, run.given.loss
-        )
-        is_split = ranks.several and config.train.distributed == "fsdp"
-        if not is_split:
-            model.to(ranks.device)
-        if mechanism.protects:
-            some = np.arange(min(prepared.train.n_rows, _SEEN))
-            check_row_independence(task, model, prepared.train.fetch(some), ranks)
-            if task.loss is not None:
-                check_loss_independence(task, model, prepared.train.fetch(some), ranks)
-        if mechanism.draws == "units" and task.loss is None:  # otherwise each row is a unit
-            task = detect_packing_support(task, model, config.data.max_length, ranks)
-            if task.facts.is_causal and not task.packs_rows:
-                console.say(
-                    "rows of a unit get a line each: this model was not seen to keep apart those of one line"
-                )
-        if is_split:
-            shard(model, ranks)
-        micro_tokens = _micro_tokens(config, model, task, ranks, console)
+        key = _bound_key(key, run, setting.mechanism, prepared, base)
+        task = _placed_task(run, model, tokenizer, setting.mechanism, prepared.train, ranks, console)
+        micro_tokens = _micro_tokens(run.config, model, task, ranks, console)
+        still = fingerprints.of_still(model) if run.given.names and not _is_split(run, ranks) else b""
         return cls(
             run,
-            key.bound_to(*bound),
+            key,
             tokenizer,
             prepared,
-            mechanism,
+            setting.mechanism,
             setting,
             model,
             task,
             base,
             micro_tokens,
             ranks,
-            fingerprints.of_still(model) if run.given.names and not is_split else b"",
+            still,
         )
 
     @property
@@ -368,6 +329,74 @@ class Job:
             "config_hmac": self.key.fingerprint(self.run.binding().encode()),
             "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
         }
+
+
+def _calibrated(run: Run, train: UnitGraph, ranks: Ranks) -> CalibratedMechanism:
+    """Build the mechanism, or its non-private twin, and find its noise for these rows."""
+    privacy, mechanism = run.config.privacy, mechanisms.build(run.config)
+    if run.twin:
+        mechanism = NonPrivate.twin(mechanism)
+    target = (
+        {"epsilon": privacy.epsilon, "noise_multiplier": privacy.noise_multiplier}
+        if mechanism.protects
+        else {}
+    )
+    with ranks.first_ahead():  # the first rank writes what is derived from the graph, and the others read it
+        setting = calibrate(mechanism, train.shape(), delta=privacy.delta, tuning=run.tuning, **target)
+    if setting.aggregation().radii:
+        refuse_ranks(ranks.several)
+    return setting
+
+
+def _bound_key(key: RunKey, run: Run, mechanism: Mechanism, prepared: Prepared, base: bytes) -> RunKey:
+    """Bind the run key to config, data and base model: runs that differ in one of them share no noise."""
+    graphs = [graph for graph in (prepared.train, prepared.public) if graph is not None]
+    bound = [run.binding().encode(), *map(_digest, graphs)]
+    apart = mechanism.key_binding(prepared.train.shape())
+    if apart:
+        bound.append(apart)
+    if not key.published:  # a published key must repeat everywhere, and hides nothing
+        bound.append(base)
+    return key.bound_to(*bound)
+
+
+def _is_split(run: Run, ranks: Ranks) -> bool:
+    return ranks.several and run.config.train.distributed == "fsdp"
+
+
+def _placed_task(
+    run: Run,
+    model: nn.Module,
+    tokenizer: Any,
+    mechanism: Mechanism,
+    train: UnitGraph,
+    ranks: Ranks,
+    console: Console,
+) -> Task:
+    """Put the model on its devices. Return its task, once the model was seen to keep rows apart.
+
+    Raises:
+        InputError: the model, or a calling program's loss, mixes rows.
+    """
+    config = run.config
+    kind = registry.task(config.task)
+    task = kind.of(model, tokenizer, config.train.precision, ranks.device, run.given.loss)
+    if not _is_split(run, ranks):
+        model.to(ranks.device)
+    if mechanism.protects:
+        some = train.fetch(np.arange(min(train.n_rows, _SEEN)))
+        check_row_independence(task, model, some, ranks)
+        if task.loss is not None:
+            check_loss_independence(task, model, some, ranks)
+    if mechanism.draws == "units" and task.loss is None:  # otherwise each row is a unit
+        task = detect_packing_support(task, model, config.data.max_length, ranks)
+        if task.facts.is_causal and not task.packs_rows:
+            console.say(
+                "rows of a unit get a line each: this model was not seen to keep apart those of one line"
+            )
+    if _is_split(run, ranks):
+        shard(model, ranks)
+    return task
 
 
 def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
