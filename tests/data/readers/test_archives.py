@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -35,15 +36,13 @@ def senders(path) -> list[str]:
     return [record.fields["from"] for record in records(path)]
 
 
-@pytest.mark.parametrize("long_names", [False, True])
-def test_every_cut_of_an_archive_is_refused(tmp_path, long_names):
-    path = tmp_path / "mails.tar"
-    whole = archive(2, long_names)
+def check_cuts(path: Path, whole: bytes, every: int) -> None:
+    """Check that an archive of two mails is refused when cut next to a block's edge, and at every n-th byte."""
     members = len(whole.rstrip(b"\0"))
     end = -(-members // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE + END
-    everybody = ["ann0@x.org", "ann1@x.org"]
     assert not whole[members:].strip(b"\0")
-    for length in range(end):
+    edges = (edge + beside for edge in range(0, end + 1, tarfile.BLOCKSIZE) for beside in (-1, 0, 1))
+    for length in sorted({cut for cut in edges if 0 <= cut < end} | set(range(0, end, every))):
         path.write_bytes(whole[:length])
         with pytest.raises(
             InputError, match=r"mails\.tar: (not a readable tar archive|is empty|the archive)"
@@ -51,7 +50,17 @@ def test_every_cut_of_an_archive_is_refused(tmp_path, long_names):
             senders(path)
     for length in (end, end + 1, len(whole)):  # what follows is padding
         path.write_bytes(whole[:length])
-        assert senders(path) == everybody
+        assert senders(path) == ["ann0@x.org", "ann1@x.org"]
+
+
+@pytest.mark.parametrize("long_names", [False, True])
+def test_a_cut_archive_is_refused(tmp_path, long_names):
+    check_cuts(tmp_path / "mails.tar", archive(2, long_names), every=61)
+
+
+@pytest.mark.parametrize("long_names", [False, True])
+def test_every_cut_of_an_archive_is_refused(tmp_path, long_names):
+    check_cuts(tmp_path / "mails.tar", archive(2, long_names), every=1)
 
 
 @pytest.mark.parametrize("packed", [".gz", ".xz", ".bz2"])
