@@ -22,7 +22,7 @@ RUNS = [
     Fault(
         "16",
         "the run key is released beside the weights",
-        "runs/loop.py::_Loop._release",
+        "runs/release.py::release",
         "_state(job, guarantee, folder)",
         "_state(job, guarantee, folder)\n(folder / 'noise.bin').write_bytes(job.run.key()._secret)",
         "tests/test_secret_key.py",
@@ -139,7 +139,7 @@ RUNS = [
     Fault(
         "33",
         "what was released is not looked at before evidence is put beside it",
-        "runs/loop.py::check_release",
+        "runs/release.py::check_release",
         "known != _digests(run.release)",
         "False",
         "tests/runs/test_checkpoints.py::test_evidence_is_not_written_into_a_release_of_something_else",

@@ -166,7 +166,7 @@ def full(monkeypatch, module: str, name: str, after: int = 0) -> None:
         ("torch", "save", 0),
         ("torch", "save", 1),
         ("confide.models.loading", "save", 0),
-        ("confide.runs.loop", "write_text", 0),
+        ("confide.runs.release", "write_text", 0),
         ("confide.privacy.ledger.os", "fsync", 2),
     ],
 )

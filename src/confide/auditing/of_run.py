@@ -8,7 +8,7 @@ from confide.auditing.picture import audit_svg
 from confide.runs.evidence import keep
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.runs.loop import check_release, restate
+from confide.runs.release import check_release, restate
 from confide.utils.console import Console
 from confide.utils.files import write_text
 

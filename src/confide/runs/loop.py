@@ -1,13 +1,11 @@
 """Turn a job into a trained, released model: step, record, resume, release."""
 
-import hashlib
 import json
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from confide.distributed.ranks import Ranks
@@ -17,17 +15,15 @@ from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import Ledger, versions
 from confide.privacy.mechanisms.statement import recheck_claim, warnings
 from confide.privacy.sampling import Draw, StopTraining
-from confide.randomness.seal import Broken
 from confide.randomness.streams import generator
-from confide.runs.evidence import evidence
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.provenance import code_version
+from confide.runs.release import release
 from confide.training.metrics import Metrics
 from confide.training.step import Report
 from confide.utils.console import Console
 from confide.utils.errors import InputError
-from confide.utils.files import write_text
 from confide.utils.rounding import at_least, at_most
 
 _NO_MEAN = (
@@ -231,81 +227,16 @@ class _Loop:
             self.console.say(f"{what} model, held out: {_measured(found)}")
 
     def _release(self, guarantee: Guarantee) -> None:
-        job = self.job
-        job.check_still()
+        self.job.check_still()
         with self.phase_runner.averaged():
-            weights = models.gathered(job.model, self.ranks.first)
-            if not self.ranks.first:
-                return
-            with job.run.releasing() as folder:
-                models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
-                _state(job, guarantee, folder)
-                _seal_release(job, folder)
-        _write(guarantee, job.run.guarantee_path)
+            weights = models.gathered(self.job.model, self.ranks.first)
+            if self.ranks.first:
+                release(self.job, guarantee, weights)
 
 
 def gap_closed(base: float, private: float, nonprivate: float) -> float:
     """Return the share of the gap in loss between base and non-private model that the private run closes."""
     return (base - private) / (base - nonprivate)
-
-
-def check_release(job: Job) -> None:
-    """Check that `release/`, if there is one, holds what this run put there.
-
-    Raises:
-        InputError: it holds something else.
-    """
-    run = job.run
-    if not run.release.is_dir():
-        return
-    try:
-        known = job.seal.read_json(run.released_path, "released")
-    except (Broken, OSError):
-        known = None
-    if known != _digests(run.release):
-        raise InputError(
-            f"{run.release} does not hold what this run released: remove it, and `confide train` releases again "
-            "without taking a step"
-        )
-
-
-def _seal_release(job: Job, folder: Path) -> None:
-    job.seal.write_json(job.run.released_path, "released", _digests(folder))
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Digest each file of a release by SHA-256, in hex, except the model card, which people may edit."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
-    found = {}
-    for path in paths:
-        with open(path, "rb") as stream:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found
-
-
-def restate(job: Job, steps: int) -> None:
-    """Add what an audit has shown to the guarantee of a released run, wherever it stands; change nothing else."""
-    run = job.run
-    seen = evidence(run, steps)
-    if not (seen and run.guarantee_path.exists() and run.release.is_dir()):
-        return
-    check_release(job)
-    stated = Guarantee.from_json(json.loads((run.release / "guarantee.json").read_text("utf-8")))
-    if stated.steps == steps:
-        guarantee = replace(stated, evidence=seen)
-        _state(job, guarantee, run.release)
-        _seal_release(job, run.release)
-        _write(guarantee, run.guarantee_path)
-
-
-def _state(job: Job, guarantee: Guarantee, folder: Path) -> None:
-    """Write the guarantee and the model card of a release."""
-    _write(guarantee, folder / "guarantee.json")
-    write_text(folder / "README.md", _card(job, guarantee))
-
-
-def _write(guarantee: Guarantee, path: Path) -> None:
-    write_text(path, json.dumps(guarantee.to_json(), indent=2) + "\n")
 
 
 def _refuse_gaps(ledger: Ledger) -> None:
@@ -331,31 +262,6 @@ def _measured(found: dict[str, float | int]) -> str:
     if "perplexity" in found:
         return f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
     return f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
-
-
-def _card(job: Job, guarantee: Guarantee) -> str:
-    base = models.public_name(job.run.config.model)
-    return (
-        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.facts.name}.\n\n"
-        f"{guarantee.model_card_section()}\n## Use\n\n```python\n{_usage(job, base)}```\n"
-    )
-
-
-def _usage(job: Job, base: str) -> str:
-    """Return code that loads the release."""
-    auto = job.task.facts.model_class
-    if job.run.config.adapter.kind != "lora":
-        return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
-    bundled, place = base == models.BUNDLED, json.dumps(base)
-    entries = job.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a Hugging Face model
-    return (
-        "from peft import PeftModel\n"
-        f"from transformers import {auto}\n"
-        + ("from confide.models.loading import location\n" if bundled else "")
-        + f"\nbase = {auto}.from_pretrained({f'location({place})' if bundled else place})\n"
-        + (f"base.resize_token_embeddings({entries})\n" if models.added_tokens(job.model) else "")
-        + 'model = PeftModel.from_pretrained(base, "release")\n'
-    )
 
 
 def _note(report: Report) -> str:
