@@ -30,8 +30,8 @@ AUDIT = [
     Fault(
         "audit",
         "what noised sums show goes into the guarantee",
-        "runs/evidence.py::keep",
-        'game["view"] != "steps"',
+        "auditing/of_run.py::audit_run",
+        'game.view != "steps"',
         "True",
         "tests/auditing/test_attack.py",
     ),

@@ -36,7 +36,7 @@ def attacked(
     found = json.loads(run.audit_path.read_text("utf-8")) if run.audit_path.exists() else {}
     if any(found.get(key) != value for key, value in asked.items()):
         console.say(f"{name}: {', '.join(options.attacks)}")
-        found = audit(Job.of(run, console), options) | asked
+        found = audit(Job.of(run, console), options).to_json() | asked
         write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
     return run, outcome, found
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from confide.api.verbs import Audit, audit, load_config, plan, train
+    from confide.api.verbs import audit, load_config, plan, train
+    from confide.auditing.result import Audit
     from confide.clipping import ClippedSum
     from confide.config.schema import Config
     from confide.planning.plan import Plan
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from confide.utils.errors import CheckFailed, InputError
 
 _WHERE = {
-    "Audit": "confide.api.verbs:Audit",
+    "Audit": "confide.auditing.result:Audit",
     "CheckFailed": "confide.utils.errors:CheckFailed",
     "ClippedSum": "confide.clipping:ClippedSum",
     "Config": "confide.config.schema:Config",

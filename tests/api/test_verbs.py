@@ -96,8 +96,8 @@ def test_a_program_gets_what_the_command_line_gets(tmp_path, model):
     assert confide.Guarantee.load(world.run / "release" / "guarantee.json") == outcome.guarantee
     found = confide.audit(world.run)
     kept = json.loads((world.run / "audit.json").read_text())
-    assert json.loads(json.dumps(found.facts)) == kept
-    assert found.verdict == found.facts["verdict"]
+    assert json.loads(json.dumps(found.to_json())) == kept
+    assert found.verdict == kept["verdict"]
 
 
 def test_what_is_given_is_trained_on_the_same_path(tmp_path, tokenizer):
@@ -304,7 +304,7 @@ def test_a_run_of_a_program_is_audited_by_one(tmp_path, tokenizer):
     before = tokenizer.get_vocab()
     found = confide.audit(run, model=made(tokenizer), tokenizer=tokenizer)
     assert found.verdict == "not attacked"
-    assert "membership" in found.facts
+    assert found.membership is not None
     assert tokenizer.get_vocab() == before
 
 

@@ -117,7 +117,7 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     false = dataclasses.replace(job, setting=setting)
     options = attack.Options(attacks=("claim",))
     monkeypatch.setattr(Job, "readings", lambda self, phase: _Nothing(len(job.manifest().canaries)))
-    assert attack.audit(false, options)["verdict"] == "violation"
+    assert attack.audit(false, options).verdict == "violation"
 
 
 def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
     def numbers(noise: float, **options) -> tuple[str, dict]:
         job = Job.of(run, QUIET)
         job = dataclasses.replace(job, setting=dataclasses.replace(job.setting, noise_multiplier=noise))
-        found = attack.audit(job, attack.Options(attacks=("claim",), **options))
+        found = attack.audit(job, attack.Options(attacks=("claim",), **options)).to_json()
         return found["verdict"], next((game for game in found["games"] if game["view"] == "numbers"), {})
 
     with pytest.raises(InputError, match="noise_multiplier"):
@@ -166,7 +166,7 @@ def test_a_number_in_the_place_of_another_that_is_given_away_refutes_too(tmp_pat
     options = attack.Options(attacks=("claim",))
 
     def numbers() -> tuple[str, dict]:
-        found = attack.audit(Job.of(run, QUIET), options)
+        found = attack.audit(Job.of(run, QUIET), options).to_json()
         return found["verdict"], next(game for game in found["games"] if game["view"] == "numbers")
 
     _learn(monkeypatch, of_canary=False)
@@ -237,7 +237,7 @@ def _by_heart(model, row: torch.Tensor) -> None:
 def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):
     run = Run(planted(tmp_path / "a", count=2, digits=3))
     fine_tune(run, QUIET, until=1)
-    games = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim",)))["games"]
+    games = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim",))).to_json()["games"]
     assert [game["view"] for game in games] == ["release"]
 
 
@@ -335,7 +335,7 @@ def test_numbers_that_the_detector_misses_play_no_game(tmp_path, expression, is_
     nines = [any(secret[0] == "9" for secret in canary.secrets) for canary in job.manifest().canaries]
     playing = {r"\d+": 40, r"(?!9)\d+": 40 - sum(nines), "printer": 0}[expression]
     assert job.prepared.facts["canaries"]["missed"] == 40 - playing
-    result = attack.audit(job, attack.Options(attacks=("claim", "exposure")))
+    result = attack.audit(job, attack.Options(attacks=("claim", "exposure"))).to_json()
     assert (result["verdict"] != "not attacked") == is_found
     assert all(game["coins"] == playing for game in result.get("games", []))
     assert ("claim" in result["left_out"]) != is_found
@@ -347,7 +347,7 @@ def test_where_no_canary_is_a_unit_of_the_claim_the_other_attacks_go_on(tmp_path
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
-    result = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure")))
+    result = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure"))).to_json()
     assert result["verdict"] == "not attacked"
     assert "every canary stands in several rows" in result["left_out"]["claim"]
     assert "exposure" in result

@@ -99,19 +99,19 @@ def test_a_finding_that_is_cut_off_is_none(tmp_path):
 def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch, adjacency):
     kept = protected(tmp_path / "kept", adjacency)
     fine_tune(kept, QUIET)
-    found = attack.audit(Job.of(kept, QUIET), CLAIM)
+    found = attack.audit(Job.of(kept, QUIET), CLAIM).to_json()
     assert found["game"] == "mask"
     assert found["verdict"] == "consistent"
     monkeypatch.setattr(DPSGD, "aggregation", bare)
     broken = protected(tmp_path / "broken", adjacency)
     fine_tune(broken, QUIET)
-    assert attack.audit(Job.of(broken, QUIET), CLAIM)["verdict"] == "violation"
+    assert attack.audit(Job.of(broken, QUIET), CLAIM).verdict == "violation"
 
 
 def test_no_exposure_is_told_of_numbers_in_a_text_that_was_redacted(tmp_path):
     run = protected(tmp_path / "a")
     fine_tune(run, QUIET, until=1)
-    found = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure")))
+    found = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure"))).to_json()
     assert "redacted around" in found["left_out"]["exposure"]
     assert "exposure" not in found
 

@@ -56,7 +56,7 @@ def test_each_canary_is_a_secret_of_its_rows(tmp_path):
 def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch):
     kept = protected(tmp_path / "kept", insertions=3)
     fine_tune(kept, QUIET)
-    found = attack.audit(Job.of(kept, QUIET), CLAIM)
+    found = attack.audit(Job.of(kept, QUIET), CLAIM).to_json()
     assert found["game"] == "value"
     assert found["verdict"] == "consistent"
     assert "one text against another" in found["games"][0]["words"]
@@ -67,7 +67,7 @@ def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch)
     monkeypatch.setattr(WeightedRows, "aggregation", bare)
     broken = protected(tmp_path / "broken", insertions=3)
     fine_tune(broken, QUIET)
-    found = attack.audit(Job.of(broken, QUIET), CLAIM)
+    found = attack.audit(Job.of(broken, QUIET), CLAIM).to_json()
     assert found["verdict"] == "violation"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +13,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from confide.auditing.attack import Options
+    from confide.auditing.result import Audit
     from confide.config.schema import Config
     from confide.planning.plan import Plan
     from confide.runs.folder import Run
     from confide.runs.loop import Outcome
     from confide.training.optimisation import OptimizerOf, SchedulerOf
     from confide.training.tasks import Loss
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Result of attacks on a trained run.
-
-    Attributes:
-        verdict: "violation" if the claim is refuted; "consistent" if it could have been refuted and was not;
-            "underpowered" if the attacks could not have refuted it; "not attacked"; or "nothing claimed".
-        facts: all facts, as `confide audit --json` prints them.
-    """
-
-    verdict: str
-    facts: Mapping[str, Any]
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -141,5 +127,4 @@ def audit(
 
     given = Given(model, tokenizer, None, optimizer, scheduler, loss)
     found = run if isinstance(run, Run) else Run.load(run, given=given)
-    facts = audit_run(found, Console(quiet=True), options)
-    return Audit(facts["verdict"], facts)
+    return audit_run(found, Console(quiet=True), options)

@@ -6,7 +6,7 @@ doing. Whatever comes out is computed from private rows, and no guarantee covers
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 
 from confide.auditing import exposure, extraction, membership
 from confide.auditing.candidates import Candidates
-from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers, verdict
-from confide.auditing.inference import Asked, Users, ask, infer
+from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers
+from confide.auditing.inference import Asked, UserInference, Users, ask, infer
 from confide.auditing.membership import Columns
 from confide.auditing.numbers import UNSURE, Numbers
 from confide.auditing.rates import ceiling
+from confide.auditing.result import Audit, ExposedNumbers, ExtractedText
 from confide.auditing.trie import Trie
 from confide.config import registry
 from confide.data.unit_graph import UnitGraph
@@ -27,7 +28,7 @@ from confide.privacy.ledger import first_entry
 from confide.privacy.mechanisms.values import PRESENCE, Game
 from confide.privacy.selection import RULES
 from confide.runs.canaries import GRAPH, MOST_DIGITS, Manifest, numbers_are_guessed
-from confide.runs.generated_canaries import buckets
+from confide.runs.generated_canaries import Bucket, buckets
 from confide.runs.job import Job
 from confide.training import evaluation
 from confide.utils.errors import InputError
@@ -61,12 +62,8 @@ class Options:
     draws: int = 1000
 
 
-def audit(job: Job, options: Options | None = None) -> dict[str, Any]:
+def audit(job: Job, options: Options | None = None) -> Audit:
     """Attack a run that was trained. The model of the job must be the base model, and is the trained one afterwards.
-
-    Returns:
-        `verdict` and `claim`, and for each attack that this run allows its result, for each other the reason why not
-        (`left_out`).
 
     Raises:
         InputError: nothing was trained, or the canaries are not those of the ledger.
@@ -365,8 +362,8 @@ class _Audit:
         job = self.job
         return evaluation.row_losses(job.model, job.task, graph, job.micro_tokens, among=rows)[0]
 
-    def exposed(self) -> dict[str, Any]:
-        """The exposure of canaries' secrets in the model as it is, by how often they were planted."""
+    def exposed(self) -> ExposedNumbers:
+        """Compute the exposure of canaries' numbers in the model as it is, by how often they were planted."""
         manifest, config = self.manifest, self.job.run.config.canaries
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)
@@ -378,20 +375,8 @@ class _Audit:
         kept = {times: secrets[:each] for times, secrets in sorted(by_times.items(), reverse=True)}
         numbers = candidates.numbers([secret for secrets in kept.values() for secret in secrets])
         found = iter(self._exposures(candidates, numbers))
-        groups = {times: [next(found) for _ in secrets] for times, secrets in kept.items()}
-        first = next(iter(groups.values()))[0]
-        return {
-            "ranks": first.method,
-            "most": exposure.most(candidates.size),
-            "positions": first.positions,
-            "plain_positions": first.plain_positions,
-            "groups": {
-                f"planted {times} times" if times else "not planted": asdict(exposure.combined(own))
-                | {"insertions": times, "exposures": [one.exposure for one in own]}
-                | ({"intervals": [one.interval for one in own]} if first.is_estimate else {})
-                for times, own in groups.items()
-            },
-        }
+        groups = {times: tuple(next(found) for _ in secrets) for times, secrets in kept.items()}
+        return ExposedNumbers(groups, exposure.most(candidates.size))
 
     def _exposures(self, candidates: Candidates, numbers: np.ndarray) -> tuple[exposure.Exposure, ...]:
         model, tokenizer, draws = self.job.model, self.job.tokenizer, self.options.draws
@@ -404,46 +389,49 @@ class _Audit:
 
     # both together ---------------------------------------------------------------------------------
     def report(
-        self, before: _Looked, after: _Looked, exposed: dict[str, Any] | None, lead: bool | None
-    ) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "verdict": verdict(self.claim, []),
-            "claim": self.claim.to_json(),
-            "steps": self.steps,
-        }
-        if self.claim.curve is not None and self._bounds_membership():
-            result["ceiling"] = ceiling(self.claim.curve).to_json()
-        if "claim" in self.attacks:
-            result |= self._played(before, after, lead)
-        if exposed is not None:
-            result["exposure"] = exposed
-        if "membership" in self.attacks:
-            result["membership"] = self._members(before, after).to_json()
-        if "users" in self.attacks:
-            pairs = zip(self.sides, after.sides, before.sides, strict=True)
-            trained, held_out, *_ = (Users(side.asked, own, base) for side, own, base in pairs)
-            result["users"] = infer(trained, held_out, self.in_use).to_json()
-        if before.given_back is not None and after.given_back is not None:
-            samples, probability = self.options.samples, self.options.probability
-            result["extraction"] = {
-                "prefix": self.options.prefix,
-                "suffix": self.options.suffix,
-                "greedy": extraction.compare(after.given_back.greedy, before.given_back.greedy).to_json(),
-                "samples": samples,
-                "probability": probability,
-                "discoverable": extraction.compare(
-                    after.given_back.discoverable(samples, probability),
-                    before.given_back.discoverable(samples, probability),
-                ).to_json(),
-            }
-        return result | {"left_out": self.left_out}
+        self, before: _Looked, after: _Looked, exposed: ExposedNumbers | None, lead: bool | None
+    ) -> Audit:
+        bounded = self.claim.curve is not None and self._bounds_membership()
+        result = Audit(
+            self.claim,
+            self.steps,
+            ceiling=ceiling(self.claim.curve) if bounded and self.claim.curve is not None else None,
+            exposure=exposed,
+            membership=self._members(before, after) if "membership" in self.attacks else None,
+            users=self._users(before, after) if "users" in self.attacks else None,
+            extraction=self._extracted(before, after),
+            left_out=self.left_out,
+        )
+        return self._played(result, before, after, lead) if "claim" in self.attacks else result
+
+    def _users(self, before: _Looked, after: _Looked) -> UserInference:
+        pairs = zip(self.sides, after.sides, before.sides, strict=True)
+        trained, held_out, *_ = (Users(side.asked, own, base) for side, own, base in pairs)
+        return infer(trained, held_out, self.in_use)
+
+    def _extracted(self, before: _Looked, after: _Looked) -> ExtractedText | None:
+        if before.given_back is None or after.given_back is None:
+            return None
+        options = self.options
+        samples, probability = options.samples, options.probability
+        own, base = (
+            each.discoverable(samples, probability) for each in (after.given_back, before.given_back)
+        )
+        return ExtractedText(
+            options.prefix,
+            options.suffix,
+            samples,
+            probability,
+            greedy=extraction.compare(after.given_back.greedy, before.given_back.greedy),
+            discoverable=extraction.compare(own, base),
+        )
 
     def _bounds_membership(self) -> bool:
         """Whether the claim's unit is what the split holds out, with all of its text: then its curve bounds them."""
         whole = self.job.mechanism.needs.covers_whole_documents
         return whole and isinstance(self.job.run.config.data.eval, float)
 
-    def _played(self, before: _Looked, after: _Looked, lead: bool | None) -> dict[str, Any]:
+    def _played(self, result: Audit, before: _Looked, after: _Looked, lead: bool | None) -> Audit:
         job, manifest = self.job, self.manifest
         assert manifest is not None
         released = _loss_drop(before, after)
@@ -458,16 +446,15 @@ class _Audit:
             games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
         if self.numbers is not None and lead is not None:
             games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
-        result = {
-            "verdict": verdict(self.claim, games),
-            "game": manifest.game.name,
-            "games": [game.to_json() | {"words": game.in_words(self.claim)} for game in games],
-        }
         perplexity = [canary.perplexity for canary in manifest.canaries]
+        by_perplexity: list[Bucket] = []
         if None not in perplexity:
-            own = buckets(np.array(perplexity)[players], released[players], manifest.coins[players] == 0)
-            result["by_perplexity"] = [asdict(bucket) for bucket in own]
-        return result
+            by_perplexity = buckets(
+                np.array(perplexity)[players], released[players], manifest.coins[players] == 0
+            )
+        return replace(
+            result, game=manifest.game.name, games=tuple(games), by_perplexity=tuple(by_perplexity)
+        )
 
     def _members(self, before: _Looked, after: _Looked) -> membership.Membership:
         """With the base model as the one reference: it has seen none of these rows."""

@@ -4,7 +4,7 @@ Who is in the game, what its coins stand for and which curve it is held against 
 that no claim is attacked at another unit or adjacency than its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -296,7 +296,7 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
     )
 
 
-def verdict(claim: Claim, games: list[Played]) -> Verdict:
+def verdict(claim: Claim, games: Sequence[Played]) -> Verdict:
     """Of all games together, each of which was played at its share of alpha."""
     if claim.curve is None:
         return "nothing claimed"

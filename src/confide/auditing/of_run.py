@@ -1,10 +1,10 @@
 """The audit of a run, kept in its folder."""
 
 import json
-from typing import Any
 
 from confide.auditing.attack import Options, audit
 from confide.auditing.picture import audit_svg
+from confide.auditing.result import Audit
 from confide.runs.evidence import keep
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -13,8 +13,8 @@ from confide.utils.console import Console
 from confide.utils.files import write_text
 
 
-def audit_run(run: Run, console: Console, options: Options | None = None) -> dict[str, Any]:
-    """All attacks on one run, as `audit` returns them, kept in its folder and stated in its guarantee.
+def audit_run(run: Run, console: Console, options: Options | None = None) -> Audit:
+    """Attack a run in all ways. The result is kept in its folder and stated in its guarantee.
 
     Raises:
         InputError: see `audit`; or what was released is not what lies there.
@@ -23,10 +23,12 @@ def audit_run(run: Run, console: Console, options: Options | None = None) -> dic
         job = Job.of(run, console)
         check_release(job)
         found = audit(job, options)
-        write_text(run.audit_path, json.dumps(found, indent=2) + "\n")
-        keep(run, found)
-        restate(job, found["steps"])
-        picture = audit_svg(found)
+        write_text(run.audit_path, json.dumps(found.to_json(), indent=2) + "\n")
+        # Guesses from noised sums subtract what all real units added: that is private, and no line of a guarantee.
+        shown = [game for game in found.games if game.view != "steps"]
+        keep(run, found.steps, [f"{game.verdict()}; {found.words(game)}" for game in shown])
+        restate(job, found.steps)
+        picture = audit_svg(found.to_json())
         if picture is not None:
             write_text(run.folder / "audit.svg", picture)
     return found

@@ -61,7 +61,7 @@ def audit(
         options = attack.Options(
             chosen, users, rows, prefix, suffix, samples, probability, secrets, ranks, draws
         )
-        found = audit_run(Run.load(runs[0], twin), Console(), options)
+        found = audit_run(Run.load(runs[0], twin), Console(), options).to_json()
     print_json(found) if as_json else show.audited(found)
     if found["verdict"] == "violation":
         raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")

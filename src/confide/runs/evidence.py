@@ -6,7 +6,7 @@ stays in the run folder.
 """
 
 import hashlib
-from typing import Any
+from collections.abc import Sequence
 
 from confide.randomness.seal import Broken, Seal
 from confide.runs.folder import Run
@@ -15,15 +15,14 @@ from confide.utils.errors import InputError
 _USE = "evidence"
 
 
-def keep(run: Run, found: dict[str, Any]) -> None:
-    """Keep what the result of `attack.audit` shows, until another game is played on the same model."""
-    lines = [
-        f"audit by canaries: {game['verdict']}; {game['words']}"
-        for game in found.get("games", ())
-        if game["view"] != "steps"
-    ]
-    if lines:
-        kept = {"model": _model(run), "steps": found["steps"], "lines": lines}
+def keep(run: Run, steps: int, games: Sequence[str]) -> None:
+    """Keep what games played after so many steps have shown, a line each, until others are played on the same model."""
+    if games:
+        kept = {
+            "model": _model(run),
+            "steps": steps,
+            "lines": [f"audit by canaries: {game}" for game in games],
+        }
         Seal(run.key()).write_json(run.evidence_path, _USE, kept)
 
 
