@@ -1,1 +1,1 @@
-"""What in a text is sensitive, in characters."""
+"""Find the sensitive characters of a text, and redact them."""

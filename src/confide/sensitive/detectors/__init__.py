@@ -1,4 +1,4 @@
-"""Detectors: where text holds something of a kind that is sensitive, by patterns or by a model of language."""
+"""Detectors: they find sensitive spans in text, by patterns or with a language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a way to detect says: its name, its settings, the kinds that it finds, and what its findings depend on."""
+"""The base class of detectors: a name, settings, the kinds of its findings, and everything the findings depend on."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from confide.sensitive.detectors.spans import Span
 
 
 class Detector(ABC):
-    """Finds what is sensitive in texts, of which it sees characters. To add one: write its class, and add its line to
-    DETECTORS.
+    """Finds the sensitive spans of texts.
 
-    `name`, `Settings`, `kinds` and `find` are enough; it is made with its settings and the key that names them in
-    messages. The config then has a section of its name in `detector` and in `secrets.detector`; who writes that section
-    asks for the detector.
+    A detector sees the characters of a text and nothing else. To add a detector, write its class and add a line to
+    DETECTORS. Define at least `name`, `Settings`, `kinds` and `find`. The constructor takes the settings and the
+    config key that error messages name. The config then has a section of the detector's name in `detector` and in
+    `secrets.detector`. A config that has the section asks for the detector.
 
     Attributes:
-        name: as DETECTORS or the entry point has it.
-        version: raised when it finds other spans in some text: what was screened is then searched anew.
+        name: the name in DETECTORS or of the entry point.
+        version: to be raised whenever the detector finds other spans in some text. Text that was screened before is
+            then searched again.
         Settings: the keys of its section.
-        packages: distributions whose versions decide what it finds, its own among them if another package brings it.
-        codes: those of its kinds that are numbers and addresses, of which two spellings that differ in what separates
-            their parts are one secret.
-        is_slow: whether it runs a language model, so that processes for it are worth starting early.
-        has_section: False of confide's first two, whose keys stand in `detector` itself.
+        packages: the distributions whose versions decide what it finds. A detector from another package names that
+            package, too.
+        codes: those of its kinds that are numbers and addresses. Two spellings of such a code that differ only in
+            separators are one secret.
+        is_slow: whether it runs a language model. If so, starting processes for it pays off early.
+        has_section: False for confide's two oldest detectors, whose keys stand in `detector` itself.
     """
 
     name: ClassVar[str]
@@ -41,42 +43,49 @@ class Detector(ABC):
 
     @classmethod
     def of(cls, settings: Any, key: str) -> Detector:
-        """Make it. Raises InputError, naming the key, for what its settings ask for and cannot be had."""
+        """Make a detector with these settings.
+
+        Raises:
+            InputError: something that the settings ask for is not available; the message names the key.
+        """
         made: Any = cls
         found: Detector = made(settings, f"{key}.{registry.section(cls.name)}")
         return found
 
     @classmethod
     def asked(cls, section: DetectorSection) -> Section | None:
-        """Its settings in a section `detector` of the config; None where it is not asked for."""
+        """Return its settings in a `detector` section of the config, or None if the section does not ask for it."""
         found: Section | None = getattr(section, registry.section(cls.name), None)
         return found
 
     @classmethod
     @abstractmethod
     def kinds(cls, settings: Any) -> tuple[str, ...]:
-        """All kinds that its spans may have, in a fixed order."""
+        """Return all kinds that its spans may have, in a fixed order."""
 
     @classmethod
     def describe(cls, settings: Any) -> str:
-        """What it is, for the guarantee, which is published: nothing that says what is sensitive."""
+        """Describe the detector for the guarantee.
+
+        The guarantee is published, so the text must not tell what is sensitive.
+        """
         return f"detector {cls.name}"
 
     @classmethod
     def files(cls, settings: Any) -> tuple[str, ...]:
-        """The files and folders that it reads: where they change, what was prepared is out of date."""
+        """Return the files and folders that it reads. If one changes, prepared data is out of date."""
         return ()
 
     @classmethod
     def check_secrets(cls, settings: Any, key: str) -> None:
-        """Raise InputError if what it finds cannot be the secrets of mechanism secret."""
+        """Raise InputError if its findings cannot serve as the secrets of mechanism `secret`."""
         return
 
     @property
     def meta(self) -> Mapping[str, Any] | None:
-        """What a model that it runs says of itself, as JSON has it: its findings depend on that as well."""
+        """The metadata of the model that it runs, as JSON values; its findings depend on them as well."""
         return None
 
     @abstractmethod
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start."""
+        """Return one list of spans for each text, sorted by start."""

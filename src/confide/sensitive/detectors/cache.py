@@ -1,8 +1,9 @@
-"""Findings kept on disk, so that text is searched once: a private file, since it tells where sensitive text stands.
+"""A cache of findings on disk, so that each text is searched only once.
 
-An entry is filed under a hash of its text, keyed with the run key and what findings depend on beside the text: so
-findings of other settings are other entries, and whoever has the file without the key cannot test guesses of a text.
-A file that is damaged holds nothing and is made anew.
+The file is private, since it tells where sensitive text stands. The name of an entry is a hash of its text. The hash
+is keyed with the run key and with everything that the findings depend on besides the text. So other settings lead to
+other entries. Someone who has the file but not the key cannot test guesses of a text. A damaged file counts as empty
+and is made again.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from confide.randomness.streams import RunKey
 from confide.sensitive.detectors.spans import Span
 from confide.utils.errors import InputError
 
-_WAIT = 60.0  # seconds for another process that writes
-_ASKED = 500  # entries at a time: SQLite takes 999 parameters, or more
+_WAIT = 60.0  # seconds to wait for another process that writes
+_ASKED = 500  # entries per query: every SQLite allows at least 999 parameters
 
 
 class Cache:
-    """Findings of texts by what is named `fingerprint`; `kinds` are all that findings may have, in a fixed order.
+    """The findings of texts by one set of detectors.
 
-    Entries are hashed under `key`, the run's, and found again under it alone. Several processes may use one file at a
-    time. File and folder are made for their owner alone.
+    `fingerprint` identifies the detectors and their settings. `kinds` are all kinds that findings may have, in a fixed
+    order. Entries are hashed with `key`, the run key, and can be found again only with the same key. Several processes
+    may use one file at the same time. Only the owner can read the file and its folder.
 
-    Raises InputError, naming the file, where it cannot be written or another process does not let go of it.
+    Raises:
+        InputError: the file cannot be written, or another process holds it too long; the message names the file.
     """
 
     def __init__(self, path: Path, fingerprint: str, kinds: Sequence[str], key: RunKey) -> None:
@@ -46,7 +49,7 @@ class Cache:
         self._file.close()
 
     def find(self, texts: Sequence[str], search: Callable[[list[str]], list[list[Span]]]) -> list[list[Span]]:
-        """The findings of each text: those that are kept, and those of `search` for the other texts, now kept."""
+        """Return the findings of each text, from the cache or else from `search`; store the new ones."""
         names = [self._name(text) for text in texts]
         found = self._kept(set(names))
         missing = {name: text for name, text in zip(names, texts, strict=True) if name not in found}

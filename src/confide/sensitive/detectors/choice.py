@@ -1,4 +1,4 @@
-"""From a config section to its detectors, and to what identifies their findings."""
+"""Make the detectors that a config section asks for, and fingerprint all that their findings depend on."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.spans import Span
 from confide.utils.errors import InputError
 
-# Raised when a change to entities or patterns lets other spans be found: what was screened is then searched anew.
+# Raise this number when a change to `entities` or `patterns` changes the spans that they find. Text that was screened
+# before is then searched again.
 FINDINGS = 1
-# Packages that decide what is found.
+# The packages whose versions decide what is found.
 _PACKAGES = ("spacy", "presidio-analyzer", "phonenumbers", "regex", "detect-secrets")
 
 Asked = Sequence[tuple[type[Detector], Section]]
-"""The detectors that are asked for, each with its settings."""
+"""The detector classes that a config asks for, each with its settings."""
 
 
 class Detectors:
-    """What any of several detectors finds."""
+    """Several detectors as one: it finds whatever any of them finds."""
 
     def __init__(self, parts: Sequence[Detector]) -> None:
         self.parts = tuple(parts)
 
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start."""
+        """Return one list of spans for each text, sorted by start."""
         if len(self.parts) == 1:
             return self.parts[0].find(texts)
         found: list[list[Span]] = [[] for _ in texts]
@@ -42,10 +43,10 @@ class Detectors:
 
 
 def asked(section: DetectorSection) -> Asked:
-    """The detectors that a section of the config asks for.
+    """Return the detectors that a section of the config asks for.
 
     Raises:
-        InputError: another package brings one of them, and it cannot be imported.
+        InputError: a detector of another package cannot be imported.
     """
     sections = set(type(section).model_fields) - set(Policy.model_fields)
     names = [*registry.DETECTORS]
@@ -56,34 +57,38 @@ def asked(section: DetectorSection) -> Asked:
 
 
 def made(parts: Asked, key: str) -> Detectors:
-    """The detectors. Raises InputError, naming the key, for an unknown recogniser, a missing package or pipeline, or
-    none at all."""
+    """Make the detectors.
+
+    Raises:
+        InputError: `parts` is empty, a recogniser is unknown, or a package or pipeline is missing; the message names
+            the key.
+    """
     if not parts:
         raise InputError(f"{key}: names neither a level of entities nor patterns")
     return Detectors([each.of(settings, key) for each, settings in parts])
 
 
 def detector(section: DetectorSection, key: str = "secrets.detector") -> Detectors:
-    """What a config section asks for, made."""
+    """Make the detectors that a config section asks for."""
     return made(asked(section), key)
 
 
 def kinds(section: DetectorSection) -> tuple[str, ...]:
-    """The kinds that the detectors of a config section may report."""
+    """Return the kinds that the detectors of a config section may report."""
     return kinds_of(asked(section))
 
 
 def kinds_of(parts: Asked) -> tuple[str, ...]:
-    """The kinds that detectors may report."""
+    """Return the kinds that these detectors may report."""
     return tuple(kind for each, settings in parts for kind in each.kinds(settings))
 
 
 def fingerprint(parts: Asked, found: Detectors) -> str:
-    """Hex of all that findings depend on beside the text: what is asked for, what a pipeline says of itself, and the
-    versions of what searches.
+    """Return a hex digest of everything that the findings depend on besides the text.
 
-    Laid out as it was when there were entities and patterns alone, and other detectors behind them: a person's
-    screening stays good.
+    It covers the kinds that are asked for, the metadata of the pipeline, and the versions of the detectors and their
+    packages. Entities and patterns come first, in the layout from the time when they were the only detectors. Other
+    detectors follow them. So a screening that a person did with an earlier version stays valid.
     """
     metas = [part.meta for part in found.parts if part.meta is not None]
     versions = {name: _version(name) for name in _PACKAGES}

@@ -1,17 +1,17 @@
-"""Named entities and parts of speech by a spaCy pipeline: the four levels of paper 004, section 4.1.
+"""Find named entities and parts of speech with a spaCy pipeline: the four levels of Shi et al. 2022, section 4.1.
 
 low-entity       persons, organisations, dates, places
 high-entity      all 18 kinds of entities
 low-contextual   also proper nouns, pronouns, and the subjects and objects of sentences
 high-contextual  also verbs
 
-The paper names these parts of speech and not the labels that count. Here a token is
-- a proper noun or a pronoun by its part of speech (PROPN, PRON) or its tag (NNP, NNPS; PRP, PRP$, WP, WP$), so
-  possessives and relative pronouns count;
-- a subject if it depends as nsubj, nsubjpass, csubj or csubjpass, an object as dobj, obj, iobj, pobj or dative
-  (unless a preposition stands there); predicate nouns (attr, oprd) are neither. Who is joined to one by `and` is
-  one as well. The token counts, and not all that depends on it;
-- a verb by its part of speech or tag (VERB, AUX; VB..., MD): auxiliaries and modals are verbs.
+The paper names these parts of speech, but not the labels that count. Here a token is
+- a proper noun or a pronoun if its part of speech (PROPN, PRON) or its tag (NNP, NNPS; PRP, PRP$, WP, WP$) says
+  so. Possessives and relative pronouns count;
+- a subject if its dependency is nsubj, nsubjpass, csubj or csubjpass; an object if it is dobj, obj, iobj, pobj or
+  dative (a preposition with dative is none). Predicate nouns (attr, oprd) are neither. A token that `and` joins to a
+  subject or an object is one as well. Only the token itself counts, not the tokens that depend on it;
+- a verb if its part of speech or tag (VERB, AUX; VB..., MD) says so. Auxiliaries and modals are verbs.
 """
 
 from __future__ import annotations
@@ -47,38 +47,39 @@ LEVELS: dict[Level, tuple[str, ...]] = {
     "low-contextual": (*_ALL, *_CONTEXT),
     "high-contextual": (*_ALL, *_CONTEXT, "VERB"),
 }
-# By kind: parts of speech and tags.
+# Kind -> parts of speech and tags.
 _WORDS = {
     "PROPER_NOUN": (("PROPN",), ("NNP", "NNPS")),
     "PRONOUN": (("PRON",), ("PRP", "PRP$", "WP", "WP$")),
     "VERB": (("VERB", "AUX"), ("VB", "VBD", "VBG", "VBN", "VBP", "VBZ", "MD")),
 }
-# By kind: dependencies, in ClearNLP's and in Universal Dependencies' names.
+# Kind -> dependencies, by their names in ClearNLP and in Universal Dependencies.
 _PLACES = {
     "SUBJECT": ("nsubj", "nsubjpass", "csubj", "csubjpass", "nsubj:pass", "csubj:pass"),
     "OBJECT": ("dobj", "obj", "iobj", "pobj", "dative"),
 }
 _BATCH = 64
-_PIECE = 100_000  # characters: memory grows with them
-# What no level rests on; and what entities do not, which is most of the time.
+_PIECE = 100_000  # the most characters that the pipeline reads at once: memory grows with them
+# Components that no level needs, and components that entities do not need. The latter take most of the time.
 _UNUSED = ("lemmatizer", "senter", "textcat", "textcat_multilabel", "entity_linker")
 _NOT_FOR_ENTITIES = ("tagger", "parser", "attribute_ruler", "morphologizer")
 
 
 class LevelSettings(Section):
-    """Keys of `detector` itself."""
+    """The settings of `Entities`; the keys stand in `detector` itself."""
 
     level: Level
     pipeline: str
 
 
 class Entities(Detector):
-    """What a pipeline finds of the kinds of a level.
+    """Finds the kinds of a level with a spaCy pipeline.
 
-    `pipeline` is the name of an installed spaCy package or a folder. A text longer than the pipeline takes at
-    once, or than 100,000 characters, is cut at white space: what stands across such a cut is found in part.
+    `pipeline` is the name of an installed spaCy package, or a folder. A text is cut at white space if it is longer
+    than the pipeline accepts, or than 100,000 characters. A span that stands across a cut is found only in part.
 
-    Raises InputError if spaCy or the pipeline is not there, or lacks a component or a kind that the level asks for.
+    Raises:
+        InputError: spaCy or the pipeline is missing, or the pipeline lacks a component or a kind that the level needs.
     """
 
     name = "entities"
@@ -128,11 +129,11 @@ class Entities(Detector):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the pipeline says of itself: name, version, components, labels."""
+        """The metadata of the pipeline: name, version, components, labels."""
         return dict(self._language.meta)
 
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start."""
+        """Return one list of spans for each text, sorted by start."""
         found: list[list[Span]] = [[] for _ in texts]
         pieces = (
             (piece, (number, origin))
@@ -151,12 +152,12 @@ class Entities(Detector):
 
 
 def is_contextual(level: Level) -> bool:
-    """Whether a level looks at parts of speech and at the syntax."""
+    """Tell whether a level needs parts of speech and the syntax."""
     return set(_CONTEXT) <= set(LEVELS[level])
 
 
 class _Roles:
-    """Parts of speech and places in the sentence, of all tokens of a document at once."""
+    """Finds tokens by part of speech and by role in the sentence, all tokens of a document at once."""
 
     def __init__(self, language: Language, kinds: Sequence[str]) -> None:
         from spacy.attrs import DEP, HEAD, IDX, LENGTH, POS, TAG
@@ -225,7 +226,7 @@ def _load(pipeline: str, key: str) -> Language:
 
 
 def _check(language: Language, what: str, level: Level) -> None:
-    """Raises InputError if the pipeline lacks what a level asks for."""
+    """Raise InputError if the pipeline lacks a component or a label that a level needs."""
     if "ner" not in language.pipe_names:
         raise InputError(f"{what} has no component `ner`, so it finds no entities")
     labels = {label for labels in language.pipe_labels.values() for label in labels}

@@ -1,6 +1,7 @@
-"""Keys and tokens in code and configuration, by detect-secrets' expressions; nothing is verified over a network.
+"""Find keys and tokens in code and configuration with the expressions of detect-secrets, without network access.
 
-A token is told by its form, so a password without one is not found here: list it, or write an expression.
+A token is recognised by its form. So a password without a typical form is not found here: list it, or write an
+expression.
 """
 
 from __future__ import annotations
@@ -18,13 +19,22 @@ from confide.utils.errors import InputError
 KEYS = ("AWS_KEY", "PRIVATE_KEY", "JSON_WEB_TOKEN", "ACCESS_TOKEN", "URL_PASSWORD")
 
 _LINE = r"[^\n]"
-_FORM = r"[A-Za-z0-9_\-]{20}(?<![-_]{20})"  # what most tokens hold; no drawn line does
+_FORM = r"[A-Za-z0-9_\-]{20}(?<![-_]{20})"  # a part of most tokens; no line of dashes contains it
 
 
 @dataclass(frozen=True)
 class _Plugin:
-    """A plugin of detect-secrets: its module and class; what each of its matches holds; whether a group of its
-    expressions is the secret, beside a name that is none; which of its expressions, if not all; one in their place."""
+    """A plugin of detect-secrets.
+
+    Attributes:
+        module: the plugin's module.
+        name: the plugin's class.
+        kind: the kind of its findings.
+        anchor: an expression that matches within each of its matches.
+        grouped: whether only a group of a match is the secret; the rest is a name.
+        only: the number of the one expression to use; None uses all.
+        own: an expression to use in place of the plugin's.
+    """
 
     module: str
     name: str
@@ -49,7 +59,7 @@ _PLUGINS = (
     _Plugin("ibm_cloud_iam", "IbmCloudIamDetector", grouped=True),
     _Plugin("ibm_cos_hmac", "IbmCosHmacDetector", grouped=True),
     _Plugin("mailchimp", "MailchimpDetector"),
-    # Its own expression begins with `//.+/`, which takes quadratic time on a line that repeats it.
+    # The expression of the plugin begins with `//.+/`, which takes quadratic time on a line that repeats it.
     _Plugin("npm", "NpmDetector", anchor=":_authToken=", grouped=True, own=_NPM),
     _Plugin("openai", "OpenAIDetector"),
     _Plugin("pypi_token", "PypiTokenDetector"),
@@ -64,17 +74,20 @@ _PLUGINS = (
 _NAME = r"(?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?"
 _BEGIN = re.compile(rf"(?:-{{2,5}} ?)?BEGIN {_NAME}(?: ?-{{2,5}})?|PuTTY-User-Key-File-\d")
 _END = re.compile(rf"(?:-{{2,5}} ?)?END {_NAME}(?: ?-{{2,5}})?|Private-(?:MAC|Hash): *[0-9a-fA-F]*")
-# The lines of a key whose end is not there: base64, perhaps quoted, and what stands before it (`Proc-Type: 4`).
+# The lines of a key without an end line: headers (`Proc-Type: 4`), then base64, perhaps in quotes.
 _BODY = re.compile(r"[^\n]*+(?:\n[\s\"'+#>|]*+(?:[\w-]++: [^\n]*+|[A-Za-z0-9+/=\\]{16,}+[\"',;+ \t\\]*+))*+")
 _HEADER = re.compile(r"eyJ[A-Za-z0-9\-_=]{1,8192}+\.[A-Za-z0-9\-_=]++(?:\.[A-Za-z0-9\-_.+/=]*+)?")
-_BEFORE, _AFTER = ' \t=:"', ' \t"'  # what an expression may take in beside a token
+_BEFORE, _AFTER = ' \t=:"', ' \t"'  # characters next to a token that a match may include
 
 _Find = Callable[[str], Iterator[Span]]
 
 
 class Keys:
-    """Finds keys and tokens of the named kinds of `KEYS`. Raises InputError, naming `key`, if detect-secrets is
-    not installed."""
+    """Finds keys and tokens of the given kinds, a subset of `KEYS`.
+
+    Raises:
+        InputError: detect-secrets is not installed; the message names `key`.
+    """
 
     def __init__(self, kinds: Sequence[str], key: str) -> None:
         self._searches: list[_Find] = []
@@ -93,7 +106,7 @@ class Keys:
         self._blocks = "PRIVATE_KEY" in kinds
 
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start."""
+        """Return one list of spans for each text, sorted by start."""
         found = find_joined(texts, lambda text: (span for search in self._searches for span in search(text)))
         if self._blocks:
             for spans, text in zip(found, texts, strict=True):
@@ -111,7 +124,7 @@ def _expressions(plugin: _Plugin) -> Sequence[re.Pattern[str]]:
 
 
 class _Lines:
-    """What plugins with one anchor find in the lines that hold it: they read a line at a time."""
+    """Searches with several plugins that share an anchor; it reads the lines that contain the anchor, one by one."""
 
     def __init__(self, plugins: Sequence[_Plugin]) -> None:
         self._windows = Windows(plugins[0].anchor, _LINE)
@@ -135,13 +148,13 @@ class _Lines:
 
 
 def _secret(match: re.Match[str]) -> tuple[int, int]:
-    """The first group that takes part in a match, or all of it."""
+    """Return the span of the first group that takes part in a match, or of the whole match if none does."""
     spans = (match.span(group) for group in range(1, len(match.groups()) + 1))
     return next((span for span in spans if span[0] >= 0), match.span())
 
 
 class _WebTokens:
-    """JSON web tokens with header, payload and signature, of which the first two are what they should be."""
+    """Finds JSON web tokens (header, payload, perhaps a signature) whose header and payload are valid."""
 
     def __init__(self) -> None:
         self._is_valid: Callable[[str], bool] = _plugin("jwt", "JwtTokenDetector").is_formally_valid
@@ -153,7 +166,7 @@ class _WebTokens:
 
 
 def _private_keys(text: str) -> Iterator[Span]:
-    """A block from its first line to its last; where that is missing, the lines that look like a key's."""
+    """Yield each key block from its first to its last line; if that is missing, with the lines that look like a key."""
     begins = list(_BEGIN.finditer(text)) if "BEGIN " in text or "PuTTY-User" in text else []
     limits = [match.start() for match in begins[1:]] + [len(text)]
     for begin, limit in zip(begins, limits, strict=False):

@@ -1,12 +1,12 @@
-"""Structured identifiers (mail addresses, card numbers ...) by Presidio's recognisers, without a language model.
+"""Find structured identifiers (mail addresses, card numbers ...) with Presidio's recognisers, without a language model.
 
-Whatever a recogniser reports counts, however low its score: what is found too often costs a little accuracy,
-what is missed is not protected. Where Presidio alone misses formats that occur, an expression of our own
-stands beside it: cards with any first digit, of 12 to 19 digits; telephone numbers as they are dialled, of
-any country; IBANs in lower case. Keys and tokens in code are in `keys`. Nothing here touches the network.
+Every report of a recogniser counts, however low its score. A false finding costs a little accuracy, but a missed
+one is not protected. Presidio alone misses some formats that occur. Searches of our own add these: cards of 12 to 19
+digits with any first digit; telephone numbers of any country as people dial them; IBANs in lower case. The module
+`keys` finds keys and tokens in code. Nothing here uses the network.
 
-Presidio is asked in windows only (see `windows`), where a cheap expression says that it may find something; and
-of telephone numbers only where ours does not cover all that it may find.
+Presidio searches only windows (see `windows`), where a cheap expression says that it may find something. It searches
+for telephone numbers only where our own expression does not already cover all that it may find.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from confide.sensitive.detectors.spans import Span
 from confide.sensitive.detectors.windows import Places, Windows, find_joined, run_start, search
 from confide.utils.errors import InputError
 
-# By kind: Presidio's class.
+# Kind -> the class of Presidio.
 _PRESIDIO = {
     "EMAIL_ADDRESS": "EmailRecognizer",
     "PHONE_NUMBER": "PhoneRecognizer",
@@ -63,7 +63,7 @@ def _cards(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _luhn(digits: Sequence[int]) -> bool:
-    """The check digit of ISO/IEC 7812-1."""
+    """Tell whether the last digit is the right check digit by ISO/IEC 7812-1."""
     doubled = (2 * digit for digit in digits[-2::-2])
     return (sum(digits[-1::-2]) + sum(digit // 10 + digit % 10 for digit in doubled)) % 10 == 0
 
@@ -73,7 +73,7 @@ def _phones(text: str) -> Iterator[tuple[int, int]]:
         yield match.span()
 
 
-# By kind: our own search, and where to search.
+# Kind -> our own search, and the windows where it searches.
 _OWN: dict[str, tuple[_Find, Windows]] = {
     "CREDIT_CARD": (_cards, Windows(r"\d(?:[ -]?\d){11}", r"[\d -]")),
     "PHONE_NUMBER": (
@@ -84,7 +84,7 @@ _OWN: dict[str, tuple[_Find, Windows]] = {
 
 
 class _Mails:
-    """Windows of mail addresses. None holds an @ that cannot be an address's, so no search for one is in vain."""
+    """The windows of mail addresses; each @ in a window may belong to an address, so no search is in vain."""
 
     def __init__(self, module: Any) -> None:
         label = r"\w++(?:-++\w++)*+"
@@ -96,7 +96,7 @@ class _Mails:
         last = -1
         for match in self._at.finditer(text):
             start = run_start(self._inside, text, match.start(), last + 1)
-            if start == last + 1 and last >= 0:  # what is left of an address may begin another
+            if start == last + 1 and last >= 0:  # the rest of one address may begin another
                 window = window[0], match.end()
             else:
                 if last >= 0:
@@ -108,13 +108,13 @@ class _Mails:
 
 
 class _Urls:
-    """Windows of URLs: from the earliest start of a host that ends in a top-level domain, to its path's end."""
+    """The windows of URLs: from the earliest start of a host with a top-level domain to the end of the path."""
 
     _BEFORE = len("https://www999.") + _LONGEST_HOST + 1  # and a quote
 
     def __init__(self, module: Any, url: str) -> None:
         _, _, rest = url.partition(f"{{1,{_LONGEST_HOST}}}[.]")
-        domains, _, _ = rest.partition(r"(?:/[^")  # without one of them every character is an anchor
+        domains, _, _ = rest.partition(r"(?:/[^")  # if this were empty, every character would be an anchor
         self._anchor = module.compile(rf"[.](?<=[a-z0-9.\-][.])(?=[a-z]){domains}", module.I)
         self._inside = module.compile(r"[^\s()<>]")
         self._outside = module.compile(r"[\s()<>]")
@@ -145,17 +145,21 @@ _EXTENSION = (
     r"(?:[ \t,\u00a0]*+(?:;ext=|e?x?t(?:ensi(?:o\u0301?|\u00f3))?n?|int|anexo|[x~#])|(?<=[xX~\u0080-\U0010ffff]))"
     r"[:.\uff0e]?[ \t,\-\u00a0]*+"
 )
-# As libphonenumber reads them, and more: digits and what is between them, perhaps with extensions.
+# All that libphonenumber reads as a number, and more: digits, separators between them, and extensions.
 _TELEPHONE = re.compile(
     rf"[\d(\[+\uff08\uff0b\uff3b][\d{_BETWEEN}]*+(?:{_EXTENSION}[\d{_BETWEEN}]++)*+", re.I
 )
-_LEAST_DIGITS = 4  # of a number in any country
+_LEAST_DIGITS = 4  # the fewest digits of a number in any country
 _SOME_DIGITS = re.compile(rf"\d(?:[{_BETWEEN}]{{0,4}}\d){{{_LEAST_DIGITS - 1}}}")
 _AFTER_TIME = len(":59")
 
 
 class _Telephones:
-    """Windows of telephone numbers with `least` digits or a +, or with fewer; none that ours cover."""
+    """The windows of telephone numbers.
+
+    If `fewer` is false: numbers with at least `least` digits or a +, except those that our own expression covers. If
+    it is true: all other numbers.
+    """
 
     def __init__(self, least: int, fewer: bool) -> None:
         self._least, self._fewer = least, fewer
@@ -171,7 +175,7 @@ class _Telephones:
 
 
 def _all_ours(text: str, start: int, end: int) -> bool:
-    """Whether our own expression finds all of a window that can be a number, which ends in a digit or a #."""
+    """Tell whether our own expression covers all of a window that can be a number; numbers end in a digit or a #."""
     ours = _PHONE.match(text, start)
     return ours is not None and not any(
         letter.isdecimal() or letter in "#\uff03" for letter in text[ours.end() : end + 1]
@@ -179,7 +183,10 @@ def _all_ours(text: str, start: int, end: int) -> bool:
 
 
 def _phone_searches(made: Any) -> list[tuple[Callable[[str], Places], Any]]:
-    """Windows and recognisers: few digits without a + are asked of countries alone that have so short numbers."""
+    """Return pairs of windows and a recogniser of telephone numbers.
+
+    Numbers with few digits and without a + are tested only for countries that have numbers so short.
+    """
     least = {region: _least_digits(region) for region in made.supported_regions}
     several = sorted(least.values())[1]
     short = type(made)(supported_regions=tuple(region for region in least if least[region] < several))
@@ -187,17 +194,18 @@ def _phone_searches(made: Any) -> list[tuple[Callable[[str], Places], Any]]:
 
 
 def _least_digits(region: str) -> int:
-    """Of numbers with the calling code of a region."""
+    """Return the fewest digits of a number that has the calling code of a region."""
     phonenumbers: Any = importlib.import_module("phonenumbers")
     code = phonenumbers.country_code_for_region(region)
     regions = phonenumbers.region_codes_for_country_code(code)
     found = (phonenumbers.PhoneMetadata.metadata_for_region(name).general_desc for name in regions)
-    return min(length for description in found for length in description.possible_length)
+    least: int = min(length for description in found for length in description.possible_length)
+    return least
 
 
 def _searches(kind: str, made: Any) -> list[tuple[Callable[[str], Places], Any]]:
-    """Where Presidio's recogniser of a kind can find anything, and who is asked there."""
-    regex: Any = importlib.import_module("regex")  # the module of Presidio's expressions
+    """Return the windows where Presidio can find anything of a kind, each with the recogniser to use there."""
+    regex: Any = importlib.import_module("regex")  # Presidio compiles its expressions with this module
     if kind == "PHONE_NUMBER":
         return _phone_searches(made)
     if kind == "EMAIL_ADDRESS":
@@ -214,7 +222,7 @@ def _searches(kind: str, made: Any) -> list[tuple[Callable[[str], Places], Any]]
             regex,
         ),
         "MAC_ADDRESS": (r"[:-](?:[0-9A-Fa-f]{2}[:-]){4}|\.[0-9A-Fa-f]{4}\.", r"[\w:.\-]", regex),
-        # Presidio does not tell case, and these four are cases of i, k and s.
+        # Presidio ignores case, and these four characters are upper or lower case forms of i, k and s.
         "CRYPTO": ("[13][a-zA-Z0-9\u0130\u0131\u017f\u212a]{25}", "[a-zA-Z0-9\u0130\u0131\u017f\u212a]", re),
     }
     anchor, inside, module = rows[kind]
@@ -222,15 +230,16 @@ def _searches(kind: str, made: Any) -> list[tuple[Callable[[str], Places], Any]]
 
 
 class PatternSettings(Section):
-    """A key of `detector` itself."""
+    """The settings of `Recognisers`; the key stands in `detector` itself."""
 
     patterns: list[str] | Literal["all"]
 
 
 class Recognisers(Detector):
-    """Finds what the named recognisers find: `all`, or a list of names of `RECOGNISERS`.
+    """Finds what the named recognisers find; `names` is `all` or a list of names from `RECOGNISERS`.
 
-    Raises InputError, naming `key`, for an unknown name or if Presidio or detect-secrets is not installed.
+    Raises:
+        InputError: a name is unknown, or Presidio or detect-secrets is not installed; the message names `key`.
     """
 
     name = "recognisers"
@@ -284,7 +293,11 @@ class Recognisers(Detector):
         self._keys = Keys(keys, key) if keys else None
 
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start. Raises InputError if an expression ran out of time."""
+        """Return one list of spans for each text, sorted by start.
+
+        Raises:
+            InputError: an expression ran out of time.
+        """
         with _silent(self._key):
             found = find_joined(texts, self._find)
         if self._keys is not None:
@@ -309,13 +322,15 @@ def _asked(recogniser: Any, kind: str) -> _Find:
 
 def _make(module: Any, kind: str) -> Any:
     made = getattr(module, _PRESIDIO[kind])()
-    if kind == "EMAIL_ADDRESS":  # its check fetches the list of public suffixes, and drops private hosts
+    if (
+        kind == "EMAIL_ADDRESS"
+    ):  # its validation downloads the list of public suffixes, and drops private hosts
         made.validate_result = lambda text: None
     return made
 
 
 class _TimedOut(logging.Handler):
-    """Presidio gives up an expression after a minute, and only says so in its log."""
+    """A log handler that raises InputError on a time-out: Presidio gives up after a minute and only logs it."""
 
     def __init__(self, key: str) -> None:
         super().__init__()
@@ -328,7 +343,10 @@ class _TimedOut(logging.Handler):
 
 @contextmanager
 def _silent(key: str) -> Iterator[None]:
-    """Presidio's log names what it found: nothing of it leaves, and a recogniser that gave up is an error."""
+    """Hide Presidio's log, and raise InputError if a recogniser gave up.
+
+    The log contains the text that Presidio found, so none of it may get out.
+    """
     logger = logging.getLogger("presidio-analyzer")
     handlers, propagate, level = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [_TimedOut(key)], False

@@ -1,7 +1,8 @@
-"""A detector run by several processes, each with its own pipeline and recognisers.
+"""Run a detector in several processes, each with its own pipeline and recognisers.
 
-They are plain interpreters that read texts from a socket and answer with numbers. They import nothing of the main
-program, and end when it does, whatever ends it; a Ctrl-C reaches the main process alone, which ends them.
+The processes are plain Python interpreters that read texts from a socket and answer with numbers. They import nothing
+of the main program, and they end when it ends, whatever the cause. A Ctrl-C reaches only the main process, which then
+ends the others.
 """
 
 from __future__ import annotations
@@ -33,19 +34,23 @@ _START = (
     "from confide.sensitive.detectors.processes import serve; serve(int(sys.argv[1]))"
 )
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# Characters, with a pipeline and with patterns alone: what one process does while others are started (some
-# seconds), and what is sent to one of them at a time.
+# Numbers of characters; the first is for a pipeline, the second for patterns alone. `_ALONE`: what one process searches
+# in the time that it takes to start the others (some seconds). `_CHUNK`: what a process receives at a time.
 _ALONE = (150_000, 4_000_000)
 _CHUNK = (20_000, 250_000)
 
 
 class Processes:
-    """The detector that a config section asks for, on every processor of this one's.
+    """The detector that a config section asks for, run on every processor that this process may use.
 
-    The first texts are searched in this process, until there has been enough to look through that others are
-    worth starting. `fingerprint`: of all that findings depend on beside the text, in hex.
+    This process searches the first texts itself. It starts others once there is enough text to make that worthwhile.
+    `count` sets their number.
 
-    Raises InputError as `detector` does, and if a process ends before its time.
+    Attributes:
+        fingerprint: hex digest of everything that the findings depend on besides the text.
+
+    Raises:
+        InputError: as `detector` raises it, or a process ended too early.
     """
 
     def __init__(self, section: DetectorSection, key: str, count: int | None = None) -> None:
@@ -61,7 +66,7 @@ class Processes:
         self.fingerprint = fingerprint(self._asked, self._own)
 
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start."""
+        """Return one list of spans for each text, sorted by start."""
         self._seen += sum(map(len, texts))
         if self._count < 2 or self._seen < self._alone:
             return self._own.find(texts)
@@ -106,7 +111,7 @@ class Processes:
 
 
 def _chunks(texts: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of texts of `size` characters or more together."""
+    """Yield the bounds of runs of texts that together have at least `size` characters; the last run may be shorter."""
     first = length = 0
     for number, text in enumerate(texts, 1):
         length += len(text)
@@ -126,7 +131,7 @@ class _Worker:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # a Ctrl-C is not for it
+                process_group=0,  # so that a Ctrl-C does not reach it
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_ONE_THREAD},
             )
@@ -134,7 +139,7 @@ class _Worker:
 
     def send(self, message: Any) -> None:
         with self._watched():
-            # As `send` does it, but for its buffer, which Python 3.12.1 frees twice after a failure.
+            # The same as `send`, but without its buffer, which Python 3.12.1 frees twice after a failure.
             self.connection.send_bytes(pickle.dumps(message))
 
     def receive(self, kinds: Sequence[str]) -> list[list[Span]]:
@@ -167,7 +172,11 @@ def _asked_for(name: str, settings: dict[str, Any]) -> tuple[type[Detector], Sec
 
 
 def serve(descriptor: int) -> None:
-    """What each process does: answer texts with bounds of each text's spans, starts, ends and numbers of kinds."""
+    """Answer lists of texts until the connection closes; this is the program of each process.
+
+    The answer has four arrays: the bounds of each text's spans in the other three, and the start, the end and the
+    number of the kind of each span. If there is an error in the input, the answer is its message.
+    """
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
         values, key = connection.recv()
         try:

@@ -1,4 +1,4 @@
-"""What a detector says of a text."""
+"""The findings of detectors: spans of a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """Characters [start, end) of a text, and what kind of thing stands there (`PERSON`, `EMAIL_ADDRESS`)."""
+    """Characters [start, end) of a text, and the kind of thing that stands there (`PERSON`, `EMAIL_ADDRESS`)."""
 
     start: int
     end: int
@@ -17,5 +17,7 @@ class Span:
 
 
 class SpanFinder(Protocol):
+    """Anything that finds spans in texts."""
+
     def find(self, texts: Sequence[str]) -> list[list[Span]]:
-        """One list a text, sorted by start."""
+        """Return one list of spans for each text, sorted by start."""

@@ -1,8 +1,9 @@
-"""Where in a text an expensive search can find anything at all, and the search in these places only.
+"""Speed up expensive searches: search only the windows of a text that can hold a match.
 
-A window is a longest run of characters that may stand in a match, if it holds an anchor: something that every
-match holds. So a match lies in one window, whole. A window shows one more character on either side, which is in
-no match; none of the expressions looks further. So searching windows loses nothing and adds nothing.
+An anchor is something that every match contains. A window is a longest run of characters that may occur in a match,
+and it contains an anchor. So each match lies within one window. A window also shows one more character on either
+side. This character is in no match, and no expression looks further than it. So a search of the windows finds exactly
+the matches that a search of the whole text finds.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from confide.sensitive.detectors.spans import Span
 
 Places = Iterable[tuple[int, int]]
 
-_JOINED = 1 << 15  # characters that are searched at once
+_JOINED = 1 << 15  # characters of windows that one search reads
 _BLOCK = 1 << 20
-_APART = "\n"  # in no match of what is searched for so
+_APART = "\n"  # separates texts and windows; no match contains it
 
 
 class Windows:
-    """The runs of characters of the class `inside` that hold a match of `anchor`, and a character beside them.
+    """The runs of characters of class `inside` that contain a match of `anchor`, and one more character on each side.
 
-    What the class and the anchor match must be told by the module (`re` or `regex`) and the flags of the search
-    itself, where they differ. The anchor must match within one run.
+    The modules `re` and `regex` and their flags differ in what a class matches. Pass the module and the flags that the
+    search itself uses. The anchor must match within one run.
     """
 
     def __init__(self, anchor: str, inside: str, flags: int = 0, module: Any = re) -> None:
@@ -45,8 +46,11 @@ class Windows:
 
 
 def find_joined(texts: Sequence[str], find: Callable[[str], Iterable[Span]]) -> list[set[Span]]:
-    """What `find` finds in each text. It reads many at a time, joined by line feeds, which no match may cross: many
-    texts are short, and each search of a text has its price."""
+    """Return the spans that `find` finds in each text.
+
+    `find` reads many texts at once, joined by line feeds. So no match may cross a line feed. Joining saves time, since
+    every search has a fixed cost and many texts are short.
+    """
     found: list[set[Span]] = [set() for _ in texts]
     first = 0
     while first < len(texts):
@@ -64,7 +68,7 @@ def find_joined(texts: Sequence[str], find: Callable[[str], Iterable[Span]]) -> 
 
 
 def run_start(inside: Any, text: str, place: int, first: int = 0) -> int:
-    """Where the run of `inside` that ends before `place` begins, `first` or later."""
+    """Return the start of the run of `inside` that ends before `place`; the result is at least `first`."""
     while place > first and inside.match(text, place - 1):
         place -= 1
     return place
@@ -73,9 +77,9 @@ def run_start(inside: Any, text: str, place: int, first: int = 0) -> int:
 def search(
     texts: Sequence[str], windows: Callable[[str], Places], find: Callable[[str], Places]
 ) -> Iterator[tuple[int, int, int]]:
-    """What `find` finds in the windows of each text, in no order: the text's number, start and end.
+    """Yield a text's number, start and end for each match of `find` in the windows of the texts, in any order.
 
-    Windows are searched many at once, joined by line feeds.
+    `find` reads many windows at once, joined by line feeds.
     """
     pieces: list[str] = []
     begins: list[int] = []

@@ -1,1 +1,1 @@
-"""Redaction: what in a text is sensitive by a policy, and the rows that stand for it without."""
+"""Redact text: find its sensitive characters by a policy, and make training rows without them."""

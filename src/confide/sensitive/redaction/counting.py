@@ -1,4 +1,4 @@
-"""Words and characters of a text, and how many of them lie in some places of it."""
+"""Count the words and characters of a text that lie in given places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD = re.compile(r"\S+")
 
 
 class Words:
-    """The words of a text: what white space separates, so that no other character is outside of one."""
+    """The words of a text, separated by white space; so every other character belongs to a word."""
 
     def __init__(self, text: str) -> None:
         bounds = [match.span() for match in _WORD.finditer(text)]
@@ -24,7 +24,7 @@ class Words:
         return len(self._starts)
 
     def within(self, places: Sequence[Place]) -> set[int]:
-        """The numbers of the words with at least one character in a place [start, end)."""
+        """Return the numbers of the words that have at least one character in a place [start, end)."""
         return {
             number
             for start, end in places
@@ -33,7 +33,7 @@ class Words:
 
 
 class Places:
-    """Places of a text that are sorted and do not overlap, as `masking.merged` makes them."""
+    """Places of a text, sorted and without overlaps, as `masking.merged` returns them."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._starts = [start for start, _ in places]
@@ -45,7 +45,7 @@ class Places:
         return self._before[-1]
 
     def within(self, start: int, end: int) -> int:
-        """How many characters of [start, end) lie in a place."""
+        """Count the characters of [start, end) that lie in a place."""
         return self._below(end) - self._below(start)
 
     def _below(self, position: int) -> int:

@@ -1,4 +1,4 @@
-"""Training documents of a config to redacted rows, and what was found and masked on the way."""
+"""Turn the training documents of a config into redacted rows, and count the findings and the masked text."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 
 class RedactedDocuments:
-    """Finds what is sensitive in documents, redacts and cuts them; counts as it goes. Close it, or use `with`.
+    """Finds the sensitive spans of documents, redacts and cuts them, and counts. Use it in a `with` statement.
 
     Args:
-        tokenizer: a fast one with a mask token.
-        cache: where findings are kept, so that other rows or another tokenizer need not find them again.
-        span_tokens: what a mask counts for where rows are cut, see `Redactor`.
-        key: of the run, with which a screened sample was drawn; a sample of another run is refused.
+        config: the config of the run.
+        tokenizer: a fast tokenizer with a mask token.
+        cache: the file that keeps findings, so that other rows or another tokenizer need no new search.
+        span_tokens: the number of tokens that a mask counts for when rows are cut, see `Redactor`.
+        key: the run key. A screened sample must have been drawn with this key; a sample of another run is refused.
 
     Raises:
-        InputError: the detector, the marks of a screened sample or the tokenizer is at fault.
+        InputError: there is an error in the detector, the marks of a screened sample, or the tokenizer.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class RedactedDocuments:
         self._policy.close()
 
     def is_new(self, document: Document) -> bool:
-        """Whether no document before had this very text; counts one that had."""
+        """Return True if no earlier document had exactly this text; count the document as a duplicate if one had."""
         digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
         known = digest in self._seen
         self._seen.add(digest)
@@ -69,11 +70,11 @@ class RedactedDocuments:
         return not known
 
     def is_screened(self, document: Document) -> bool:
-        """Whether a person has screened the document; all count as screened where nobody was asked to."""
+        """Tell whether a person has screened the document; without a screened sample, every document counts."""
         return self._marks is None or document.number in self._marks.numbers
 
     def rows(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
-        """The rows of each document."""
+        """Return the rows of each document, and count what is in them."""
         if not documents:
             return []
         spans = self._sensitive(documents)
@@ -87,26 +88,30 @@ class RedactedDocuments:
         return found
 
     def cut(self, documents: Sequence[Document]) -> list[list[RedactedRow]]:
-        """The rows of each document, of which nothing is counted."""
+        """Return the rows of each document without counting anything."""
         return self._cut(documents, self._sensitive(documents))
 
     def _cut(self, documents: Sequence[Document], spans: Sequence[Sequence[Span]]) -> list[list[RedactedRow]]:
         return self._redactor.many([d.text for d in documents], [merged(own) for own in spans])
 
     def public(self, documents: Sequence[Document]) -> list[bytes | None]:
-        """What is left of each but for what is found sensitive in it; None where nothing is, or there are more rows."""
+        """Return each document's redacted tokens as bytes; None if nothing was found or there is more than one row."""
         return [
             own[0].masked.tobytes() if len(own) == 1 and own[0].has_finding else None
             for own in self.cut(documents)
         ]
 
     def misses_alone(self, secret: Document, mask: Document, start: int, length: int) -> bool:
-        """Whether the secret is missed, and something beside it in its one row is found, the same with a mask in its
-        place.
+        """Tell whether the detectors miss the secret, but find something else in its row.
+
+        All of this must hold: the text is a single row, no finding touches the secret, and there are other findings.
+        These must be the same if a mask stands in place of the secret, and the redacted rows must differ.
 
         Args:
-            secret, mask: a text with either, and the same text around it.
-            start, length: where the secret stands, in characters.
+            secret: a text with the secret.
+            mask: the same text with the mask in place of the secret.
+            start: the place of the secret, in characters.
+            length: the length of the secret, in characters.
         """
         ends = (start + length, start + length + len(mask.text) - len(secret.text))
         first, second = (
@@ -118,7 +123,7 @@ class RedactedDocuments:
         return bool(first) and first == second and not np.array_equal(rows[0].masked, rows[1].masked)
 
     def _sensitive(self, documents: Sequence[Document]) -> list[list[Span]]:
-        """What is sensitive in each: what the policy finds, and what a person has marked."""
+        """Return the sensitive spans of each document: the findings of the policy, and the marks of a person."""
         spans = self._policy.find(documents)
         if self._marks is None:
             return spans
@@ -126,7 +131,7 @@ class RedactedDocuments:
         return [sorted([*own, *marks.spans(d)]) for d, own in zip(documents, spans, strict=True)]
 
     def _count(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> None:
-        """Of the original texts and their tokens, how much is masked, in all and by each kind of finding."""
+        """Count how much of the original texts and their tokens is masked, in all and by each kind of finding."""
         encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
         self._counts["documents"] += len(texts)
         for text, pairs, own in zip(texts, encoded["offset_mapping"], spans, strict=True):
@@ -147,16 +152,19 @@ class RedactedDocuments:
 
     @property
     def any_found(self) -> bool:
-        """Whether anything sensitive was found so far."""
+        """True if anything sensitive was found so far."""
         return self._spans.total() > 0
 
     def note(self) -> str:
-        """How far it has come, in a few words."""
+        """Describe the progress in a few words."""
         return f"{self._spans.total():,} sensitive spans in {self._counts['rows']:,} rows"
 
     def facts(self) -> dict[str, Any]:
-        """Figures, never text: counts of `_COUNTS`, the share of tokens masked, and the same of each kind that was
-        found. Tokens are those of the original texts."""
+        """Return figures, never text.
+
+        These are the counts of `_COUNTS`, the share of masked tokens, and spans, tokens and share of each kind that
+        was found. Tokens are those of the original texts.
+        """
         tokens = max(1, self._counts["tokens"])
         kinds = {
             kind: {
@@ -171,7 +179,10 @@ class RedactedDocuments:
 
 
 def _beside(spans: Sequence[Span], start: int, end: int) -> list[tuple[int, int]] | None:
-    """Where spans stand, what follows a place counted from its end; None if one meets the place."""
+    """Return the places of spans relative to the place [start, end); None if a span overlaps it.
+
+    Spans after the place are counted from its end, spans before it from the start of the text.
+    """
     if any(span.start < end and span.end > start for span in spans):
         return None
     offsets = (end if span.start >= end else 0 for span in spans)

@@ -1,6 +1,6 @@
-"""Sensitive characters give way to a mask before any token is made, and tokens are found that tell of them.
+"""Replace sensitive characters by a mask before the text is tokenised, and find the tokens that reveal them.
 
-Places are characters [start, end) of a text, sorted and disjoint: what `merged` makes of spans.
+Places are characters [start, end) of a text, sorted and disjoint. `merged` makes them from spans.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Place = tuple[int, int]
 
 
 def merged(spans: Iterable[Span]) -> list[Place]:
-    """The characters of all spans: what overlaps or touches becomes one place. Empty spans hold no character."""
+    """Merge spans into places: spans that overlap or touch become one place, and empty spans are left out."""
     places: list[Place] = []
     for start, end in sorted((span.start, span.end) for span in spans if span.start < span.end):
         if places and start <= places[-1][1]:
@@ -28,21 +28,21 @@ def merged(spans: Iterable[Span]) -> list[Place]:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the characters of a redacted text come from.
+    """The map from a redacted text to its original.
 
     Attributes:
         masks: the places of the masks in the redacted text, int64[K, 2].
-        places: what they stand for in the original, int64[K, 2].
+        places: the places that they stand for in the original text, int64[K, 2].
     """
 
     masks: np.ndarray
     places: np.ndarray
 
     def of(self, position: int) -> int:
-        """Where in the original the text before `position` of the redacted text ends.
+        """Return the position in the original that corresponds to `position` of the redacted text.
 
         Raises:
-            ValueError: the position is inside a mask, which stands for its place as a whole.
+            ValueError: the position is inside a mask; only the whole mask corresponds to a place.
         """
         passed = int(np.searchsorted(self.masks[:, 1], position, side="right"))
         if passed < len(self.masks) and self.masks[passed, 0] < position:
@@ -51,7 +51,7 @@ class Origin:
 
 
 def outside(spans: Iterable[Span], places: Sequence[Place]) -> list[Span]:
-    """The parts of spans that are in none of `places`, which are sorted and do not overlap."""
+    """Return the parts of spans that are outside all `places`; these are sorted and do not overlap."""
     parts = []
     for span in spans:
         start = span.start
@@ -67,10 +67,10 @@ def outside(spans: Iterable[Span], places: Sequence[Place]) -> list[Span]:
 
 
 def masked(text: str, places: Sequence[Place], mask: str) -> tuple[str, Origin]:
-    """The text with `mask` in the place of every place, and the way back to the original.
+    """Return the text with every place replaced by `mask`, and the map back to the original.
 
     Raises:
-        ValueError: places are empty, out of order, touch, or are not of this text.
+        ValueError: a place is empty, out of order, touches another one, or lies outside the text.
     """
     pieces: list[str] = []
     masks: list[Place] = []
@@ -89,15 +89,17 @@ def masked(text: str, places: Sequence[Place], mask: str) -> tuple[str, Origin]:
 
 
 def covered(text: str, offsets: Sequence[Place] | np.ndarray, places: Sequence[Place]) -> np.ndarray:
-    """Which tokens of a text stand for a character of a place, or may tell of one: bool[T].
+    """Tell of each token whether it stands for a character in a place, or may reveal one: bool[T].
 
-    A character that a tokenizer dropped (a control character, an accent, a space that it trims off a token) shows
-    in how the text beside it was cut, so it counts as one of both its neighbours; a character that several tokens
-    share counts as each one's.
+    A tokenizer may drop a character (a control character, an accent, a space at the edge of a token). Such a character
+    still influences how the text next to it is split into tokens. So it counts as part of both its neighbours. A
+    character that several tokens share counts as part of each.
 
     Args:
+        text: the text.
         offsets: the characters of each token, in order, as `return_offsets_mapping` gives them, or int64[T, 2]. A
-            token that has none stands for those dropped around it.
+            token without characters stands for the characters dropped around it.
+        places: the places to look for.
     """
     found = _pairs(offsets)
     starts, stops = found.T
@@ -108,7 +110,9 @@ def covered(text: str, offsets: Sequence[Place] | np.ndarray, places: Sequence[P
     begins = np.where(own, np.minimum(starts, before), before)
     ends = np.where(own, np.maximum(stops, after), after)
     sensitive = _pairs(places)
-    following = np.searchsorted(sensitive[:, 1], begins, side="right")  # the first place that ends beyond
+    following = np.searchsorted(
+        sensitive[:, 1], begins, side="right"
+    )  # the first place that ends after the token begins
     reach = np.append(sensitive[:, 0], len(text))
     return (following < len(sensitive)) & (reach[following] < ends)
 

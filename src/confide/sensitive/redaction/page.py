@@ -1,4 +1,4 @@
-"""The page of `confide redact`: one file without scripts, that loads nothing and holds no masked text."""
+"""Make the page of `confide redact`: one HTML file without scripts; it loads nothing and contains no masked text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
     from confide.sensitive.redaction.preview import Preview, Shown
 
-_LONGEST = 4000  # readable characters of a document that are shown
-_ROWS = 12  # of a table; the rest is folded away
+_LONGEST = 4000  # the most readable characters of a document that are shown
+_ROWS = 12  # of a table that are shown; the rest is folded away
 _BLANK = re.compile(r"\n\s*\n\s*\n")  # more than one blank line, which the page shows as one
-_ANGLE = 137.5  # degrees between the hues of neighbours: however many there are, none are close
+_ANGLE = 137.5  # degrees between neighbouring hues: no two hues are close, however many there are
 
 
 def page(preview: Preview, config: Config) -> str:
-    """The whole HTML document."""
+    """Return the whole HTML document."""
     facts = preview.facts
     kinds, against = _kinds(facts["kinds"]), facts.get("against")
     masks_annotated = config.detector.spans is not None
@@ -47,7 +47,7 @@ def page(preview: Preview, config: Config) -> str:
 
 
 def describe(config: Config) -> str:
-    """The detectors in words. Of expressions only the names: they may spell out what is sensitive."""
+    """Describe the detectors in words; only the names of expressions, since expressions may contain sensitive text."""
     detector = config.detector
     parts = [each.describe(settings) for each, settings in asked(detector)]
     if detector.words is not None:
@@ -75,7 +75,7 @@ def _template() -> Template:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may be broken where words would be."""
+    """Return a name that may wrap to the next line after each underscore."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(part) for part in re.split("(?<=_)", name))
@@ -86,7 +86,7 @@ def _plural(number: int, noun: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """12.3%; a share that is not zero or one is never shown as such."""
+    """Format a share as 12.3%; 0% and 100% are only shown if they are exact."""
     if share is None:
         return "-"
     if 0 < share < 0.0005:
@@ -97,7 +97,7 @@ def percent(share: float | None) -> str:
 
 
 def _kinds(facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The kinds by how much they mask, each with its colour and the width of its bar."""
+    """Return the kinds, those that mask most first, each with its colour and the width of its bar."""
     most = max((tally["share_of_tokens"] for tally in facts.values()), default=0) or 1
     ordered = sorted(facts.items(), key=lambda entry: -entry[1]["tokens"])
     return [
@@ -113,7 +113,7 @@ def _kinds(facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut(shown: Shown, masks_annotated: bool) -> dict[str, Any]:
-    """A document of the page, its text cut where it grows long."""
+    """Return a document for the page; a long text is cut off."""
     kept: list[Piece] = []
     room = _LONGEST
     for piece in shown.pieces:

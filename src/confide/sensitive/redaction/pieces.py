@@ -1,4 +1,4 @@
-"""A text as a person may see it: what is readable, and labels where something is masked."""
+"""Split a text into the pieces that a person may see: readable text, and labels in place of masked text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ BLOCK = "█"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Readable text, or a masked place without it.
+    """A piece of readable text, or a masked place without its text.
 
-    kinds: of the findings that overlap a masked place, in order; missed: of annotations there that no detector
-    covers whole. Both are empty where text is readable.
+    Attributes:
+        text: the readable text; empty for a masked place.
+        kinds: the kinds of the findings that overlap the masked place, in order; empty for readable text.
+        missed: the kinds of the annotations there that no detector covers completely; empty for readable text.
     """
 
     text: str = ""
@@ -34,7 +36,7 @@ class Piece:
 
 
 def pieces(text: str, spans: Iterable[Span], missed: Iterable[Span] = ()) -> list[Piece]:
-    """The text in reading order, without any character of a span."""
+    """Return the pieces of a text in reading order, without any character of a span."""
     return list(_pieces(text, spans, missed))
 
 
@@ -57,7 +59,7 @@ class _Queue:
         self._next = 0
 
     def before(self, end: int) -> tuple[str, ...]:
-        """The kinds of the spans that are left and start before `end`, each once."""
+        """Return the kinds of the remaining spans that start before `end`, each kind once."""
         first = self._next
         while self._next < len(self._spans) and self._spans[self._next].start < end:
             self._next += 1

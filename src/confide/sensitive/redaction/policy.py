@@ -1,6 +1,6 @@
-"""What in a document is sensitive: a detector, a list of words, expressions, and spans that the data states.
+"""Decide which characters of a document are sensitive: by detectors, words, expressions and spans of the data.
 
-The union counts: whatever one of them finds is sensitive, whatever the others say.
+The union counts: a finding of any of them is sensitive, whatever the others find.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from confide.randomness.streams import RunKey
 
 WORD = "WORD"  # the kind of a listed word
-STATED = "STATED"  # of a span of the data that has no kind of its own
+STATED = "STATED"  # the kind of a span of the data that states no kind
 
 
 class Policy:
-    """All that marks sensitive characters. Make it with `of`; close it, or use `with`.
+    """Everything that marks sensitive characters. Make it with `of`. Close it, or use it in a `with` statement.
 
     Attributes:
-        kinds: what findings may be, but for kinds that the data's own spans state.
-        fingerprint: hex; of all that findings depend on beside the documents. It is taken of the word list too, so
-            whoever has it can try words out: keep it where the list may lie.
+        kinds: the kinds that findings may have, except those that the spans of the data state.
+        fingerprint: a hex digest of everything that the findings depend on besides the documents. It covers the word
+            list. So someone who has it can test guesses of words: keep it only in places where the list may lie.
     """
 
     def __init__(
@@ -58,10 +58,15 @@ class Policy:
 
     @classmethod
     def of(cls, config: Config, cache: Path | None = None, key: RunKey | None = None) -> Policy:
-        """The policy of `config.detector`. `cache`: the file that keeps what the detector has found, under `key`, that
-        of the run; without a key nothing is kept.
+        """Make the policy of `config.detector`.
 
-        Raises InputError, naming the key, if nothing is asked for or something of it cannot be had.
+        Args:
+            config: the config.
+            cache: the file that keeps the findings of the detector.
+            key: the run key, which protects the entries of the cache. Without a key nothing is kept.
+
+        Raises:
+            InputError: the config asks for nothing, or for something that is not available; the message names the key.
         """
         settings = config.detector
         detects = bool(asked(settings))
@@ -98,9 +103,10 @@ class Policy:
         return cls(detector, found_before, finders, stated, (*kinds(settings), *known), identity)
 
     def find(self, documents: Sequence[Document]) -> list[list[Span]]:
-        """What is sensitive in each document, sorted by start; findings may overlap.
+        """Return the sensitive spans of each document, sorted by start; they may overlap.
 
-        Raises InputError for spans that a record does not state as it should.
+        Raises:
+            InputError: a record states its spans in a wrong form.
         """
         found = self._detected([document.text for document in documents])
         for kind, finder in self._finders:
@@ -124,7 +130,7 @@ class Policy:
         return self._cache.find(texts, self._detector.find)
 
     def close(self) -> None:
-        """End the processes that search, and let go of the cache."""
+        """End the processes of the detector, and close the cache."""
         if self._detector is not None:
             self._detector.close()
         if self._cache is not None:
@@ -142,10 +148,13 @@ def _digest(content: bytes) -> str:
 
 
 class _Stated:
-    """Spans that a field of each record lists, [start, end] or [start, end, kind], counted in the record's own text.
+    """The spans that a field of each record lists: [start, end] or [start, end, kind], in the record's own text.
 
-    Raises InputError, naming detector.spans, where documents are not the records' text; and for what is no such
-    list. A record in which nothing is sensitive lists nothing: an empty list.
+    If nothing in a record is sensitive, its list is empty.
+
+    Raises:
+        InputError: the documents are not the text of the records, or the field contains no such list; the message
+            names detector.spans.
     """
 
     def __init__(self, name: str, data: Data) -> None:
@@ -162,7 +171,7 @@ class _Stated:
     def spans(self, document: Document) -> list[Span]:
         where = f"{document.where}: detector.spans field {self._name!r}"
         listed = lookup(document.fields, self._name, document.where, "detector.spans")
-        if isinstance(listed, str):  # as a table holds it
+        if isinstance(listed, str):  # a table has it as JSON text
             try:
                 listed = json.loads(listed)
             except ValueError:
@@ -172,7 +181,7 @@ class _Stated:
                 f"{where} holds no list, nor JSON of one; an empty one says that nothing is sensitive"
             )
         own = lookup(document.fields, self._field, document.where, "data.text")
-        # The spans of turns were moved to the dialogue's text when it was made.
+        # When the text of a dialogue was made, the spans of its turns were moved to their places in it.
         original = document.text if is_dialogue(own) else own
         if not isinstance(original, str):
             raise InputError(
@@ -209,9 +218,9 @@ def _span(value: Any, length: int, where: str) -> Span:
 
 
 def _moved(text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where spans begin and end after `clean_text`, by where they do before it.
+    """Map the places where spans begin and end in `text` to the places after `clean_text`.
 
-    A line end of two characters becomes one, which is sensitive if one of the two was.
+    A line end of two characters becomes one character, which is sensitive if one of the two was.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     returns = np.append(codes[:-1] == 13, False) & np.append(codes[1:] == 10, False)

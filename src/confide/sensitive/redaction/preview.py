@@ -1,4 +1,4 @@
-"""What `confide redact` shows before anything is trained: how much is masked, and how it reads."""
+"""Collect the facts and examples that `confide redact` shows before training: how much is masked, how it reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AROUND = 40  # characters of context on each side of an example
 # counts -------------------------------------------------------------------------------------------------------
 @dataclass
 class Tally:
-    """How much is masked: places, and the documents, characters, words and tokens with one."""
+    """Counts of masked text: spans, and the documents, characters, words and tokens that they touch."""
 
     spans: int = 0
     documents: int = 0
@@ -52,14 +52,14 @@ class Tally:
 
 @dataclass
 class Counts:
-    """What the documents hold, what of it is masked, and by which kind of finding."""
+    """Counts of everything in the documents, of the masked part, and of the part that each kind of finding masks."""
 
     whole: Tally = field(default_factory=Tally)
     masked: Tally = field(default_factory=Tally)
     kinds: dict[str, Tally] = field(default_factory=dict)
 
     def add(self, text: str, spans: Sequence[Span], offsets: Sequence[Place] = ()) -> None:
-        """`offsets`: where the tokens of the text stand, as its tokenizer tells."""
+        """Add a document and its findings; `offsets` are the places of its tokens, as the tokenizer returns them."""
 
         def tokens(places: Sequence[Place]) -> int:
             return int(np.count_nonzero(covered(text, offsets, places))) if offsets else 0
@@ -100,7 +100,7 @@ def _by_kind(spans: Iterable[Span]) -> dict[str, list[Span]]:
 # against annotations ------------------------------------------------------------------------------------------
 @dataclass
 class _Annotated:
-    """Annotated spans: how many a finding overlaps, how many are found whole, and their characters."""
+    """Counts of annotated spans: all, those that a finding overlaps, those found completely, and their characters."""
 
     spans: int = 0
     overlapped: int = 0
@@ -171,12 +171,12 @@ class Shown:
 
 
 class _Gallery:
-    """The first documents, and as many drawn among the others."""
+    """The first documents, and as many that are drawn at random from the others."""
 
     def __init__(self, most: int, key: RunKey) -> None:
         self.first: list[Shown] = []
         self._most, self._stream = most, key.stream("preview", "documents")
-        self._drawn: list[tuple[int, int, Shown]] = []  # those with the largest random words
+        self._drawn: list[tuple[int, int, Shown]] = []  # the documents with the largest random words
         self._seen = 0
 
     def add(self, document: Document, spans: Sequence[Span], missed: Iterable[Span]) -> None:
@@ -192,7 +192,7 @@ class _Gallery:
 
     @property
     def drawn(self) -> list[Shown]:
-        """In reading order."""
+        """The drawn documents, in reading order."""
         return [shown for _, _, shown in sorted(self._drawn, key=lambda entry: entry[1])]
 
 
@@ -201,7 +201,7 @@ def _shown(document: Document, spans: Sequence[Span], missed: Iterable[Span]) ->
 
 
 def _example(shown: Sequence[Piece], kind: str) -> str:
-    """The surroundings of the first finding of a kind, with every finding masked."""
+    """Return the text around the first finding of a kind, with every finding masked."""
     place = next(number for number, piece in enumerate(shown) if kind in piece.kinds)
     before = "".join(piece.plain for piece in shown[:place])[-_AROUND:]
     after = "".join(piece.plain for piece in shown[place + 1 :])[:_AROUND]
@@ -209,8 +209,11 @@ def _example(shown: Sequence[Piece], kind: str) -> str:
 
 
 def with_annotations(config: Config, against: str | None) -> Config:
-    """The config by which documents are read so that a field of annotated spans can be compared with: of dialogues,
-    the spans of turns move with their text."""
+    """Return the config for reading documents whose annotated spans are compared with the findings.
+
+    `against` is the field of the annotated spans. The reader needs it for dialogues: there it moves the spans of each
+    turn along with the text of the turn.
+    """
     if against is None:
         return config
     return config.model_copy(update={"detector": config.detector.model_copy(update={"spans": against})})
@@ -219,12 +222,13 @@ def with_annotations(config: Config, against: str | None) -> Config:
 # the survey ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Preview:
-    """What the detectors of a config find in its training documents.
+    """The findings of a config's detectors in its training documents.
 
     Attributes:
-        facts: counts and shares, by kind, and the comparison: the `--json` of `confide redact`.
-        examples: by kind, masked text around a finding.
-        first, drawn: documents for the page.
+        facts: counts and shares by kind, and the comparison; this is the output of `confide redact --json`.
+        examples: kind -> masked text around a finding.
+        first: the first documents, for the page.
+        drawn: documents drawn at random from the others, for the page.
     """
 
     facts: dict[str, Any]
@@ -243,15 +247,22 @@ def survey(
     cache: Path | None = None,
     tokenizer: Any = None,
 ) -> Preview:
-    """Find what is sensitive in the documents, and keep counts, examples and `2 * most` masked documents.
+    """Find the sensitive spans of the documents; keep counts, examples and at most `2 * most` masked documents.
 
     Args:
-        documents: as `with_annotations` has them read.
-        against: the field of annotated spans to compare with; default: `detector.spans`, if there are other detectors.
-        cache: where findings are kept, under `key`.
-        tokenizer: of the model, whose tokens are counted; without one there are none.
+        config: the config.
+        documents: the documents, read with the config that `with_annotations` returns.
+        key: the run key.
+        track: is called with the number of documents of each batch, to show progress.
+        most: the number of first documents to keep, and of drawn ones.
+        against: the field of annotated spans to compare with. The default is `detector.spans`, if there are other
+            detectors.
+        cache: the file that keeps findings, with entries hashed under `key`.
+        tokenizer: the tokenizer of the model; its tokens are counted. Without one, no tokens are counted.
 
-    Raises InputError if the config names nothing to find, or annotations both in `against` and in the policy.
+    Raises:
+        InputError: the config names nothing to find, or there are annotations both in `against` and in the policy; or
+            there is no document.
     """
     counts, gallery, examples = Counts(), _Gallery(most, key), dict[str, str]()
     with _detectors(config, against, cache, key) as found:
@@ -303,7 +314,7 @@ def _add_examples(
 
 @dataclass(frozen=True)
 class _Detectors:
-    """The detectors that are tested, and the annotations that they are compared with, if any."""
+    """The detectors under test, and the annotations that they are compared with, if any."""
 
     tested: Policy
     annotations: Policy | None
@@ -315,7 +326,7 @@ class _Detectors:
         return (*self.tested.kinds, *annotated)
 
     def of(self, batch: Sequence[Document]) -> Iterator[tuple[Document, list[Span], list[Span]]]:
-        """(document, what is found, what is annotated) for each document."""
+        """Return (document, found spans, annotated spans) for each document."""
         tested = self.tested.find(batch)
         annotated = self.annotations.find(batch) if self.annotations is not None else [[] for _ in batch]
         return zip(batch, tested, annotated, strict=True)
@@ -323,7 +334,7 @@ class _Detectors:
 
 @contextmanager
 def _detectors(config: Config, against: str | None, cache: Path | None, key: RunKey) -> Iterator[_Detectors]:
-    """Opens the policies that a preview asks for, and closes them."""
+    """Open the policies that a preview needs, and close them at the end."""
     detector = config.detector
     others = bool(asked(detector) or detector.words or detector.expressions)
     if against is not None and detector.spans is not None:

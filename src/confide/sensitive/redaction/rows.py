@@ -1,7 +1,7 @@
-"""A document as rows in two forms, redacted and original, cut by the redacted form alone.
+"""Cut a document into rows in two forms, redacted and original; the redacted form alone decides where to cut.
 
-Neighbours differ in the sensitive characters of one row and agree in the redacted text. So all that is public of the
-rows, their number, their boundaries and their redacted tokens, is made from the redacted text; an original row is a
+Neighbours differ in the sensitive characters of one row and have the same redacted text. The number of rows, their
+boundaries and their redacted tokens are public. So they are computed from the redacted text. An original row is a
 function of its own characters.
 """
 
@@ -24,10 +24,10 @@ class RedactedRow:
     """One row in both forms.
 
     Attributes:
-        tokens: of the original characters, int64[n].
-        masked: of the redacted ones, int64[m]: each sensitive place is one mask token.
-        has_finding: whether the row holds a sensitive place; without one the forms are the same.
-        lost: original tokens that the row had no room for.
+        tokens: the tokens of the original characters, int64[n].
+        masked: the tokens of the redacted characters, int64[m]; each sensitive place is one mask token.
+        has_finding: whether the row contains a sensitive place. If not, both forms are the same.
+        lost: the number of original tokens that did not fit into the row.
     """
 
     tokens: np.ndarray
@@ -38,7 +38,7 @@ class RedactedRow:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A row before its original is tokenised: redacted tokens, original text, and what stands around that."""
+    """A row whose original is not tokenised yet: redacted tokens, original text, special tokens before and after it."""
 
     masked: np.ndarray
     text: str
@@ -50,17 +50,19 @@ class _Cut:
 class Redactor:
     """Cuts documents into rows of at most `max_length` tokens in both forms.
 
-    Where the task cuts documents, one is read as its rows, one after the other; else it is one row, cut off.
+    If the task cuts documents, a document becomes several rows in sequence. Otherwise it is one row, and the rest is
+    cut off.
 
     Args:
-        tokenizer: a fast one with a mask token.
-        task: its name.
-        span_tokens: what a mask counts for where rows are cut, so that the original has room; what has none is
-            cut off.
-        piece: characters beyond which a text is long, and is tokenised in pieces.
+        tokenizer: a fast tokenizer with a mask token.
+        task: the name of the task.
+        max_length: the most tokens of a row.
+        span_tokens: the number of tokens that a mask counts for when rows are cut. It makes room for the original
+            tokens; those that still do not fit are cut off.
+        piece: the most characters that are tokenised at once. A longer text is tokenised in pieces.
 
     Raises:
-        InputError: the tokenizer cannot tell where in a text its tokens stand, or has no mask token.
+        InputError: the tokenizer does not report the places of tokens in the text, or has no mask token.
     """
 
     def __init__(
@@ -83,14 +85,17 @@ class Redactor:
         self._after = () if end is None else (end,)
 
     def rows(self, text: str, places: Sequence[Place]) -> list[RedactedRow]:
-        """The rows of one document; those whose redacted form is a single token are left out."""
+        """Return the rows of one document.
+
+        If the task cuts documents, rows whose redacted form is a single token are left out.
+        """
         return self.many([text], [places])[0]
 
     def many(self, texts: Sequence[str], places: Sequence[Sequence[Place]]) -> list[list[RedactedRow]]:
-        """The rows of each document; `places` as `merged` makes them.
+        """Return the rows of each document; `places` are as `merged` returns them.
 
         Raises:
-            InputError: the tokenizer takes the mask's text apart.
+            InputError: the tokenizer splits the text of the mask into several tokens.
         """
         if not texts:
             return []
@@ -112,7 +117,7 @@ class Redactor:
         ]
 
     def _encoded(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Each redacted text's tokens, and the characters that they stand for."""
+        """Yield the tokens of each redacted text, and the characters that they stand for."""
         if self._in_rows:
             is_long = [len(text) > self._piece for text in texts]
             short = iter(self._together([t for t, long in zip(texts, is_long, strict=True) if not long]))
@@ -123,7 +128,7 @@ class Redactor:
             yield from self._together(starts, **self._truncated)
 
     def _together(self, texts: Sequence[str], **options: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        if not texts:  # which tokenizers do not take
+        if not texts:  # tokenizers do not accept an empty list
             return
         options = options or {"add_special_tokens": False}
         encoded = self._tokenizer(texts, return_offsets_mapping=True, **options)
@@ -156,7 +161,7 @@ class Redactor:
         stands = np.pad(stands, (b, a))
         starts, stops = offsets.T
         reached = np.concatenate([[0], np.maximum.accumulate(stops)])
-        # Where characters end a token and begin another: never within one that several tokens share.
+        # Rows may be cut where one token ends and another begins, but not within a character that several tokens share.
         ahead = np.where(stops > starts, starts, len(redacted))
         ahead = np.append(np.minimum.accumulate(ahead[::-1])[::-1], len(redacted))
         places = np.flatnonzero(reached <= ahead)
@@ -184,7 +189,11 @@ class Redactor:
         return cuts
 
     def _tokens_of(self, masks: np.ndarray, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Which tokens stand for these masks, one for each: bool[T]."""
+        """Tell of each token whether it stands for one of these masks: bool[T].
+
+        Raises:
+            InputError: a mask has no token of its own.
+        """
         own = np.flatnonzero(ids == self._tokenizer.mask_token_id)
         starts, stops = offsets[own].T
         index = np.searchsorted(stops, masks[:, 0], side="right")
@@ -202,7 +211,7 @@ class Redactor:
         return stands
 
     def _originals(self, cuts: Sequence[_Cut]) -> list[RedactedRow]:
-        """The same rows with the original characters of each tokenised by themselves."""
+        """Return the same rows; the original characters of each row are tokenised by themselves."""
         if not cuts:
             return []
         short = [cut.text for cut in cuts if len(cut.text) <= self._piece]
@@ -218,9 +227,9 @@ class Redactor:
             lost = max(0, len(ids) + ends - self._length)
             if self._in_rows:
                 ids = ids[: self._length]
-            elif lost or is_long:  # the tokenizer knows which end to cut and what is to stand there
+            elif lost or is_long:  # the tokenizer knows which end to cut, and the special tokens there
                 ids = self._tokenizer(self._beginning(cut.text), **self._truncated)["input_ids"]
-            # What a tokenizer drops altogether still makes a row: which rows there are is public.
+            # Even if the tokenizer drops the whole text, there is a row: the number of rows is public.
             tokens = np.asarray(ids or [self._tokenizer.mask_token_id], dtype=np.int64)
             rows.append(RedactedRow(tokens, cut.masked, True, lost))
         return rows

@@ -1,8 +1,8 @@
-"""A sample of the documents for a person to screen, and what they marked as missed (paper 004, section 3.1).
+"""Write a sample of documents for a person to screen, and read that person's marks (Shi et al. 2022, section 3.1).
 
-The sample holds one JSON record a line, under a header that says what to do. It holds the text itself, so it is
-written for its owner alone. What a person finds that the detectors missed tells how much they miss in all, and the
-documents that were screened can be trained on without noise.
+The sample has a header that says what to do, and then one JSON record on each line. It contains the text itself, so
+only its owner can read the file. The text that a person finds and that the detectors missed tells how much they miss
+in all. The documents that were screened can be used for training without noise.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from confide.sensitive.redaction.policy import Policy
     from confide.utils.console import Track
 
-MARKED = "MARKED"  # the kind of what a person has marked
+MARKED = "MARKED"  # the kind of spans that a person has marked
 _CONFIDENCE = 0.95
 _BATCH = 256
-_MOST_FAULTS = 20  # that one message lists
+_MOST_FAULTS = 20  # the most faults that one message lists
 _WHAT_TO_DO = (
     "Each line below is a document. Read its `masked`: what the detectors found stands there as "
     f"{BLOCK}KIND{BLOCK}. Whatever is still readable and sensitive was missed: copy it into `missed`, a list of texts "
@@ -51,12 +51,15 @@ class Screened:
     """A document of the sample.
 
     Attributes:
-        line: where its record stands in the file, counted from 1.
+        line: the line of its record in the file, counted from 1.
         number: `Document.number`.
         draws: the draws that it belongs to, counted from 1.
-        spans: what the detectors found.
-        missed: what a person found besides.
-        fingerprint: keyed, of what a person must not change.
+        screened: whether the person says that they have screened the document.
+        missed: the texts that a person found and the detectors missed.
+        masked: the text as the person reads it, with labels in place of the findings.
+        text: the text itself.
+        spans: the findings of the detectors.
+        fingerprint: a keyed fingerprint of everything that a person must not change.
     """
 
     line: int
@@ -70,7 +73,7 @@ class Screened:
     fingerprint: str
 
     def record(self) -> dict[str, Any]:
-        """The line of the file; what a person fills in comes first."""
+        """Return the record for the file; the fields that a person fills in come first, after the number."""
         return {
             "document": self.number,
             "screened": self.screened,
@@ -88,20 +91,20 @@ class Screened:
 
     @cached_property
     def marks(self) -> tuple[Span, ...]:
-        """Where the missed strings stand in the text, masked places included."""
+        """All places of the missed texts in the document, including masked places."""
         return tuple(
             sorted({Span(*place, MARKED) for said in self.missed for place in _occurrences(said, self.text)})
         )
 
     @cached_property
     def words(self) -> tuple[int, int, int]:
-        """Words of the text: all, with a masked character, with a missed one."""
+        """The number of words: of all, of those with a masked character, of those with a missed one."""
         words, places = Words(self.text), merged(self.spans)
         return len(words), len(words.within(places)), len(words.within(merged(outside(self.marks, places))))
 
 
 def _occurrences(said: str, text: str) -> Iterator[tuple[int, int]]:
-    """Also those that overlap one another."""
+    """Yield all occurrences, even if they overlap each other."""
     start = text.find(said)
     while start >= 0:
         yield start, start + len(said)
@@ -124,17 +127,23 @@ def sample(
 ) -> dict[str, Any]:
     """Write a sample of the documents to `path`, for its owner alone (mode 600).
 
-    Each draw takes its share of the documents (at least one) without replacement, independently of the other draws;
-    which follows from the run key. A document of several draws stands in the file once.
+    Each draw takes its share of the documents (at least one) without replacement. Draws are independent of each other,
+    and the run key determines them. A document that is drawn several times is in the file only once.
 
     Args:
-        documents: called twice: to number the documents, and to read those that were drawn.
-        share: of the documents in each draw, above 0 and at most 1.
+        documents: returns the documents. It is called twice: to number the documents, and to read the drawn ones.
+        policy: finds the sensitive spans.
+        key: the run key.
+        share: the share of the documents in each draw, above 0 and at most 1.
+        draws: the number of draws.
+        path: the file to write.
+        track: is called with the number of documents of each batch, to show progress.
 
     Returns:
-        `documents` in the file, `of` so many, `draws`, `share`.
+        A dict: `documents` is the number in the file, `of` the number of all, and `draws` and `share` are as given.
 
-    Raises InputError if `path` exists or its folder does not, or if there is no document.
+    Raises:
+        InputError: `path` exists, its folder does not exist, or there is no document.
     """
     if path.exists():
         raise InputError(f"{path}: exists already, and may hold marks; give another name with --out")
@@ -164,14 +173,14 @@ def sample(
 
 
 def private(path: str, flags: int) -> int:
-    """Opens a file for its owner alone."""
+    """Open a file that only its owner can read and write."""
     return os.open(path, flags, 0o600)
 
 
 def _draw(
     documents: Iterable[Document], key: RunKey, share: float, draws: int
 ) -> tuple[dict[int, list[int]], int]:
-    """The draws that each chosen document belongs to, by number; and how many documents there are."""
+    """Return the draws of each chosen document, by its number; and the number of all documents."""
     numbers = np.fromiter((document.number for document in documents), dtype=np.int64)
     size = max(1, round(share * len(numbers)))
     drawn: dict[int, list[int]] = {}
@@ -201,7 +210,7 @@ def _line(record: dict[str, Any]) -> str:
 # the marks ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Marks:
-    """A sample that a person has screened, whole and free of faults."""
+    """A sample that a person has screened, complete and without faults."""
 
     path: Path
     header: dict[str, Any]
@@ -209,10 +218,11 @@ class Marks:
 
     @classmethod
     def load(cls, path: str | Path, key: str = "--marks") -> Marks:
-        """Read the file. `key` is the config key or option to blame.
+        """Read the file; messages name `key`, the config key or option that names the file.
 
-        Raises InputError, with every fault and its line: a document that was not screened, a missed string that is
-        empty, does not occur in the text, or is masked wherever it does.
+        Raises:
+            InputError: there are faults; the message lists them with their lines. A fault is a document that was not
+                screened, or a missed text that is empty, does not occur in the text, or is masked wherever it occurs.
         """
         path = Path(path).expanduser()
         check_regular(path, key)
@@ -240,9 +250,12 @@ class Marks:
         return cls(path, header, tuple(found.values()))
 
     def check(self, key: RunKey, detector: str) -> None:
-        """That the sample is one of this run, found by this detector (a policy's fingerprint), and unedited.
+        """Check that the sample is from this run and these detectors, and that it was not edited in other places.
 
-        Raises InputError, with every fault and its line.
+        `detector` is the fingerprint of the policy.
+
+        Raises:
+            InputError: there are faults; the message lists them with their lines.
         """
         if self.header["fingerprint"] != _of_header(key, self.header):
             raise InputError(
@@ -264,7 +277,7 @@ class Marks:
 
     @cached_property
     def numbers(self) -> frozenset[int]:
-        """`Document.number` of each document that was screened."""
+        """The `Document.number` of each document that was screened."""
         return frozenset(self._by_number)
 
     @cached_property
@@ -272,12 +285,13 @@ class Marks:
         return {document.number: document for document in self.documents}
 
     def spans(self, document: Document) -> list[Span]:
-        """All that was hidden from the person or marked by them in a document, sorted; marks are of kind `MARKED`.
-        Empty for a document that is not in the sample.
+        """Return the spans of a document that were hidden from the person or marked by them, sorted.
 
-        What was masked while they read stays masked, whatever the detectors find now: nobody looked at it.
+        Marks have the kind `MARKED`. The list is empty for a document that is not in the sample. Text that was masked
+        for the person stays masked, even if the detectors no longer find it, since nobody has looked at it.
 
-        Raises InputError if the document is another one than the person read.
+        Raises:
+            InputError: the text of the document is not the text that the person read.
         """
         known = self._by_number.get(document.number)
         if known is None:
@@ -290,7 +304,7 @@ class Marks:
         return sorted({*known.marks, *known.spans})
 
     def rates(self) -> list[dict[str, int]]:
-        """Of each draw: `documents`, `words`, `masked` words, and `missed` ones."""
+        """Return the counts of each draw: `documents`, `words`, `masked` words, and `missed` words."""
         found = []
         for draw in range(1, self.header["draws"] + 1):
             counts = [document.words for document in self.documents if draw in document.draws]
@@ -299,7 +313,7 @@ class Marks:
         return found
 
     def missing_rate(self) -> tuple[float, float]:
-        """95% interval of the share of words that are sensitive and were missed; its upper end is above 0."""
+        """Return the 95% interval of the share of words that are sensitive and missed; its upper end is above 0."""
         return self._interval()[:2]
 
     def _interval(self) -> tuple[float, float, str]:
@@ -318,7 +332,7 @@ class Marks:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What the sample comes to: the `--json` of `confide redact --marks`."""
+        """Return the results of the sample; this is the output of `confide redact --marks --json`."""
         draws = self.rates()
         low, high, method = self._interval()
         rate = float(np.mean([draw["missed"] / draw["words"] for draw in draws]))
@@ -345,14 +359,14 @@ class Marks:
 
 
 def _clopper_pearson(k: int, n: int) -> tuple[float, float]:
-    """The exact two-sided interval of a binomial share."""
+    """Return the exact two-sided interval of a binomial share."""
     tail = (1 - _CONFIDENCE) / 2
     low = float(beta.ppf(tail, k, n - k + 1)) if k else 0.0
     return low, float(beta.isf(tail, k + 1, n - k)) if k < n else 1.0
 
 
 def _rounded(share: float, up: bool) -> float:
-    """Three significant digits, outwards, and below 1, which the config asks for."""
+    """Round outwards to three significant digits, and below 1 as the config requires."""
     if not share:
         return 0.0
     places = 2 - int(np.floor(np.log10(share)))
@@ -362,11 +376,11 @@ def _rounded(share: float, up: bool) -> float:
 
 # reading ------------------------------------------------------------------------------------------------------
 class _Malformed(Exception):
-    """A line that no person's marks explain."""
+    """A line is not a valid record of the sample."""
 
 
 def _read(path: Path, where: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, with their numbers."""
+    """Read the lines that are not blank, with their numbers."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -377,7 +391,7 @@ def _read(path: Path, where: str) -> list[tuple[int, str]]:
         raise InputError(f"{where}: not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"{where}: {error.strerror}") from None
-    # Not splitlines: it also cuts at line ends of Unicode, which a text may hold.
+    # Not `splitlines`: it also splits at Unicode line ends, which a text may contain.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise InputError(f"{where}: the file is empty")
@@ -454,7 +468,7 @@ def _screened(number: int, line: str) -> Screened:
 
 
 def _faults(document: Screened) -> Iterator[str]:
-    """What a person has yet to do, or did wrong; in words that hold nothing of the text."""
+    """Yield what a person still has to do or did wrong, in words that contain nothing of the text."""
     if not document.screened:
         yield "not screened yet (`screened` is false)"
     places = merged(document.spans)

@@ -1,1 +1,1 @@
-"""Named secrets: where they stand in text, and how often a row that carries some may be drawn."""
+"""Find named secrets in documents: the places in the text where each of them is mentioned."""

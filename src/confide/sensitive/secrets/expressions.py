@@ -1,8 +1,7 @@
-"""A user's regular expression: checked before it is compiled, and searched for a bounded time.
+"""Search with regular expressions of a user: check them when they are made, and bound the time of each search.
 
-Some expressions go back and forth for centuries over a text of forty characters, `(a|aa)+$` say. So the search is that
-of the module `regex`, which can be told when to stop; where that module would read an expression otherwise than Python
-does, it is refused.
+Some expressions, such as `(a|aa)+$`, backtrack for centuries over a text of forty characters. So the search uses the
+module `regex`, which has a time-out. An expression that this module reads differently from Python is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import regex
 from confide.utils.errors import InputError
 
 SECONDS = 10.0
-"""Of processor time that an expression may take for a text, beside `_RATE`."""
-_RATE = 100_000  # characters a second, less than a tenth of what ordinary expressions do
-_LARGEST = 100_000  # characters, each counted as often as `{}` repeats it
+"""Seconds of processor time that an expression may take for a text; `_RATE` adds more for long texts."""
+_RATE = 100_000  # characters a second, less than a tenth of the speed of ordinary expressions
+_LARGEST = 100_000  # characters of an expression; each counts as often as `{}` repeats it
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*)(?:,(\d*))?\}|.", re.DOTALL)
-# What `regex` alone knows: matches with errors, as in (ann){e<=1}, and classes by name, as in [[:alpha:]].
+# Syntax that only `regex` knows: matches with errors, as in (ann){e<=1}, and named classes, as in [[:alpha:]].
 _OTHERWISE = {
     "put a backslash before {, which stands for itself here": re.compile(
         r"(?<!\\)(?:\\\\)*\{[\d\s<=]*[eids]"
@@ -31,17 +30,19 @@ _OTHERWISE = {
 
 
 class Expression:
-    """A regular expression of Python's. Messages name `key`, and never show the expression: it may hold a secret.
+    """A regular expression in Python's syntax.
+
+    Messages name `key`. They never show the expression, since it may contain a secret.
 
     Raises:
-        InputError: it is none, it matches the empty string, or it is too large.
+        InputError: the expression is invalid, matches the empty string, or is too large.
     """
 
     def __init__(self, expression: str, key: str) -> None:
         self._key = key
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of what is refused below
+                warnings.simplefilter("ignore", FutureWarning)  # these forms are refused below
                 python = re.compile(expression)
         except re.error as error:
             raise InputError(
@@ -66,10 +67,10 @@ class Expression:
             raise InputError(f"{key}: cannot be searched for: write it in a simpler way") from None
 
     def spans(self, text: str, where: str) -> Iterator[tuple[int, int]]:
-        """Characters [start, end) of each match, from left to right, without overlaps.
+        """Yield the characters [start, end) of each match, from left to right, without overlaps.
 
         Raises:
-            InputError: the search takes too long, in the text that `where` names, or a match is empty.
+            InputError: a match is empty, or the search takes too long; then the message has `where`, the text's name.
         """
         try:
             for match in self._compiled.finditer(text, timeout=SECONDS + len(text) / _RATE):
@@ -87,8 +88,10 @@ class Expression:
 
 
 def _size(expression: str) -> int:
-    """How many characters an expression has, with those in braces repeated as often as they say."""
-    groups = [[0, 0]]  # of each open group: the size of what came before, and of what a repeat would repeat
+    """Count the characters of an expression; a part with a number in braces counts that many times."""
+    groups = [
+        [0, 0]
+    ]  # for each open group: the size of the part before, and the size of the item that a repeat would repeat
     for token in _TOKEN.finditer(expression):
         text, last = token.group(), groups[-1]
         if text == "(":

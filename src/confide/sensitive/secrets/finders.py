@@ -1,8 +1,8 @@
-"""Where the secrets of a document are: by a list of words, patterns, a detector, its fields, or its number.
+"""Find the secrets of documents by a list of words, patterns, a detector, fields, or the numbers of documents.
 
-Identifiers of secrets are published, so none holds what a secret says: `words:17`, `account:3`. What stands
-before the last colon is its class. Only values of a column and names in a file of rows are taken as they are:
-these are the data owner's own identifiers.
+Identifiers of secrets are published. So they do not contain the text of the secret: `words:17`, `account:3`. The part
+before the last colon is the class of the secret. Only the values of a column and the names in a file of rows become
+identifiers as they are, since they are the data owner's own identifiers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from confide.utils.errors import InputError
 
 
 class Finder(Protocol):
-    def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
-        """One list a document, sorted by start; overlapping mentions are all listed.
+    """Anything that finds the mentions of secrets in documents."""
 
-        Documents may come in several calls, in reading order: numbers of secrets go on from call to call.
+    def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
+        """Return one list of mentions for each document, sorted by start; mentions may overlap.
+
+        Documents may come in several calls, in reading order. The numbers of secrets continue from call to call.
         """
 
 
 class _Numbers:
-    """Numbers distinct texts of each class by first appearance, over all calls.
+    """Numbers the distinct texts of each class in the order of their first appearance, over all calls.
 
-    Case, accents' form and white space tell no two apart, nor, where `joined`, do separators: two spellings of one
-    secret that were two units would each be protected for its own rows alone.
+    Texts count as equal if they differ only in case, the encoding of accents or white space; with `joined`, also if
+    they differ only in separators. Otherwise two spellings of one secret would be two units, and each would be
+    protected only for its own rows.
     """
 
     def __init__(self) -> None:
@@ -48,12 +51,14 @@ class _Numbers:
 
 
 class Patterns:
-    """Regular expressions by name: each distinct match, without white space around it, is a secret `name:N`.
-    Matches that differ in case or white space alone are one.
+    """Finds secrets by named regular expressions: each distinct match is a secret `name:N`.
 
-    Matches of one expression do not overlap (`re.finditer`); those of different ones may.
-    Raises InputError, naming `key`, for a bad expression, for one that matches the empty string, and for a text in
-    which the search takes too long.
+    White space around a match is ignored. Matches that differ only in case or white space are one secret. Matches of
+    one expression do not overlap (`re.finditer`); matches of different expressions may.
+
+    Raises:
+        InputError: an expression is invalid or matches the empty string, or a search takes too long; the message
+            names `key`.
     """
 
     def __init__(self, patterns: Mapping[str, str], key: str = "secrets.patterns") -> None:
@@ -78,15 +83,15 @@ class Patterns:
 
 
 class Detected:
-    """Each distinct text of a kind that a detector finds is a secret, `PERSON:3`; case and white space are not
-    compared, nor, in numbers and addresses, what separates their parts.
+    """Finds secrets with a detector: each distinct text of a kind is a secret, such as `PERSON:3`.
 
-    Two spellings of a name are two secrets, and what the detector misses is not there: the recall that the
-    config claims is that of the detector.
+    Texts that differ only in case or white space are one secret. In numbers and addresses, separators do not count
+    either. Two spellings of a name are two secrets. What the detector misses is not found: the recall that the config
+    claims is the recall of the detector.
     """
 
     def __init__(self, detector: SpanFinder, codes: Collection[str] = ()) -> None:
-        """`codes`: the kinds that are numbers and addresses."""
+        """Use a detector; `codes` are the kinds that are numbers and addresses."""
         self._detector, self._codes = detector, frozenset(codes)
         self._numbers = _Numbers()
 
@@ -106,10 +111,12 @@ class Detected:
 
 
 class Column:
-    """Fields whose values name the secrets of a document, one or a list: `field:VALUE`. All of the document
-    is the mention; a blank value names none.
+    """Finds secrets by fields of a document: a value, or each item of a list, names a secret `field:VALUE`.
 
-    Raises InputError, naming the record, for a field that is not there or holds no identifier.
+    The whole document is the mention. A blank value names no secret.
+
+    Raises:
+        InputError: a field is missing or contains no identifier; the message names the record.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -129,7 +136,7 @@ class Column:
         return [Mention(secret, 0, len(document.text)) for secret in secrets]
 
 
-_KINDS = {dict: "an object", float: "a number with a fraction"}  # as the formats of data call them
+_KINDS = {dict: "an object", float: "a number with a fraction"}  # the names that the data formats use
 
 
 def _identifiers(value: Any, name: str, where: str) -> list[str]:
@@ -147,11 +154,13 @@ def _identifiers(value: Any, name: str, where: str) -> list[str]:
 
 
 class RowList:
-    """A file of document numbers, counted from 0 in reading order: `NUMBER`, or `NUMBER,SECRET`; all lines
-    without a secret name one, `rows`. A first line that starts with a letter is a header; blank lines and those that
-    start with # are skipped.
+    """Finds secrets by a file of document numbers, counted from 0 in reading order.
 
-    Raises InputError, naming the line, for any other line.
+    A line is `NUMBER` or `NUMBER,SECRET`. All lines without a secret name the same secret, `rows`. A first line that
+    starts with a letter is a header. Blank lines and lines that start with # are skipped.
+
+    Raises:
+        InputError: there is any other line, which the message names; or the file lists no document.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -180,11 +189,11 @@ class RowList:
 
     @property
     def names(self) -> set[str]:
-        """The secrets that lines name, `rows` among them where one names none."""
+        """The secrets that lines name; with `rows` if a line names none."""
         return {secret for secrets in self._secrets.values() for secret in secrets}
 
     def check(self, count: int) -> None:
-        """Raises InputError if a number beyond the `count` documents that were read is listed."""
+        """Raise InputError if the file lists a number beyond the `count` documents that were read."""
         last = max(self._secrets)
         if last >= count:
             raise InputError(
@@ -194,9 +203,12 @@ class RowList:
 
 
 def finders(secrets: Secrets) -> list[Finder]:
-    """What the config section asks for, but for the repository: list, patterns, detector, columns, rows.
+    """Make the finders that the config section asks for: list, patterns, detector, columns and rows.
 
-    Raises InputError, naming the key, for what cannot be read; and if two of them name secrets of one class.
+    The finder for `secrets.repository` is not among them.
+
+    Raises:
+        InputError: a source cannot be read, or two sources use the same class of secrets; the message names the key.
     """
     from confide.sensitive.secrets.words import Words  # words.py builds on Mention
 
@@ -225,7 +237,7 @@ def finders(secrets: Secrets) -> list[Finder]:
 
 
 def _check_ids(ids: Iterable[str], key: str, own: str, secrets: Secrets, columns: Sequence[str]) -> None:
-    """A file that names a secret as another source does would make one of the two."""
+    """Raise InputError if an id of a file has the class of another source: two secrets would become one."""
     others = _taken(secrets) | dict.fromkeys(secrets.patterns, "secrets.patterns")
     others |= dict.fromkeys(columns, "secrets.column")
     for name in ids:
@@ -237,7 +249,7 @@ def _check_ids(ids: Iterable[str], key: str, own: str, secrets: Secrets, columns
 
 
 def _check_classes(secrets: Secrets, columns: Sequence[str]) -> None:
-    """`account:3` must mean one secret, whoever found it."""
+    """Raise InputError if two sources use one class: `account:3` must mean one secret, whichever source found it."""
     taken = _taken(secrets)
     for key, names in (("secrets.patterns", list(secrets.patterns)), ("secrets.column", columns)):
         for name in names:
@@ -249,7 +261,7 @@ def _check_classes(secrets: Secrets, columns: Sequence[str]) -> None:
 
 
 def _taken(secrets: Secrets) -> dict[str, str]:
-    """Classes that lists, detectors and the repository name, and the key of each."""
+    """Return the classes that lists, detectors and the repository use, each with its config key."""
     repository = secrets.repository
     return {
         name: key
@@ -267,13 +279,13 @@ def _taken(secrets: Secrets) -> dict[str, str]:
 
 
 def classes_of(secret: str) -> list[str]:
-    """What stands before a colon of an identifier, the longest first: its class, and wider ones."""
+    """Return all parts of an identifier that end before a colon, longest first: its class, then wider classes."""
     parts = secret.split(":")
     return [":".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
 
 
 def find_all(finders: Sequence[Finder], documents: Sequence[Document]) -> list[list[Mention]]:
-    """What all finders find, one list a document, sorted by start."""
+    """Return the mentions of all finders, one list for each document, sorted by start."""
     merged: list[list[Mention]] = [[] for _ in documents]
     for finder in finders:
         for mentions, more in zip(merged, finder.find(documents), strict=True):

@@ -1,8 +1,9 @@
-"""The form in which words are compared: lower case, composed accents, one kind of apostrophe and hyphen.
+"""Bring text into the form in which words are compared: lower case, composed accents, one apostrophe, one hyphen.
 
-`fold` replaces characters one by one, so positions stay. Composition (Unicode normalisation form C) moves
-them; `Composed` keeps the way back. `split` finds the words of a text, many documents at a time. `Plain` is a
-text without what nobody sees and many tokenizers drop, and with plain letters for their compatible forms.
+`fold` replaces single characters, so positions stay the same. Composition (Unicode normalisation form C) changes
+positions; `Composed` maps them back. `split` finds the words of a text, which may be many documents in one string.
+`Plain` is a text without invisible characters, which many tokenizers drop, and with plain letters in place of their
+compatible forms.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ALL = 0x110000
-_LONE = "surrogatepass"  # a text that holds half a surrogate pair is searched all the same
-# What lower-casing alone leaves apart. `İ` would become two characters; `ς` is how `σ` ends a word.
+_LONE = "surrogatepass"  # so that a text with half a surrogate pair can be searched, too
+# Characters that are equal here, although lower-casing keeps them apart. `İ` would become two characters; `ς` is the
+# form of `σ` at the end of a word.
 _SAME = {"İ": "i", "Σ": "σ", "ς": "σ", "‘": "'", "’": "'", "ʼ": "'", "‐": "-", "‑": "-"}
-_DOTTED = "i\u0307"  # what lower-casing makes of `İ` where it may be longer
+_DOTTED = "i\u0307"  # the result of lower-casing `İ` where the length may change
 # Scripts written without spaces between words, or (Hangul) with particles attached: each character counts
 # as a word, so that a name is found between its neighbours.
 _UNSPACED = re.compile(
@@ -33,7 +35,9 @@ _UNSPACED = re.compile(
     "\uff66-\uffdc\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
 _CONTROLS = bytes(point for point in (*range(1, 32), 127) if not chr(point).isspace())
-PIECE = 1 << 17  # characters handled at a time: what numpy holds of them stays in the processor's caches
+PIECE = (
+    1 << 17
+)  # characters handled at a time: so few that numpy's arrays stay in the caches of the processor
 _PAD = 8
 _LOW_BYTES = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
 _MIX = [np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
@@ -41,9 +45,17 @@ _MIX = [np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """One entry a code point. `fold`: what it is compared as; of folded ones, `code`: 0 between words, else a
-    byte for hashing; `alone`: a word by itself; `unstable`: composition may change it or move it. Of a character as
-    it stands, `hidden`: a plain text would be without it, or have another in its place."""
+    """Facts about every code point; each array has one entry for each.
+
+    `code`, `alone` and `unstable` apply to folded characters, `fold` and `hidden` to characters of the original text.
+
+    Attributes:
+        fold: the code point that it is compared as.
+        code: 0 if it is not part of words, else a byte for hashing.
+        alone: whether it is a word by itself.
+        unstable: whether composition may change or move it.
+        hidden: whether `Plain` drops or replaces it.
+    """
 
     fold: NDArray[np.uint32]
     code: NDArray[np.uint8]
@@ -65,26 +77,28 @@ def _tables() -> _Tables:
     alone[[ord(found.group()) for found in _UNSPACED.finditer(every)]] = True
     hidden = np.zeros(_ALL, bool)
     hidden[[place for place, character in enumerate(every) if _plain(character) != character]] = True
-    hidden[0] = False  # stands between documents
+    hidden[0] = False  # NUL separates documents
     return _Tables(
         fold, np.where(word, code, 0).astype(np.uint8), alone & word, _unstable(every, fold), hidden
     )
 
 
 def _plain(character: str) -> str:
-    """Nothing for a character that formats or controls; plain letters for a ligature, a full-width or a small one."""
+    """Return the plain form of a character.
+
+    It is empty for format and control characters, and plain letters for ligatures, full-width and small letters.
+    """
     if unicodedata.category(character) in ("Cc", "Cf"):
         return character if character.isspace() else ""
-    if (
-        not character.isalnum()
-    ):  # of a trade mark would become letters, which a word before it would not end at
+    # A trade mark sign would become letters, which would join the word before it.
+    if not character.isalnum():
         return character
     compatible = unicodedata.normalize("NFKC", character)
     return character if compatible == unicodedata.normalize("NFC", character) else compatible
 
 
 def _unstable(every: str, fold: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Marks, second halves of compositions, and what composition replaces by another character."""
+    """Tell of each code point whether it is a mark, a later part of a composition, or replaced by composition."""
     unstable = np.fromiter((unicodedata.combining(character) != 0 for character in every), bool, _ALL)
     decomposed = unicodedata.normalize("NFD", "\n".join(every)).split("\n")
     for whole in decomposed:
@@ -92,7 +106,7 @@ def _unstable(every: str, fold: NDArray[np.uint32]) -> NDArray[np.bool_]:
             unstable[[ord(part) for part in whole[1:]]] = True
     folded = fold.tobytes().decode("utf-32-le", _LONE)
     composed = unicodedata.normalize("NFC", "\n".join(folded)).split("\n")
-    if len(composed) == _ALL + 1:  # the line feed itself, cut in two
+    if len(composed) == _ALL + 1:  # the line feed itself was split into two
         del composed[0x0A]
     unstable |= np.fromiter((a != b for a, b in zip(composed, folded, strict=True)), bool, _ALL)
     unstable[:128] = False
@@ -105,13 +119,15 @@ _ASCII_CODES = bytes(
 
 
 def fold(text: str) -> str:
-    """The text as it is compared, of the same length: lower case, plain apostrophes and hyphens."""
+    """Return the text in lower case with plain apostrophes and hyphens; its length stays the same."""
     return text.lower() if text.isascii() else _fold(text)[0]
 
 
 def _fold(text: str) -> tuple[str, NDArray[np.uint32], NDArray[np.int64]]:
-    """The folded text, its code points, and the places where the text is not ASCII: few, in most languages,
-    so that the tables are read for these alone."""
+    """Return the folded text, its code points, and the places where the text is not ASCII.
+
+    In most languages these places are few. The tables are read only for them.
+    """
     points = np.frombuffer(text.encode("utf-32-le", _LONE), "<u4")
     places = np.flatnonzero(points > 127)
     folded = np.frombuffer(_low_bytes(points).lower(), np.uint8).astype("<u4")
@@ -124,7 +140,7 @@ def _low_bytes(points: NDArray[np.uint32]) -> bytes:
 
 
 def canonical(phrase: str) -> str:
-    """What a phrase is compared as: folded, composed, each run of white space one space, none at the ends."""
+    """Return the form of a phrase for comparison: folded, composed, with single spaces and none at the ends."""
     if phrase.isascii() and phrase.isprintable():
         return " ".join(phrase.lower().split())
     spaced = " ".join(Plain(phrase).text.split())
@@ -132,7 +148,7 @@ def canonical(phrase: str) -> str:
 
 
 def joins(left: str, right: str) -> bool:
-    """Whether two neighbouring characters (folded) stand in the same word."""
+    """Tell whether two neighbouring folded characters are in the same word."""
     return _joins(left) and _joins(right)
 
 
@@ -143,15 +159,16 @@ def _joins(character: str) -> bool:
 
 
 def starts_apart(phrase: str) -> bool:
-    """Whether a canonical phrase begins with a character that no text can draw into the one before."""
+    """Tell whether no text before a canonical phrase can combine with the first character of the phrase."""
     return phrase.isascii() or not _tables().unstable[ord(phrase[0])]
 
 
 class Composed:
-    """The canonical form of one text (white space as it is), and where its characters stood.
+    """The canonical form of one text (with its white space unchanged), and a map back to the original places.
 
-    Composition acts within clusters: a character that nothing before it can absorb, and what follows it that
-    may be absorbed or reordered. Each is composed by itself; a span that touches a cluster maps to all of it.
+    Composition acts within clusters. A cluster begins with a character that nothing before it can absorb. The
+    characters after it may be absorbed or reordered. Each cluster is composed by itself. A span that touches a cluster
+    maps to the whole cluster.
     """
 
     def __init__(self, text: str) -> None:
@@ -177,7 +194,7 @@ class Composed:
         self.text = "".join([*pieces, folded[at:]])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The characters of the original text that the characters [start, end) of the composed one came from."""
+        """Return the characters of the original text that became the characters [start, end) of the composed one."""
         return self._where(start)[0], self._where(end - 1)[1]
 
     def _where(self, place: int) -> tuple[int, int]:
@@ -191,7 +208,7 @@ class Composed:
 
 
 class Plain:
-    """A text without hidden characters, and where its characters stood."""
+    """A text without hidden characters, and a map back to the original places."""
 
     def __init__(self, text: str) -> None:
         points = np.frombuffer(text.encode("utf-32-le", _LONE), "<u4")
@@ -207,16 +224,20 @@ class Plain:
         self._origins = np.concatenate([*origins, np.arange(at, len(text))])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The characters of the original text that the characters [start, end) of the plain one came from."""
+        """Return the characters of the original text that became the characters [start, end) of the plain one."""
         return int(self._origins[start]), int(self._origins[end - 1]) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """The words of a text: characters [start, end) of `folded`, ascending, and a 64-bit key of each.
+    """The words of a text.
 
-    Equal words have equal keys; others may share one. `unstable`: places in the text whose document must be
-    composed before its words can be compared; `hidden`: places of characters that `Plain` is without.
+    Attributes:
+        folded: the folded text.
+        starts, ends: the characters [start, end) of each word in `folded`, ascending.
+        keys: a 64-bit key of each word. Equal words have equal keys; different words may share one.
+        unstable: places in the text. A document with such a place must be composed before its words can be compared.
+        hidden: places of characters that `Plain` drops or replaces.
     """
 
     folded: str
@@ -228,7 +249,7 @@ class Tokens:
 
 
 def split(text: str) -> Tokens:
-    """The words of a text: longest runs of letters, digits and `_`, or one character of an unspaced script."""
+    """Find the words of a text: longest runs of letters, digits and `_`, or single characters of unspaced scripts."""
     if len(text) <= 2 * PIECE:
         return _split(text)
     cuts = [0]
@@ -258,7 +279,7 @@ def _split(text: str) -> Tokens:
         low = _low_bytes(points)
         codes[_PAD:-_PAD] = np.frombuffer(low.translate(_ASCII_CODES), np.uint8)
         others = points[places]
-        controls = _controls(low)  # of others the low byte may look like one
+        controls = _controls(low)  # the low byte of other characters may look like a control character
         stood = np.frombuffer(text.encode("utf-32-le", _LONE), "<u4")[places]
         hidden = np.concatenate([controls[points[controls] < 128], places[_tables().hidden[stood]]])
         tables = _tables()
@@ -277,24 +298,27 @@ def _split(text: str) -> Tokens:
 
 
 def _controls(low: bytes) -> NDArray[np.int64]:
-    """Places of control characters that are neither white space nor NUL."""
+    """Return the places of control characters that are neither white space nor NUL."""
     if len(low.translate(None, _CONTROLS)) == len(low):
         return np.empty(0, np.int64)
     return np.flatnonzero(np.isin(np.frombuffer(low, np.uint8), np.frombuffer(_CONTROLS, np.uint8)))
 
 
 def _keys(codes: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A hash of each word's first eight bytes, last eight bytes and length."""
-    eights = np.ndarray((len(codes) - 7,), "<u8", codes.data, 0, (1,))  # the eight bytes from each place on
+    """Hash each word's first eight bytes, last eight bytes and length."""
+    eights = np.ndarray(
+        (len(codes) - 7,), "<u8", codes.data, 0, (1,)
+    )  # the eight bytes that begin at each place
     lengths = ends - starts
     short = np.minimum(lengths, 8)
     first = eights[starts] & _LOW_BYTES[short]
     last = eights[ends - 8] & ~_LOW_BYTES[8 - short]
     keys = (first * _MIX[0]) ^ (last * _MIX[1]) ^ (lengths.astype(np.uint64) * _MIX[2])
     keys ^= keys >> np.uint64(29)
-    return keys * _MIX[0]
+    mixed: NDArray[np.uint64] = keys * _MIX[0]
+    return mixed
 
 
 def pair_keys(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A key of each two neighbouring words: one fewer than `keys`."""
+    """Return a key for each two neighbouring words: one fewer than `keys`."""
     return (keys[:-1] * _MIX[1]) ^ (keys[1:] * _MIX[2])

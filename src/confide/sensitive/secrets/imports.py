@@ -1,4 +1,4 @@
-"""Which files of a code base import which: the graph along which a secret is inherited."""
+"""Build the import graph of a code base; files inherit the secrets of the files that they import."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ _SCRIPT = frozenset({"javascript", "typescript"})
 _C = frozenset({"c", "c++"})
 _PACKAGED = frozenset({"java", "kotlin", "scala", "groovy"})
 
-Targets = Callable[[str, str], set[str]]  # path and text of a file -> files that it imports
+Targets = Callable[[str, str], set[str]]  # maps path and text of a file to the files that it imports
 
 
 @dataclass(frozen=True)
 class ImportGraph:
-    """Files and the files that they import.
+    """The files of a code base and the files that they import.
 
-    It errs on the side of too many imports: where a name may mean several files, it means all of them. Covered:
+    The graph has too many imports rather than too few: if a name may mean several files, it means all of them. These
+    languages are covered:
 
     - Python, with stubs, Cython and notebooks: see `python_imports`;
     - JavaScript and TypeScript, also in Vue, Svelte and Astro files: every string that starts with ./ or ../ and
-      is a file; import, export, require and import() of packages of the same code base, by their package.json; of
-      aliases of tsconfig.json; and of paths from a folder further up;
+      names a file; and import, export, require and import() of packages of the same code base (found by their
+      package.json), of aliases in tsconfig.json, and of paths that start at a folder further up;
     - C and C++: #include and #import, by the end of the path, from any folder;
-    - Java, Kotlin, Scala, Groovy: files of one package count as importing each other, since no statement says so;
-      any dotted name that begins with a package's name counts as its import;
-    - Go: likewise, a package being a folder, its name the module of go.mod and the folder.
+    - Java, Kotlin, Scala and Groovy: files of the same package import each other, since they need no statement to do
+      so; and any dotted name that begins with the name of a package imports this package;
+    - Go: the same rules, where a package is a folder, and its name is the module in go.mod plus the folder.
 
-    Files in other programming languages import nothing here and are counted. Names that a program computes are
-    known as far as they begin with a constant; Python files with others are counted.
+    Files in other programming languages have no imports here, and they are counted. If a program computes the name of
+    a module, only the constant start of the name is known. Python files with a name that has no such start are counted.
 
     Attributes:
-        imports: file -> files it imports directly; files without are left out.
-        counts: what the docstring says is counted.
+        imports: file -> the files that it imports directly; files without imports are left out.
+        counts: the numbers of files that are counted as described above, and of Python files that do not parse.
     """
 
     imports: Mapping[str, frozenset[str]]
@@ -52,9 +53,12 @@ class ImportGraph:
 
     @classmethod
     def of(cls, root: Path, paths: Sequence[str]) -> ImportGraph:
-        """The graph of `paths`, files below `root` with /. Reads every program among them, one at a time.
+        """Build the graph of the files `paths`, which are relative to `root` and use /.
 
-        Raises InputError for a file that cannot be read.
+        This reads every program among them, one at a time.
+
+        Raises:
+            InputError: a file cannot be read.
         """
         counts = Counts().declare(BY_PATTERN, COMPUTED, UNREAD)
         files = _Files(root, paths)
@@ -77,7 +81,7 @@ class ImportGraph:
         return cls(imports, counts)
 
     def importers(self, files: Iterable[str]) -> frozenset[str]:
-        """The files that import one of `files`, directly or through others; and `files` themselves."""
+        """Return `files` and all files that import one of them, directly or through others."""
         backwards = self._imported_by
         reached = set(files)
         waiting = list(reached)
@@ -98,7 +102,7 @@ class ImportGraph:
 
 
 class _Files:
-    """The files of a code base that are there, with their languages."""
+    """The files of a code base that exist, with their languages."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self.root = root
@@ -118,7 +122,7 @@ class _Files:
         return [path for path in self.paths if re.fullmatch(pattern, path.rpartition("/")[2])]
 
     def text(self, path: str) -> str:
-        """The text of a file, also of one that is read as a binary for a stray NUL."""
+        """Return the text of a file, even if a stray NUL makes it look like a binary file."""
         content = content_of(self.root / path)
         return decoded(content) or decoded(content.replace(b"\x00", b"")) or ""
 
@@ -165,14 +169,14 @@ _ALIAS_SIGNS = re.compile(r"^(?:[@~#]?/|~)")
 
 
 class _Scripts:
-    """JavaScript and TypeScript."""
+    """The imports of JavaScript and TypeScript."""
 
     def __init__(self, files: _Files) -> None:
         self._paths = frozenset(files.of(_SCRIPT)) | frozenset(
             files.named(r".*\.(json|css|scss|graphql|wasm)")
         )
         self._stems: dict[str, list[str]] = defaultdict(list)
-        self._ends: dict[str, list[str]] = defaultdict(list)  # last component of a stem -> stems
+        self._ends: dict[str, list[str]] = defaultdict(list)  # the last component of a stem -> the stems
         self._folders: dict[str, list[str]] = defaultdict(list)
         for path in self._paths:
             self._stems[_SCRIPT_ENDING.sub("", path)].append(path)
@@ -203,7 +207,7 @@ class _Scripts:
         return found
 
     def _at(self, place: str, name: str) -> set[str]:
-        """The files that a path without its ending means; all below or beginning so if its end is computed."""
+        """Return the files that a path may mean, with any ending; if its end is computed, all that begin with it."""
         stem = _SCRIPT_ENDING.sub("", place)
         if _constant(name) != name:
             place += "/" if _constant(name).endswith("/") else ""
@@ -231,7 +235,7 @@ class _Scripts:
         return found
 
     def _ending(self, name: str) -> set[str]:
-        """The files whose path without its ending ends so, from any folder."""
+        """Return the files in any folder whose path, without its file ending, ends with `name`."""
         name = _constant(name)
         stem = _SCRIPT_ENDING.sub("", name)
         found: set[str] = set()
@@ -243,7 +247,7 @@ class _Scripts:
 
 
 def _constant(name: str) -> str:
-    """What stands before the first part that is computed or a pattern."""
+    """Return the part of a name before anything that is computed or is a pattern."""
     return re.split(r"\$\{|[*?!]", name)[0]
 
 
@@ -251,7 +255,7 @@ _INCLUDE = re.compile(r"#\s*(?:include(?:_next)?|import)\s*[<\"]([^>\"\n]+)[>\"]
 
 
 class _Includes:
-    """C and C++: a file is included by the end of its path, wherever the search path of the compiler begins."""
+    """The imports of C and C++: by the end of the path, since the search path of the compiler is not known."""
 
     def __init__(self, files: _Files) -> None:
         self._by_name: dict[str, list[str]] = defaultdict(list)
@@ -272,7 +276,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\s*\.\s*[^\W\d]\w*)+")
 
 
 class _Packages:
-    """Java, Kotlin, Scala and Groovy: a file imports its package's files and those of packages it names."""
+    """The imports of Java, Kotlin, Scala and Groovy: the files of the own package and of packages that are named."""
 
     def __init__(self, files: _Files) -> None:
         self._members: dict[str, set[str]] = defaultdict(set)
@@ -300,7 +304,7 @@ _GO_STRING = re.compile(r"[\"`]([\w.~/-]+)[\"`]")
 
 
 class _GoPackages:
-    """Go: a package is a folder; its name is that of the module in go.mod and the folder below it."""
+    """The imports of Go: a package is a folder, named by the module in go.mod and the path below it."""
 
     def __init__(self, files: _Files) -> None:
         self._members: dict[str, set[str]] = defaultdict(set)
@@ -314,7 +318,7 @@ class _GoPackages:
                     self._names[posixpath.join(module[1], posixpath.relpath(folder or ".", base or "."))].add(
                         folder
                     )
-            parts = folder.split("/")  # a GOPATH, or packages vendored under their name
+            parts = folder.split("/")  # for a GOPATH, and for packages vendored under their name
             for start in range(len(parts) - 1):
                 self._names["/".join(parts[start:])].add(folder)
         self._names = {posixpath.normpath(name): folders for name, folders in self._names.items()}
@@ -328,10 +332,10 @@ class _GoPackages:
 
 
 def folder_of(path: str) -> str:
-    """The folder of a path with /, "" at the top."""
+    """Return the folder of a path that uses /; it is "" at the top."""
     return path.rpartition("/")[0]
 
 
 def is_below(folder: str, top: str) -> bool:
-    """Whether a folder is `top` or below it."""
+    """Tell whether a folder is `top` or below it."""
     return not top or folder == top or folder.startswith(top + "/")

@@ -1,4 +1,4 @@
-"""What a Python file imports, and which files of a code base that may be. Too many rather than one too few."""
+"""Find the names that a Python file imports, and the files of a code base that they may mean: rather too many."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ROOT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A dotted name that may be a module, or a module and something in it.
+    """A dotted name of a module, or of something in a module.
 
     Attributes:
         name: "" for the package itself (`from . import x` refers to "" and to "x").
         level: leading dots; 0 is absolute.
-        least: how many components must be there as modules for it to count.
-        below: "" or what else is meant: the "children" of the package (a star), all modules "below" it, or its
-            children if it is a "namespace" without code of its own.
+        least: the number of components that must exist as modules for the name to count.
+        below: the modules that are meant besides the name itself. "" is none; "children" the modules in the package
+            (a star); "below" all modules below it; "namespace" its children if it has no code of its own.
     """
 
     name: str
@@ -48,13 +48,14 @@ class Reference:
 
 @dataclass(slots=True)
 class References:
-    """All that a file refers to.
+    """All references in a file.
 
     Attributes:
-        modules: dotted names; files: paths of source files in string literals.
-        parsed: whether the file is Python that parses here; if not, names were found by pattern.
-        computed: whether it imports something by a name that is computed.
-        moves_path: whether it speaks of `sys.path`, so that its imports may be found anywhere.
+        modules: the dotted names.
+        files: the paths of source files in string literals.
+        parsed: whether this Python version can parse the file. If not, the names were found by pattern.
+        computed: whether the file imports something by a computed name.
+        moves_path: whether the file mentions `sys.path` or `addsitedir`. If so, it may import from any folder.
     """
 
     modules: set[Reference] = field(default_factory=set)
@@ -65,13 +66,13 @@ class References:
 
 
 def references(content: bytes, text: str, notebook: bool = False) -> References:
-    """What a Python source file refers to as modules.
+    """Find the references to modules in a Python source file.
 
-    Import statements wherever they stand (in functions, conditions, `if TYPE_CHECKING`); attributes of what is
-    imported (`import acme` and then `acme.billing.charge`); string literals that are dotted names, and those
-    given to `import_module`, `__import__`, `patch` and the like, with computed endings; and import statements
-    within string literals. A file that does not parse (another version, a template, Cython) is searched by
-    pattern for import statements and for all dotted names.
+    These count: import statements anywhere (in functions, conditions, `if TYPE_CHECKING`); attributes of imported
+    names (`import acme` and then `acme.billing.charge`); string literals that are dotted names; string arguments of
+    `import_module`, `__import__`, `patch` and similar functions, also with computed endings; and import statements
+    within string literals. If a file does not parse (another version, a template, Cython), it is searched by pattern
+    for import statements and for all dotted names.
     """
     if notebook:
         content, text = _cells(text)
@@ -91,7 +92,7 @@ def references(content: bytes, text: str, notebook: bool = False) -> References:
 
 
 def _cells(text: str) -> tuple[bytes, str]:
-    """The code of a notebook, without the lines that are commands to it; what is no notebook stays as it is."""
+    """Return the code of a notebook without its command lines (% and !); text that is no notebook stays unchanged."""
     try:
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         code = "\n".join("".join(cell["source"]) for cell in cells)
@@ -103,7 +104,7 @@ def _cells(text: str) -> tuple[bytes, str]:
 
 
 def _by_pattern(text: str) -> Iterator[Reference]:
-    """The import statements in a text that need not be Python."""
+    """Yield the import statements in a text that need not be Python."""
     text = re.sub(r"\\\r?\n", " ", text)
     for match in _FROM.finditer(text):
         base = re.sub(r"\s", "", match[1])
@@ -115,7 +116,7 @@ def _by_pattern(text: str) -> Iterator[Reference]:
 
 
 def _names(listed: str) -> list[str]:
-    """`(a, b as c, # why\\n d)` -> a, b, d."""
+    r"""Return the names in a list after `import`: `(a, b as c, # why\n d)` -> a, b, d."""
     listed = re.sub(r"#[^\n]*", "", listed).strip("()\\ \t\r\n")
     names = (re.sub(r"\s*\.\s*", ".", part.strip()).split() for part in listed.split(","))
     return [name[0].strip("()'\"") for name in names if name]
@@ -135,11 +136,13 @@ def _join(*names: str) -> str:
 
 
 class _Reading:
-    """What the nodes of a syntax tree refer to."""
+    """Collects the references in the nodes of a syntax tree."""
 
     def __init__(self, nodes: list[ast.AST]):
         self.found = References()
-        self._bound: dict[str, set[tuple[str, int]]] = defaultdict(set)  # name -> what was imported under it
+        self._bound: dict[str, set[tuple[str, int]]] = defaultdict(
+            set
+        )  # name -> the modules imported under it
         for node in nodes:
             if isinstance(node, ast.Import):
                 self._import(node)
@@ -204,14 +207,18 @@ class _Reading:
 
 
 def _named(start: str, packages: list[str]) -> Iterator[Reference]:
-    """A module's name as a string, relative to a package if it is; or the constant start of a name and a NUL."""
+    """Yield the references that a string to an importing function may mean.
+
+    `start` is the name of a module, or the constant start of a name and a NUL. A relative name is relative to one of
+    `packages`, or to the package of the file.
+    """
     name = start.rstrip("\0").partition(":")[0]
     level = len(name) - len(name.lstrip("."))
     name = name.strip(".")
     if _is_whole(start):
         meant = [(name, "namespace")]
     else:
-        # "acme." has its end there, "acme.bil" may go on within the last component or after it.
+        # The last component of "acme." is complete; that of "acme.bil" may be cut off.
         meant = [(name, "below")]
         if not start.endswith(".\0"):
             meant.append((name.rpartition(".")[0], "below"))
@@ -228,7 +235,7 @@ def _last(name: str) -> str:
 
 
 def _is_known(package: ast.expr) -> bool:
-    """Whether the package that a name is relative to is a constant or the file's own."""
+    """Tell whether the base of a relative name is a constant or the file's own package."""
     own = isinstance(package, ast.Name) and package.id in ("__package__", "__name__")
     return own or isinstance(package, ast.Constant)
 
@@ -238,7 +245,7 @@ def _is_whole(start: str) -> bool:
 
 
 def _start_of(node: ast.expr) -> str | None:
-    """The string that an expression gives, or its constant start and a NUL; None if there is none."""
+    """Return the string that an expression evaluates to, or its constant start and a NUL; None if it has none."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     first: ast.expr | None = None
@@ -256,18 +263,18 @@ def _start_of(node: ast.expr) -> str | None:
 
 
 class PythonModules:
-    """The modules of a code base, and which of them a name may mean.
+    """The modules of a code base; finds those that a name may mean.
 
-    Where Python would look is not known, so every folder counts in which it plausibly does:
+    The search path of Python is not known. So every folder counts that may plausibly be on it:
 
-    - a name of several components that are there as folders and file: in any folder;
-    - a single module: in folders that are not themselves inside a package, in the importing file's own
-      folder and those above it, and in any folder for a file that changes `sys.path` or has a neighbour, or a
-      `conftest.py` above it, that does;
-    - a name of the standard library: several components in folders outside packages; a single module at the top,
-      in `src`, `lib` or `python`, beside a `pyproject.toml`, or beside the importing file outside packages.
+    - for a name of several components that exist as folders and a file: any folder;
+    - for a single module: folders that are not packages; the folder of the importing file and the folders above it;
+      and any folder if the file changes `sys.path`, or if a file in the same folder or a `conftest.py` above it does;
+    - for a name of the standard library with several components: folders that are not packages. With a single
+      component: of these folders only the top, `src`, `lib` or `python`, a folder with a `pyproject.toml`, `setup.py`
+      or `setup.cfg`, and the folder of the importing file.
 
-    Importing a module also imports the packages above it, as Python does.
+    Importing a module also imports the packages above it, as in Python.
     """
 
     def __init__(self, paths: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -296,7 +303,10 @@ class PythonModules:
             folder = above
 
     def resolve(self, path: str, reference: Reference, anywhere: bool = False) -> set[str]:
-        """The files that a reference in the file `path` may mean; `anywhere` if it changes `sys.path`."""
+        """Return the files that a reference in the file `path` may mean.
+
+        With `anywhere`, the file may import from any folder, since `sys.path` changes.
+        """
         own = path.rpartition("/")[0]
         parts = reference.name.split(".") if reference.name else []
         if reference.level:
@@ -314,7 +324,7 @@ class PythonModules:
         return found
 
     def _follow(self, folder: str, parts: list[str], below: str) -> tuple[set[str], int]:
-        """The files on the way along a dotted name, and how many of its components are there."""
+        """Return the files on the way along a dotted name, and the number of its components that exist."""
         files: set[str] = set()
         depth = 0
         for depth, part in enumerate(parts, 1):
@@ -344,7 +354,7 @@ class PythonModules:
         return depth > 1 or anywhere or outside or f"{own}/".startswith(f"{home}/" if home else "")
 
     def named(self, dotted: str) -> list[str]:
-        """The modules of a package or module by its name below any folder, as `folder`/ or a file."""
+        """Return the places of a package or module below any folder: `folder/` for a package, or a file."""
         parts = dotted.split(".")
         found = []
         for home in self._homes.get(parts[0], ()):
@@ -356,7 +366,7 @@ class PythonModules:
         return found
 
     def names(self, length: int) -> set[str]:
-        """All names of modules and packages with so many components, for suggestions."""
+        """Return all names of modules and packages with `length` components, for suggestions."""
         stems = ((folder, name) for folder, names in self._within.items() for name in names)
         parts = [(f"{folder}/{name}" if folder else name).split("/") for folder, name in stems]
         return {".".join(part[-length:]) for part in parts if len(part) >= length}

@@ -1,4 +1,4 @@
-"""Where the secrets of a code base are, by what the repository already knows: paths, owners, authors, imports."""
+"""Find the secrets of a code base by facts that its repository knows: paths, owners, authors and imports."""
 
 from __future__ import annotations
 
@@ -20,39 +20,44 @@ from confide.utils.errors import InputError
 KEY = "secrets.repository"
 
 UNCOMMITTED = "files with changes that are not committed, whose author git does not know"
-CODEOWNERS = (".github/CODEOWNERS", "CODEOWNERS", "docs/CODEOWNERS")  # GitHub takes the first that is there
+CODEOWNERS = (".github/CODEOWNERS", "CODEOWNERS", "docs/CODEOWNERS")  # GitHub uses the first one that exists
 
 
 class RepositorySecrets:
-    """Each entry of `secrets.repository` is one secret, `packages:acme.billing`; whole files are its mentions.
+    """Finds secrets in a code base: each entry of `secrets.repository` is a secret, such as `packages:acme.billing`.
 
-    A file carries a secret
+    The mentions are whole files. A file carries a secret
 
-    - `paths`: if the glob matches its path, as in .gitignore: without a slash but at the end it holds at any
-      depth, else from the root; `dir/` and `dir` take all below; ** crosses folders; * and ? do not. Brackets
-      stand for themselves (`[id].tsx`), and `!` is refused;
-    - `owners`: if the last line of CODEOWNERS that matches it names the owner (GitHub's rules, see `codeowners`);
-    - `authors`: if the author of any commit that changed it, under this or an earlier name, has this mail
-      address, before or after .mailmap, or stands in a Co-authored-by line (see `authors_of`);
-    - `packages`: if it is the module, or lies in the package's folder, data files too, below whatever folder
-      (`src`, the top, a namespace);
-    - and, with `imports`, if it imports a file that carries it, directly or through others (see `ImportGraph`).
+    - of `paths`: if the glob matches the path of the file, as in .gitignore. A glob without a slash, except at its
+      end, matches at any depth; any other glob matches from the root. `dir/` and `dir` match everything below. **
+      crosses folders; * and ? do not. Brackets stand for themselves (`[id].tsx`), and `!` is refused;
+    - of `owners`: if the last line of CODEOWNERS that matches the file names the owner (by GitHub's rules, see
+      `codeowners`);
+    - of `authors`: if a commit changed the file, under this or an earlier name, and the mail address is that of the
+      commit's author, before or after .mailmap, or stands in a Co-authored-by line (see `authors_of`);
+    - of `packages`: if the file is the module or lies in the folder of the package, which may be below any folder
+      (`src`, the top, a namespace). Data files count, too;
+    - with `imports`, also if it imports a file that carries the secret, directly or through others (see
+      `ImportGraph`).
 
-    All tracked files take part, also those that `code_records` leaves out: what is imported through a vendored
-    module is found. The repository is read once, when this is made.
+    All tracked files take part, even those that `code_records` leaves out. So imports through a vendored module are
+    found. The constructor reads the repository once.
 
     Attributes:
-        own: secret -> files by path, owner, author or package, below the root.
-        carried: secret -> these and the files that import them.
-        counts: files seen; imports that could not be read; changes that are not committed.
+        own: secret -> its files by path, owner, author or package, relative to the root.
+        carried: secret -> these files and the files that import them.
+        counts: the numbers of all files, of files whose imports are not fully known, and of files with uncommitted
+            changes.
     """
 
     def __init__(self, section: Repository, folder: str | Path) -> None:
-        """`folder` is what `data.train` names; documents have a field `path` below it.
+        """Read the repository; `folder` is the value of `data.train`.
+
+        Documents have a field `path`, which is relative to `folder`.
 
         Raises:
-            InputError: an entry matches nothing (the nearest is named); no CODEOWNERS, no history, or a part of
-                it only; a file or git cannot be read.
+            InputError: an entry matches nothing (the message suggests the nearest name); CODEOWNERS or the history is
+                missing, or the history is incomplete; a file cannot be read, or git fails.
         """
         folder = Path(folder).expanduser()
         root = folder if section.root is None else Path(section.root).expanduser()
@@ -76,10 +81,10 @@ class RepositorySecrets:
                 self._secrets[path].append(secret)
 
     def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
-        """One list a document, in the order of the config.
+        """Return one list of mentions for each document, in the order of the config.
 
-        Raises InputError for a document without a `path`, and for one that is no file of the code base: what it
-        carries is not known.
+        Raises:
+            InputError: a document has no `path` or is not a file of the code base, so its secrets are not known.
         """
         return [self._find_in(document) for document in documents]
 
@@ -127,7 +132,7 @@ def _matching(pattern: str, files: list[str]) -> frozenset[str]:
 
 
 def _places(path: str) -> Iterator[str]:
-    """What a glob for a file may say: the file, its name, its kind, the folders above it."""
+    """Yield the globs that may be meant for a file: its path, its name, its file ending, the folders above it."""
     place = PurePosixPath(path)
     yield from (path, place.name, f"*{place.suffix}")
     for folder in list(place.parents)[:-1]:
@@ -141,7 +146,10 @@ def _of_people(
     files: Mapping[str, frozenset[str]],
     where: str,
 ) -> Iterator[tuple[str, frozenset[str]]]:
-    """`names`: what stands there, by its lower-case form; `files`: theirs, by the same."""
+    """Yield the secrets of owners or authors, each with its files.
+
+    `names` has the names as they are written, and `files` has the files of each. The keys of both are lower case.
+    """
     if asked == "all":
         yield from ((f"{kind}:{name}", files[key]) for key, name in names.items() if files.get(key))
         return
@@ -169,10 +177,10 @@ def _nothing(kind: str, entry: str, what: str, like: str, known: Iterable[str]) 
 
 
 def glob(pattern: str, nested: bool = True) -> re.Pattern[str]:
-    """What a pattern of .gitignore, or with `nested` false of CODEOWNERS, matches of whole paths with /.
+    """Compile a pattern of .gitignore to an expression that matches whole paths with /.
 
-    They differ in `dir/*`: in .gitignore it takes the folders in `dir` with all that is in them, in CODEOWNERS
-    only files.
+    With `nested` false, it is a pattern of CODEOWNERS. The two differ in `dir/*`: in .gitignore this also matches the
+    folders in `dir` with everything in them, in CODEOWNERS only files.
     """
     body = pattern.strip()
     only_folder = body.endswith("/")
@@ -200,17 +208,17 @@ def _component(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLine:
-    """A line of CODEOWNERS: a pattern and who owns what it matches, as it is written there; perhaps nobody."""
+    """A line of CODEOWNERS: a pattern and the owners of matching files, as they are written; there may be none."""
 
     matches: Callable[[str], re.Match[str] | None]
     owners: tuple[str, ...]
 
 
 def codeowners(text: str) -> list[OwnerLine]:
-    """The lines of a CODEOWNERS file, by GitHub's rules: of those that match a file the last one holds.
+    r"""Read the lines of a CODEOWNERS file by GitHub's rules: the last line that matches a file decides.
 
-    A line has a pattern (spaces escaped) and any number of owners; # begins a comment; a line without owners
-    unowns. Lines that GitHub takes for invalid, which begin with ! or \\#, are passed over.
+    A line has a pattern (with escaped spaces) and any number of owners. # begins a comment. Files that match a line
+    without owners have no owner. Lines that begin with ! or \# are skipped, since GitHub considers them invalid.
     """
     lines = []
     for line in text.splitlines():
@@ -223,7 +231,7 @@ def codeowners(text: str) -> list[OwnerLine]:
 
 
 def _owned(root: Path, files: list[str]) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
-    """Owners as they are written, and their files; both by the name in lower case."""
+    """Return the owners as they are written, and the files of each; the keys of both are in lower case."""
     found = [path for path in CODEOWNERS if (root / path).is_file()]
     if not found:
         raise InputError(
@@ -249,7 +257,7 @@ _LOG = (
     "-z",
     "-M",
     "-C",
-    "-c",  # of a merge what differs from all its parents: its author put that together
+    "-c",  # of a merge, the changes against all its parents: the merge's author wrote them
     "-l2000",
     "--root",
     "--name-status",
@@ -261,14 +269,15 @@ _MAIL = re.compile(r"<([^<>]*)>\s*$")
 
 
 def authors_of(root: Path) -> dict[str, set[str]]:
-    """File -> mail addresses, in lower case, of all who wrote it in the history of HEAD; deleted files as well.
+    """Return the mail addresses of all authors of each file, in lower case.
 
-    One call of git. A file that git takes for the new name of another, or for a copy of one that changed in the
-    same commit (half of the content the same), has its authors too, whenever they wrote. Lines that moved by
-    less than half a file, and changes that are not committed, go by who committed the move, or nobody.
+    The history of HEAD counts, with deleted files. It takes one call of `git log`. Git may take a file for a renamed
+    one, or for a copy of a file that changed in the same commit (half of the content is the same). Then the file also
+    has the authors of the other file, whenever they wrote. If less than half a file moves, the author of the moving
+    commit counts as the author of these lines. Changes that are not committed have no author.
 
-    Raises InputError for a folder that is no git work tree, and for a shallow clone, which names no author of
-    what is older.
+    Raises:
+        InputError: the folder is not a git work tree, or it is a shallow clone, which lacks the older authors.
     """
     if git(root, "rev-parse", "--is-shallow-repository").strip() != "false":
         raise InputError(
@@ -276,7 +285,7 @@ def authors_of(root: Path) -> dict[str, set[str]]:
             "run `git fetch --unshallow`."
         )
     authors: dict[str, set[str]] = defaultdict(set)
-    later: dict[str, set[str]] = defaultdict(set)  # name -> names that its content went to
+    later: dict[str, set[str]] = defaultdict(set)  # name -> the names of files that its content went to
     for commit in git(root, *_LOG).split(_BEGIN)[1:]:
         head, _, changes = commit.partition(_END)
         raw, mapped, *trailers = head.split(_FIELD)
@@ -297,7 +306,10 @@ def authors_of(root: Path) -> dict[str, set[str]]:
 
 
 def _changes(listed: str) -> Iterator[tuple[str | None, str]]:
-    """Earlier and present name of each file in git's --name-status -z: `M`, path; or `R87`, path, path."""
+    """Yield the earlier name (or None) and the present name of each file from the output of git --name-status -z.
+
+    An entry is `M`, path; or `R87`, path, path.
+    """
     words = iter([word for word in listed.strip("\n\0").split("\0") if word])
     for status in words:
         moved = status.lstrip("\n")[1:].isdigit()
@@ -310,7 +322,7 @@ def _files_by_author(root: Path, files: list[str]) -> dict[str, frozenset[str]]:
     authors = authors_of(root)
     found: dict[str, set[str]] = defaultdict(set)
     for name in sorted(set().union(*authors.values())):
-        found[name] = set()  # who has no file that is still there is known all the same
+        found[name] = set()  # so that authors whose files are all gone are known, too
     for path in files:
         for name in authors.get(prefix + path, ()):
             found[name].add(path)

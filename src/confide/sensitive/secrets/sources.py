@@ -1,4 +1,4 @@
-"""All that a config says of where secrets are, as finders."""
+"""Make the finders of all sources of secrets that a config names."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def searchers(config: "Config") -> list[Finder]:
-    """The finders of a config, in the order of its keys.
+    """Return the finders of a config, in the order of its keys.
 
     Raises:
-        InputError: a list, pattern, pipeline or repository is at fault; the sentence names the key.
+        InputError: a list, pattern, pipeline or repository has an error; the message names the key.
     """
     found = finders(config.secrets)
     if config.secrets.repository.names_secrets:
@@ -23,14 +23,14 @@ def searchers(config: "Config") -> list[Finder]:
 
 
 def check_rows(found: Sequence[Finder], read: int) -> None:
-    """Raises InputError if a list of rows names one beyond those that were read."""
+    """Raise InputError if a list of rows names a row beyond the `read` rows of the data."""
     for finder in found:
         if isinstance(finder, RowList):
             finder.check(read)
 
 
 def counts_of(found: Sequence[Finder]) -> dict[str, int]:
-    """What was looked through, and what could not be read: a claim of recall rests on it."""
+    """Return the counts of what was searched and what could not be read; a claim of recall rests on them."""
     return {
         name: number
         for finder in found

@@ -1,12 +1,12 @@
-"""A list of words and phrases, and every place where they stand in a text.
+"""Find every place in a text where a word or phrase of a list occurs.
 
-What a theorem rests on is that no place is missed. Words are matched whole, whatever the case; letters,
-digits and `_` make words, so quotes, hyphens and a possessive 's end one, and where a phrase begins or ends
-with something else (`C++`) nothing is asked of its neighbour there. Any run of white space in the text
-stands for a space in a phrase. Composed and decomposed accents, curly and straight apostrophes match; so do
-full-width letters and ligatures, and characters that nobody sees (soft hyphens, zero-width spaces) part no
-word. In scripts written without spaces each character is a word. Other spellings and inflections are other
-words, and so are `apollo_launch`, `Jose` for `José`, and what a hyphen breaks at a line's end: list them.
+A theorem rests on the fact that no place is missed. Only whole words match; case does not matter. Words consist of
+letters, digits and `_`. So quotes, hyphens and a possessive 's end a word. Where a phrase begins or ends with another
+character (`C++`), the neighbour in the text may be anything. A space in a phrase matches any run of white space.
+Composed and decomposed accents match each other. So do curly and straight apostrophes, and full-width letters and
+ligatures match plain letters. Invisible characters (soft hyphens, zero-width spaces) do not split words. In scripts
+without spaces, each character is a word. Other spellings and inflections are different words. So are `apollo_launch`,
+`Jose` for `José`, and words that a hyphen splits at the end of a line: list them, too.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ from confide.utils.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SPARSE = 32  # places of the filter for each word
+_SPARSE = 32  # places in the filter for each word
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the list. The word is left out of `repr`; `columns` are a CSV's others, by name."""
+    """A line of the list.
+
+    `columns` has the other columns of a CSV, by name. `repr` leaves out the word and the columns.
+    """
 
     id: str
     line: int
@@ -58,12 +61,14 @@ class Entry:
 
 
 def read_words(path: str | Path, key: str = "secrets.words") -> list[Entry]:
-    """The entries of a list: UTF-8, a word or phrase a line, blank lines and those that start with # skipped;
-    or, where the name ends in .csv, a table with a column `word` and perhaps `id`.
+    """Read the entries of a list of words.
 
-    The id is `words:LINE`, counted from 1, or the table's own; entries with one id are one secret.
+    The file is UTF-8 text with one word or phrase on each line. Blank lines and lines that start with # are skipped.
+    If the file's name ends in .csv, it is a table with a column `word` and perhaps a column `id`. The id of an entry
+    is the one in the table, or else `words:LINE`, with lines counted from 1. Entries with the same id are one secret.
 
-    Raises InputError, naming `key` and the line, never the word, for what cannot be read or matched.
+    Raises:
+        InputError: an entry cannot be read or matched; the message names `key` and the line, but never the word.
     """
     path = Path(path).expanduser()
     text = read_text(path, key)
@@ -86,12 +91,16 @@ def read_words(path: str | Path, key: str = "secrets.words") -> list[Entry]:
 
 
 def is_table(path: str | Path) -> bool:
-    """Whether a list of words is a CSV, by its name."""
+    """Tell whether a list of words is a CSV, by the name of the file."""
     return Path(path).suffix.lower() == ".csv"
 
 
 def read_text(path: Path, key: str) -> str:
-    """A file's text, without a byte order mark. Raises InputError that names `key`, the file and the line."""
+    """Read the text of a file, without a byte order mark.
+
+    Raises:
+        InputError: the file cannot be read or is not UTF-8; the message names `key`, the file and, if known, the line.
+    """
     check_regular(path, key)
     try:
         content = path.read_bytes()
@@ -107,9 +116,11 @@ def read_text(path: Path, key: str) -> str:
 def read_table(
     path: Path, text: str, key: str, required: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a CSV with a header, blank ones skipped, and the lines where they begin.
+    """Yield the rows of a CSV with a header, each with the line where it begins; blank rows are skipped.
 
-    Raises InputError for a column that is not there, a row that is longer than the header, and bad quotes.
+    Raises:
+        InputError: a required column is missing, two columns have the same name, a row is longer than the header, the
+            quotes are invalid, or the file is empty.
     """
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
@@ -136,7 +147,7 @@ def _check_header(header: list[str], required: Sequence[str], path: Path, key: s
     if len(header) == 1 and ";" in header[0]:
         raise InputError(f"{key}: {path} has semicolons between its columns: use commas")
     for name in required:
-        if name not in header:  # without a header the first line may hold a secret: it is not shown
+        if name not in header:  # do not show the first line: without a header it may contain a secret
             raise InputError(f"{key}: {path} has no column {name!r} in its header (the first line)")
     if len(set(header)) < len(header):
         raise InputError(f"{key}: {path} has two columns of one name in its header")
@@ -157,15 +168,21 @@ def _table(path: Path, text: str, key: str) -> Iterator[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class _Phrase:
-    """Words in a row, or not words alone. `anchor`: which part holds the word it is looked up by, and the
-    character of that part where it starts."""
+    """An entry that is compared as a phrase, such as several words or `C++`.
+
+    Attributes:
+        secret: the id of the entry.
+        parts: the parts of the phrase between spaces.
+        anchor: the number of the part with the word that the phrase is looked up by, and the place in that part where
+            the word starts.
+    """
 
     secret: str
     parts: tuple[str, ...] = field(repr=False)
     anchor: tuple[int, int]
 
     def at(self, text: str, place: int) -> tuple[int, int] | None:
-        """The span of the phrase whose anchor stands at `place` of a folded text, if it does stand there."""
+        """Return the span of the phrase if its anchor is at `place` of a folded text; None if it is not there."""
         part, offset = self.anchor
         start = place - offset
         if start < 0 or not text.startswith(self.parts[part], start):
@@ -200,7 +217,7 @@ def _before_space(text: str, place: int) -> int:
 
 
 class _Filter:
-    """Which keys may be listed: all that are, and hardly another (a Bloom filter with two places a key)."""
+    """A Bloom filter with two places for each key: it passes all listed keys and very few others."""
 
     def __init__(self, keys: NDArray[np.uint64]) -> None:
         bits = max(16, (_SPARSE * len(keys)).bit_length())
@@ -211,32 +228,31 @@ class _Filter:
         self._set[keys & self._second] = True
 
     def passed(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The numbers of the keys that may be listed, ascending."""
+        """Return the indices of the keys that may be listed, ascending."""
         likely = np.flatnonzero(self._set[(keys >> self._first).view(np.int64)])
         return likely[self._set[(keys[likely] & self._second).view(np.int64)]]
 
 
 class Words:
-    """Finds the words of a list; see the module for what counts as a mention.
+    """Finds the words of a list; the docstring of the module says what counts as a mention.
 
-    Every word of the text, and every two neighbours, are hashed (numpy, many documents at a time) and looked
-    up in a filter; the few that pass are compared exactly. A phrase is looked up by two neighbours in it that
-    fewest others hold. Time beyond that grows with the mentions, some 0.7 microseconds each.
+    Every word of the text and every pair of neighbouring words is hashed (numpy, many documents at a time) and looked
+    up in a filter. The few that pass are compared exactly. A phrase is looked up by the pair of its neighbouring words
+    that is rarest in the list. Further time grows with the number of mentions: about 0.7 microseconds each.
     """
 
     def __init__(self, path: str | Path, key: str = "secrets.words") -> None:
         entries = read_words(path, key)
         self.ids: tuple[str, ...] = tuple(dict.fromkeys(entry.id for entry in entries))
-        self._words: dict[str, str] = {}  # by word: the first secret that is this word
-        self._phrases: dict[
-            str, list[_Phrase]
-        ] = {}  # by the only word; further secrets that are one word too
-        self._long: dict[tuple[str, str], list[_Phrase]] = {}  # by two neighbouring words
+        self._words: dict[str, str] = {}  # word -> the first secret that is this word
+        # By the only word in them: single words with other characters, and further secrets that are the same word.
+        self._phrases: dict[str, list[_Phrase]] = {}
+        self._long: dict[tuple[str, str], list[_Phrase]] = {}  # by a pair of neighbouring words
         self._wordless: list[_Phrase] = []
         self._index(entries)
 
     def _index(self, entries: Sequence[Entry]) -> None:
-        """File every entry under a word, or two neighbouring ones, that a mention of it must hold."""
+        """File every entry under a word or a pair of neighbouring words that each of its mentions must contain."""
         phrases = [canonical(entry.word) for entry in entries]
         tokens = split("\0".join(phrases))
         begins = _begins(phrases)
@@ -266,7 +282,7 @@ class Words:
         self._pair_filter = _Filter(pair_keys(tokens.keys)[pairs])
 
     def find(self, documents: Sequence[Document]) -> list[list[Mention]]:
-        """All mentions, by document, sorted by start and end; characters of `document.text`."""
+        """Return the mentions in each document, as characters of `document.text`, sorted by start and end."""
         found: list[list[Mention]] = []
         with _no_collection():
             for texts in _blocks(document.text for document in documents):
@@ -274,10 +290,10 @@ class Words:
         return found
 
     def _find_in(self, texts: list[str]) -> list[list[Mention]]:
-        tokens = split("\0".join(texts))  # NUL is part of no phrase
+        tokens = split("\0".join(texts))  # no phrase contains NUL
         plain = {number: Plain(texts[number]) for number in _documents_at(tokens.hidden, texts)}
         found = self._find_as_they_stand(texts, tokens)
-        for number, text in plain.items():  # a hidden character may stand inside a word, or between two
+        for number, text in plain.items():  # a hidden character may be inside a word or between two
             (more,) = self._find_as_they_stand([text.text], split(text.text))
             spans = {Mention(each.secret, *text.span(each.start, each.end)) for each in more}
             found[number] = sorted({*found[number], *spans}, key=_place)
@@ -315,7 +331,7 @@ class Words:
     def _find_phrases(
         self, tokens: Tokens, words: list[str], starts: NDArray[np.int64]
     ) -> list[tuple[int, int, str]]:
-        """`words` and `starts`: of those that passed the filter of words."""
+        """Return start, end and secret of each phrase; `words` and `starts` are the words that passed the filter."""
         text = tokens.folded
         spans: list[tuple[int, int, str]] = []
         if self._phrases:
@@ -335,7 +351,7 @@ class Words:
 
 
 def _documents_at(places: NDArray[np.int64], texts: list[str]) -> list[int]:
-    """Which of the texts, joined by NUL, hold these places."""
+    """Return the numbers of the texts that contain these places, after all texts are joined by NUL."""
     if not len(places):
         return []
     numbers: list[int] = np.unique(np.searchsorted(_begins(texts), places, "right") - 1).tolist()
@@ -348,7 +364,7 @@ def _place(mention: Mention) -> tuple[int, int, str]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Mentions hold no cycles; walks through all of them in search of some took a third of the time."""
+    """Pause the garbage collector: mentions form no cycles, and scanning them took a third of the run time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -372,15 +388,16 @@ def _merge(found: list[list[Mention]], phrases: list[tuple[int, int, str]], begi
         found[number].append(Mention(secret, start - begins[number], end - begins[number]))
         changed.add(number)
     for number in changed:
-        # An entry that is listed twice under one id is one mention.
+        # If an entry is listed twice under the same id, a place where it occurs is still one mention.
         unique = dict.fromkeys(found[number])
         found[number] = sorted(unique, key=lambda mention: (mention.start, mention.end))
 
 
 def _begins(texts: Sequence[str]) -> list[int]:
-    """Where each text begins in all of them joined by one character."""
+    """Return the place where each text begins after all of them are joined by one character."""
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    return (np.cumsum(lengths + 1) - lengths - 1).tolist()
+    begins: list[int] = (np.cumsum(lengths + 1) - lengths - 1).tolist()
+    return begins
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
