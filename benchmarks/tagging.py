@@ -2,7 +2,7 @@
 
     python benchmarks/tagging.py [--source FILE --text FIELD] [--words 100000] [--alternatives] [--json]
 
-The list is paper 002's: the words of ranks 50,001 to 150,000 by document frequency; of a text with fewer, all
+The list is Ganesh et al. 2025's: the words of ranks 50,001 to 150,000 by document frequency; of a text with fewer, all
 but the more frequent third, filled up with words that do not occur. Without --source the text is made up.
 One process, one thread; by the wall and by the processor. --alternatives: a regular expression for tokens with
 a dictionary, and Aho-Corasick (ahocorasick_rs) on lower-cased ASCII, which count hits and give no mentions.

@@ -1,4 +1,4 @@
-"""Adaptive DP at small scale (001, Table 1): test loss and epsilon without privacy, by DP-SGD, and with adaptive noise.
+"""Adaptive DP at small scale (Wu et al. 2022, Table 1): test loss without privacy, by DP-SGD, with adaptive noise.
 
 WikiText-2 in place of WikiText-103, and stories260K, which has read children's stories alone, in place of a model from
 scratch; it gives the perplexities too. At the paper's two noise multipliers, and at one epsilon. Run keys are

@@ -1,4 +1,4 @@
-"""The concentration filter on real text (000, section 5.3, Figures 3 and 7): its noise, and how near gradients are.
+"""The concentration filter on real text (Chua et al. 2024, section 5.3, Figures 3, 7): noise, nearness of gradients.
 
 Gradients are those of the bundled base model on text of 20 Newsgroups. They are private, and what is measured of them
 is covered by no guarantee.
@@ -142,7 +142,7 @@ def _picture(measured: list[Nearness], noises: list[dict[str, Any]], users: int)
 
 
 def filter_noise(users: int, steps: int, epsilon: float, delta: float) -> float:
-    """Standard deviation of the filter's noise on the mean gradient, in units of tau (000, Figures 3 and 7)."""
+    """Return the standard deviation of the noise on the mean gradient, in units of tau (Chua et al. 2024, Figure 3)."""
     return Filtered(users, steps, epsilon, delta).noise_multiplier / users
 
 

@@ -1,4 +1,4 @@
-"""The Enron cleaning of 000 appendix B on raw messages, with the count of every step."""
+"""The Enron cleaning of Chua et al. 2024 appendix B on raw messages, with the count of every step."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from studies import main
 
 
 def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Read the maildir through the raw reader and the cleaning; statistics as in 000 Table 1."""
+    """Read the maildir through the raw reader and the cleaning; statistics as in Chua et al. 2024 Table 1."""
     source = data / "enron-maildir" / "maildir.tar.xz"
     if not source.exists():
         raise InputError(f"{source}: no such file; give the folder that holds enron-maildir")

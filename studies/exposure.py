@@ -1,4 +1,4 @@
-"""How far planted numbers can be told from the model (001, Figure 1; 004, Figures 2 to 4).
+"""How far planted numbers can be told from the model (Wu et al. 2022, Figure 1; Shi et al. 2022, Figures 2 to 4).
 
 "My ID is 341752" stands 1, 10, 100 or 1,000 times in the Schema-Guided Dialogues, and the number's exact rank among
 all 10^6 of six digits is looked up in the model: without privacy, by DP-SGD, with adaptive noise, redacted, and
@@ -122,7 +122,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _picture(rows: list[Row]) -> str:
-    """001's Figure 1, and 004's Figures 2 to 4: a number that a detector catches, and one that it misses."""
+    """Draw Wu et al. 2022's Figure 1 and Shi et al. 2022's Figures 2 to 4: numbers detected and missed."""
     panels = [
         Panel(
             title,

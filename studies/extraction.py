@@ -1,4 +1,4 @@
-"""How much of its training text a model gives back, by how much noise it was trained with (002, Figures 2 and 3).
+"""How much training text a model gives back, by the noise it was trained with (Ganesh et al. 2025, Figures 2 and 3).
 
 stories260K, which has read children's stories alone, reads a few paragraphs of WikiText-2 again and again, until
 without noise it knows many by heart. Each row's first 16 tokens are given, and greedy decoding must give back the next

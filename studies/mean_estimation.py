@@ -1,4 +1,4 @@
-"""Mean estimation (003, appendix E, Figure 7): ELS against ULS on made-up users, with the accounting of real runs.
+"""Mean estimation (Charles et al. 2024, appendix E, Figure 7): ELS against ULS on made-up users, accounted as runs.
 
 The loss of a row x is |theta - x|^2 / 2, so its gradient is theta - x; the error is the squared distance of the last
 theta from the population's mean. Beside it, how well the strategies of appendix I.1 choose rows and users.

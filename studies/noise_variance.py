@@ -1,4 +1,4 @@
-"""Noise variance of ELS and ULS at equal compute (003, section 3 and appendix C, Figures 2 and 6), and Conjecture 1.
+"""Noise variance of ELS and ULS at equal compute (Charles et al. 2024, section 3, Figures 2 and 6, Conjecture 1).
 
 No model and no data: gradients are supposed to have norms up to L_ELS = 10, and a user's to be all alike
 (L_ULS = L_ELS) or orthogonal (L_ULS = L_ELS / sqrt(k)). Whether s_ELS <= K s_ULS at p = q is looked at on two grids:

@@ -1,4 +1,4 @@
-"""Secret protection on arXiv abstracts (002 section 5.1, Figure 1), at the size of a small corpus.
+"""Secret protection on arXiv abstracts (Ganesh et al. 2025 section 5.1, Figure 1), at the size of a small corpus.
 
 As in the paper, words of middling document frequency are the secrets, prior 1e-10, posterior uniform in
 [2e-4, 1e-3]; rows are weighed by the linear program at several c; noise follows by the paper's KL accountant and

@@ -1,4 +1,4 @@
-"""Selective privacy at small scale (004, Tables 2, 3, 4, 6 and 8): what redaction, a second phase and screening bring.
+"""Selective privacy at small scale (Shi et al. 2022, Tables 2, 3, 4, 6, 8): redaction, a second phase, screening.
 
 Corpora: WikiText-2 and the Schema-Guided Dialogues (in place of ABCD) for a causal model, SST-2, CoLA and RTE for a
 classifier. The causal base is stories260K, which has read children's stories alone; the classifier is shaped as
@@ -264,12 +264,12 @@ def _noise_of(corpus: Corpus) -> float:
 
 
 def _imperfect(corpus: Corpus) -> Iterator[Row]:
-    """What can be done where a detector misses something (004, sections 6.2 and 6.3)."""
+    """What can be done where a detector misses something (Shi et al. 2022, sections 6.2 and 6.3)."""
     few = _screened(corpus, 1, corpus.folder / "data/screened.jsonl", f"JFT,-screened-{SCREENED}")
     yield from corpus.twice("JFT, screened", redacted={"mode": "screened", "marks": str(few.path)})
     many = _screened(corpus, 10, corpus.folder / "data/screened-10.jsonl", "sample")
     rates = {"JFT, light noise": many.missing_rate()}
-    # As if it had missed all that it found (004, section 6.3).
+    # As if it had missed all that it found (Shi et al. 2022, section 6.3).
     rates["JFT, conservative light noise"] = (many.facts()["masked"],) * 2
     for method, rate in rates.items():
         light = {"mode": "light-noise", "epsilon": EPSILON / 3, "missing_rate": rate}
@@ -311,7 +311,7 @@ def _mark(record: dict[str, Any], text: str, annotated: Sequence[Span]) -> None:
 
 
 def _few(corpus: Corpus) -> Iterator[Row]:
-    """Little text altogether (004, Table 8)."""
+    """Little text altogether (Shi et al. 2022, Table 8)."""
     documents = max(20, round(FEW * corpus.documents))
     little: dict[str, Any] = {"data": {"max_documents": documents}, "train": {"batch": 32.0}}
     private = {"mechanism": "dp-sgd", "epsilon": EPSILON}

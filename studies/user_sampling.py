@@ -1,4 +1,4 @@
-"""Ways to split a compute budget between users and rows, and their noise (003, section 3 and appendices C and I)."""
+"""Split a compute budget between users and rows: noise of the ways (Charles et al. 2024, section 3, app. C, I)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Target:
     users: int
 
     def uls_noise(self, n: float) -> float:
-        """Least noise multiplier of user-level sampling with n users expected a step (003, Theorem 2).
+        """Least noise multiplier of user-level sampling with n users expected a step (Charles et al. 2024, Theorem 2).
 
         Raises:
             InputError: n is more than there are users, or no noise meets the target.
@@ -30,7 +30,7 @@ class Target:
         return calibrated(process, self.epsilon, self.delta)
 
     def els_noise(self, batch: float, group_size: int, rows: int) -> float:
-        """Least noise multiplier of example-level sampling with `batch` rows expected a step (003, Theorem 1).
+        """Return the least noise multiplier of ELS with `batch` rows expected a step (Charles et al. 2024, Theorem 1).
 
         Args:
             group_size: the most rows that a user has in use.
@@ -74,7 +74,7 @@ def uls_variances(
     return sorted(found, key=lambda pair: (pair[1], -pair[0].n))
 
 
-# strategies (003, appendix I.1) --------------------------------------------------------------------------------
+# strategies (Charles et al. 2024, appendix I.1) ------------------------------------------------------------
 def greedy_local_oracle(
     loss: Callable[[Split], float], start: Split, budget: float, most_k: int, users: int
 ) -> tuple[Place, ...]:

@@ -269,7 +269,10 @@ def test_a_measured_plan_is_of_this_data_and_covered_by_nothing(users, tmp_path)
     path.write_text(users().to_yaml())
     said = command.confide("plan", path, "--measure")
     assert said.code == 0
-    assert "Estimate-and-Double (003, Algorithm 3), by gradients of 60 units at the base model" in said.out
+    assert (
+        "Estimate-and-Double (Charles et al. 2024, Algorithm 3), by gradients of 60 units at the base model"
+        in said.out
+    )
     assert "No guarantee covers what is chosen from this" in said.out
     found, _ = split_of(users())
     first, last = found["path"][0], found["path"][-1]

@@ -47,7 +47,7 @@ def test_its_tables_tell_what_was_measured_and_where_the_noises_cross(tmp_path, 
 
 @pytest.mark.parametrize(("epsilon", "part"), [(1.0, 1), (8.0, 1), (3.0, 8)])
 def test_the_filter_gains_only_below_a_tenth_of_the_clip_norm(epsilon, part):
-    """000, Figures 3 and 7; where a user is left out instead of replaced, the crossing is lower still."""
+    """Chua et al. 2024, Figures 3 and 7; where a user is left out instead of replaced, the crossing is lower still."""
     users, steps, delta = 2000, 100, 1e-5
     noise = filter_noise(users, steps, epsilon, delta)
     replaced = sampling_noise(users, users / part, steps, epsilon, delta)

@@ -1,7 +1,7 @@
 """Exposure: how far up a secret stands among all that it might have been (Carlini et al. 2019, "The Secret Sharer").
 
 exposure = log2 |R| - log2 rank, where the rank is by the log-probability that the model gives to the whole text, 1 for
-the most probable of the candidates R (001, equation 7). log2 |R| is the most there can be: 19.93 for six digits.
+the most probable of the candidates R (Wu et al. 2022, equation 7). At most it is log2 |R|: 19.93 for six digits.
 
 The rank counts every other candidate whose log-probability is *at least* the secret's, so ties count against it: no
 exposure is overstated by them, and a model that tells no candidate from another gives exposure 0.

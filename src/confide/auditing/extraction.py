@@ -1,8 +1,8 @@
 """What a model gives back of its training text: from the first n tokens of a row the next m, word for word.
 
-*Greedy* (002, definition 5.1 and section 5.2): the most probable token at each step is the row's. *Discoverable*
-(Hayes et al. 2024, "Measuring memorization in language models via probabilistic extraction"): of `samples` sampled
-continuations at least one is the row's, with probability 1 - (1 - p)^samples, where p is the continuation's probability
+*Greedy* (Ganesh et al. 2025, definition 5.1 and section 5.2): the most probable token at each step is the row's.
+*Discoverable* (Hayes et al. 2024, "Measuring memorization in language models via probabilistic extraction"): of
+`samples` sampled continuations at least one is the row's, with probability 1 - (1 - p)^samples, where p is the continuation's probability
 under the sampling scheme.
 
 Nothing is generated for either. A greedy continuation equals m tokens exactly if each of them is the most probable

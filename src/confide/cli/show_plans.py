@@ -102,7 +102,8 @@ def _nearness(found: dict[str, Any]) -> None:
 def _split(found: dict[str, Any]) -> None:
     """Show rows and users per step, by measured gradients."""
     print(
-        f"\nEstimate-and-Double (003, Algorithm 3), by gradients of {found['users']} units at the base model:"
+        "\nEstimate-and-Double (Charles et al. 2024, Algorithm 3), "
+        f"by gradients of {found['users']} units at the base model:"
     )
     factors = [
         [

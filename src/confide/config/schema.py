@@ -86,7 +86,7 @@ class Data(Section):
     label: str | None = Field(None, description="field that holds the class, for `task: classification`")
     clean: Literal["none", "enron"] = Field(
         "none",
-        description="`enron`: the mail cleaning of paper 000 appendix B (receiver copies, 20-grams, forwards)",
+        description="`enron`: the mail cleaning of Chua et al. 2024, appendix B (receiver copies, 20-grams, forwards)",
     )
     strip_quotes: bool = Field(
         False, description="remove quoted replies, so that other people's words stay theirs"
@@ -146,7 +146,7 @@ class Privacy(Section):
     )
     accountant: Literal["blow-up", "kl"] = Field(
         "blow-up",
-        description="secret: how noise follows from priors and posteriors; kl is paper 002's, and looser",
+        description="secret: noise from priors and posteriors; kl: as in Ganesh et al. 2025, which is looser",
     )
     bounding: Literal["greedy", "program"] = Field(
         "greedy",
@@ -321,7 +321,7 @@ class Adaptive(Section):
     mode: Literal["private", "nominal"] = Field(
         "private",
         description="private: the factor of each step's noise is released with noise of its own, and a filter keeps "
-        "the budget; nominal: the factor of paper 001, taken from the drawn rows themselves, and so an estimate",
+        "the budget; nominal: the factor of Wu et al. 2022, taken from the drawn rows themselves, and so an estimate",
     )
     probability: Literal["nll", "perplexity"] = Field(
         "nll",

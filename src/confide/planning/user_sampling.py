@@ -61,7 +61,7 @@ class Split:
         return self.k * self.n
 
 
-# strategies (003, appendix I.1) --------------------------------------------------------------------------------
+# strategies (Charles et al. 2024, appendix I.1) ------------------------------------------------------------
 @dataclass(frozen=True)
 class Place:
     """A place on a path of doublings, and the value of either doubling there.

@@ -223,7 +223,7 @@ class Concentration(Mechanism):
             super().claim(shape, noise_multiplier, delta, steps),
             estimate_reasons=self._estimate_reasons(shape, noise_multiplier, delta),
             calibration="The noise multiplier is sqrt(8 ln(e^epsilon T / delta)) s, in units of tau / number of "
-            "units, where s answers (epsilon / 2, delta / 2) for T full batches (000, Algorithm 3).",
+            "units, where s answers (epsilon / 2, delta / 2) for T full batches (Chua et al. 2024, Algorithm 3).",
             not_covered=("the choice of tau, where gradients of private rows were looked at",),
         )
 
@@ -235,7 +235,7 @@ class Concentration(Mechanism):
             "nothing is proved" if math.isinf(proved) else f"what is proved is epsilon {at_most(proved)}"
         )
         return (
-            f"the noise constant of paper 000 could not be re-derived for {shape.units:,} units: {reached}",
+            f"the noise constant of Chua et al. 2024 could not be re-derived for {shape.units:,} units: {reached}",
         )
 
     @classmethod

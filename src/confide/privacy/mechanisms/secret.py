@@ -32,7 +32,8 @@ GROWTH = 10
 """A plan shows the cost of protecting larger priors; their posterior may be this many times the prior."""
 
 _CALIBRATION: dict[Accountant, str] = {
-    "kl": "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret (002, Lemma 3.2).",
+    "kl": "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret "
+    "(Ganesh et al. 2025, Lemma 3.2).",
     "blow-up": "The noise is the least with which the blow-up function at p is at most r for every secret.",
 }
 

@@ -174,7 +174,7 @@ class Selective(SensitiveText):
             f"the share of words that are sensitive and missed was estimated on a sample "
             f"({at_least(low, 3)} to {at_most(high, 3)}), "
             "and its epsilon is an average over words: a row in which something was missed is drawn as often as any "
-            "other, and has a larger one (004, section 3.1)",
+            "other, and has a larger one (Shi et al. 2022, section 3.1)",
         )
 
     @property
