@@ -6,8 +6,9 @@ The incidence is generated: units have between 1.4 and 0.7 times the mean number
 to 2N); every row has at least one unit, and long rows have more (log-normal). Priors are 1e-10 and posteriors lie
 between 2e-4 and 1e-3, as in Ganesh et al. 2025, and c is a part of the c that drops nothing. `excess` is the largest
 relative excess over a limit, each unit's weights added up exactly; where it is not above 0, no limit is exceeded.
-Greedy bounding, for comparison, lets every unit keep as many rows as the largest limit. The noise is certified for every
-unit by both accountants; "within half percent" says that at 0.5% less noise some unit's own process exceeds its posterior.
+Greedy bounding, for comparison, lets every unit keep as many rows as the largest limit. The noise is certified for
+every unit by both accountants; "within half percent" says that at 0.5% less noise some unit's own process exceeds its
+posterior.
 """
 
 import argparse

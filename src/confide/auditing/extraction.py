@@ -2,8 +2,8 @@
 
 *Greedy* (Ganesh et al. 2025, definition 5.1 and section 5.2): the most probable token at each step is the row's.
 *Discoverable* (Hayes et al. 2024, "Measuring memorization in language models via probabilistic extraction"): of
-`samples` sampled continuations at least one is the row's, with probability 1 - (1 - p)^samples, where p is the continuation's probability
-under the sampling scheme.
+`samples` sampled continuations at least one is the row's, with probability 1 - (1 - p)^samples, where p is the
+continuation's probability under the sampling scheme.
 
 Nothing is generated for either. A greedy continuation equals m tokens exactly if each of them is the most probable
 after the row's own tokens before it, and p is the product of what each has there; one pass over the row tells both.
