@@ -57,7 +57,7 @@ def main() -> None:
         "lines": len(lines),
         "of which docstrings": docstrings,
         "of which comments": sum(line.startswith("#") for line in lines),
-        "of which empty": sum(not line for line in lines),
+        "empty, in docstrings too": sum(not line for line in lines),
         "lines of the longest file": f"{texts[longest].count(chr(10))} ({longest.relative_to(package)})",
         "lines of the training loop": sum(texts[path].count("\n") for path in loop if path in texts) or "?",
     }
