@@ -297,6 +297,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "the config for the verb": (("config.yaml",), r"No such command 'config\.yaml'"),
     "an option misspelt": (("train", "config.yaml", "--jsno"), r"No such option.*--jsno.*--json"),
     "an option of another verb": (("prepare", "config.yaml", "--twin"), r"No such option.*--twin"),
+    "text for a config": (("plan", "text.jsonl"), r"If this is text to train on, .confide init text\.jsonl. writes"),
     "nothing": ((), r"Usage: confide .*prepare .*train "),
 }  # fmt: skip
 

@@ -49,7 +49,8 @@ def _all_verbs(
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config file, or a run folder")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="config keys to override")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="replace values, as privacy.epsilon=3"),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="print one JSON document and nothing else on standard output")

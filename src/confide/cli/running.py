@@ -101,7 +101,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a config costs and guarantees, or which to choose."""
+    """Tell what a config costs and guarantees, or rank settings to choose from."""
     from confide.cli import show_plans
     from confide.planning.of_run import planned
     from confide.privacy import mechanisms

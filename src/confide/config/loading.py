@@ -49,15 +49,25 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         raw = yaml_text.read(text)
     except InputError as error:
-        raise InputError(f"{path}{' ' if str(error).startswith('line ') else ': '}{error}") from None
+        place = " " if str(error).startswith("line ") else ": "
+        raise InputError(f"{path}{place}{error}{_perhaps_text(path)}") from None
     if raw is None:
         raise InputError(f"{path}: the file is empty")
     if not isinstance(raw, dict):
         kind = "a list" if isinstance(raw, list) else "one value alone"
-        raise InputError(f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}")
+        raise InputError(
+            f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}{_perhaps_text(path)}"
+        )
     if folder is not None and (folder / "ledger.jsonl").exists():
         raw["run"] = str(folder)  # the folder may have been moved since the run
     return check(with_overrides(raw, overrides), str(path))
+
+
+def _perhaps_text(path: Path) -> str:
+    """Return a hint for whoever names the text to train on where a config belongs."""
+    if path.suffix in {".yaml", ".yml"}:
+        return ""
+    return f". If this is text to train on, `confide init {path}` writes a config for it"
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
