@@ -1,1 +1,1 @@
-"""Attacks on what was claimed: the unit, the adjacency and the release that the run's own records name."""
+"""Attacks that test a run's claim at the unit, the adjacency and the release that its own records name."""

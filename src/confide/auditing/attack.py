@@ -1,7 +1,7 @@
-"""`confide audit`: all attacks on one run, from its own records and its model.
+"""`confide audit`: all attacks on one run, computed from its own records and its model.
 
-The model is looked at twice in the same way, before training and after it: what the base model knew is not the run's
-doing. Whatever comes out is computed from private rows, and no guarantee covers it.
+The model is examined twice in the same way, before and after training: the run is not responsible for what the base
+model knew. All results are computed from private rows, and no guarantee covers them.
 """
 
 from collections.abc import Iterator
@@ -39,15 +39,16 @@ RANKS = ("exact", "sampled", "extrapolated")
 
 @dataclass(frozen=True)
 class Options:
-    """What an audit does.
+    """The settings of an audit.
 
     Attributes:
-        attacks: which, of `ATTACKS`.
-        users, rows: of membership and user inference, on each side, and of each user, at most.
-        prefix, suffix: tokens that an extraction is given, and must give back: greedily, or in one at least of
-            `samples` continuations with `probability` (Hayes et al. 2024).
-        secrets: numbers whose exposure is computed, at most; as many of those not planted as of others.
-        ranks: how, of `RANKS`; sampled and extrapolated: from `draws` other numbers for each.
+        attacks: names of the attacks to run, out of `ATTACKS`.
+        users, rows: for membership and user inference: the most users on each side, and the most rows of each user.
+        prefix, suffix: for extraction: how many tokens the model is given, and how many it must give back, either
+            greedily or in at least one of `samples` continuations with `probability` (Hayes et al. 2024).
+        secrets: the most numbers whose exposure is computed; planted and unplanted numbers are equally many.
+        ranks: how ranks are found, one of `RANKS`. Sampled and extrapolated ranks use `draws` other numbers for each
+            secret.
     """
 
     attacks: tuple[str, ...] = ATTACKS
@@ -63,7 +64,7 @@ class Options:
 
 
 def audit(job: Job, options: Options | None = None) -> Audit:
-    """Attack a run that was trained. The model of the job must be the base model, and is the trained one afterwards.
+    """Attack a trained run. The job must hold the base model before, and holds the trained model afterwards.
 
     Raises:
         InputError: nothing was trained, or the canaries are not those of the ledger.
@@ -80,12 +81,13 @@ def audit(job: Job, options: Options | None = None) -> Audit:
 
 @dataclass(frozen=True)
 class CanaryScores:
-    """What the released model tells of the canaries that play the claim's game.
+    """The released model's evidence about the canaries that play the claim's game.
 
     Attributes:
-        manifest: of all canaries.
-        scores: float64[m], higher where a canary is more likely in, or holds the first of its texts.
-        coins: bool[m], whether it is so.
+        claim: the claim that the game tests.
+        manifest: all canaries, players or not.
+        scores: float64[m], higher where a canary is more likely in, or more likely holds the first of its texts.
+        coins: bool[m], whether the canary is in, or holds the first of its texts.
     """
 
     claim: Claim
@@ -95,7 +97,9 @@ class CanaryScores:
 
 
 def told(job: Job) -> CanaryScores:
-    """Play no game, but say what one would be played with. The model of the job is the trained one afterwards.
+    """Compute the scores and coins of the claim's game without playing it.
+
+    The job holds the trained model afterwards.
 
     Raises:
         InputError: nothing was trained, there is no game, or the canaries are not those of the ledger.
@@ -113,14 +117,14 @@ def told(job: Job) -> CanaryScores:
 
 
 def _released(job: Job, state: dict[str, Any]) -> AbstractContextManager[None]:
-    """The job's model has the weights that were released."""
+    """Return a context in which the job's model has the weights that were released."""
     phase_runner = job.phase_runner()
     phase_runner.restore(state)
     return phase_runner.averaged()
 
 
 def sealed(job: Job) -> Manifest:
-    """The manifest, if it is the one that the ledger's first line names.
+    """Return the manifest after checking that it is the one that the ledger's first line names.
 
     Raises:
         InputError: it was changed after the run began, or the run began without one.
@@ -135,7 +139,7 @@ def sealed(job: Job) -> Manifest:
 
 
 def claim_of(job: Job, steps: int, game: Game) -> Claim:
-    """What the run claims after `steps` steps."""
+    """Return the claim that the run makes after `steps` steps."""
     guarantee, setting = job.guarantee(steps), job.setting
     curve = zeroed = family = None
     if guarantee.notion != "none":
@@ -143,7 +147,7 @@ def claim_of(job: Job, steps: int, game: Game) -> Claim:
         curve = zeroed = parameters.process.curve(noise)
         if parameters.zeroed != parameters.process:
             zeroed = parameters.zeroed.curve(noise)
-        # of some mechanisms a budget is claimed, which more noise does not better
+        # some mechanisms claim a budget, which does not fall as the noise grows: these have no family
         if parameters.process.curve(2 * noise).epsilon(guarantee.delta) < guarantee.epsilon:
             family = Family.of(parameters.process, parameters.zeroed, noise)
     return Claim(
@@ -160,7 +164,10 @@ def claim_of(job: Job, steps: int, game: Game) -> Claim:
 
 
 def _in_use(job: Job) -> np.ndarray | None:
-    """The rows that training could draw, bool[M], where it draws from a fixed choice of them; None: all."""
+    """Return the rows that training could draw: bool[M], or None if it could draw all.
+
+    It is an array only where training draws from a fixed choice of rows.
+    """
     found = np.zeros(job.prepared.train.n_rows, dtype=bool)
     for phase in job.phases():
         if not phase.on_public:
@@ -173,7 +180,7 @@ def _in_use(job: Job) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class _Side:
-    """Users that were trained on, or held out, and the rows of them that are looked at."""
+    """Users that were all trained on, or all held out, and the rows of theirs that are examined."""
 
     graph: UnitGraph
     asked: Asked
@@ -181,7 +188,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Looked:
-    """What one model says: of canaries' contents, of members' and others' rows, and of what it gives back."""
+    """The evidence of one model: losses of the canaries' texts, columns of each side's rows, and what it gives back."""
 
     canaries: list[np.ndarray]
     sides: list[Columns]
@@ -189,13 +196,17 @@ class _Looked:
 
 
 def _loss_drop(before: _Looked, after: _Looked) -> np.ndarray:
-    """How much likelier each canary's content became; of values: how much more than the other one's. float64[m]."""
+    """Compute how much likelier each canary's content became: float64[m].
+
+    In the game of values it is how much more likely the first text became than the other one.
+    """
     learnt = [was - now for was, now in zip(before.canaries, after.canaries, strict=True)]
-    return learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]
+    change: np.ndarray = learnt[0] - learnt[1] if len(learnt) > 1 else learnt[0]
+    return change
 
 
 class _Audit:
-    """The attacks that a run allows, and what is needed for them."""
+    """The attacks that a run allows, and the data that they need."""
 
     def __init__(self, job: Job, options: Options, steps: int):
         self.job, self.options, self.steps = job, options, steps
@@ -218,7 +229,7 @@ class _Audit:
         return reason is None
 
     def _reason(self, name: str) -> str | None:
-        """Why an attack says nothing about this run, if it does not."""
+        """Return the reason why an attack says nothing about this run, or None if it says something."""
         config = self.job.run.config
         if name in ("claim", "exposure") and self.manifest is None:
             return "no canaries were planted: set canaries.count before training"
@@ -246,7 +257,7 @@ class _Audit:
         return None
 
     def _players(self) -> np.ndarray:
-        """The canaries that the claim is about: int64, their numbers. Which they are stands before training."""
+        """Return the numbers of the canaries that the claim is about: int64. They are fixed before training."""
         if self.manifest is None or "claim" not in self.attacks:
             return np.zeros(0, np.int64)
         missing = self.job.prepared.facts["canaries"].get("missing", [])
@@ -267,7 +278,7 @@ class _Audit:
 
     @cached_property
     def numbers(self) -> Numbers | None:
-        """The game of numbers, where it could refute the claim. All that decides it stood before training."""
+        """The game of numbers, or None if it could not refute the claim. All inputs of this choice precede training."""
         config = self.job.run.config
         if self.manifest is None or "claim" not in self.attacks or not numbers_are_guessed(config):
             return None
@@ -283,17 +294,21 @@ class _Audit:
         return found
 
     def _views(self) -> tuple[str, ...]:
-        """What coins are guessed from."""
+        """Return the views that coins are guessed from."""
         reads = self.job.run.config.canaries.white_box and not self.job.run.twin
         return ("release", "steps") if reads else ("release",)
 
     def _share(self, numbers: bool) -> float:
-        """Of the probability of a false alarm, each game's, with the one of numbers or without."""
+        """Return each game's share of the probability of a false alarm.
+
+        Args:
+            numbers: whether the game of numbers takes a share, too.
+        """
         left = ALPHA if self._alike is None else ALPHA - UNSURE
         return left / (len(self._views()) + numbers)
 
     def _refuse_small_sides(self) -> None:
-        """Rates need two units on each side."""
+        """Leave out the attacks that compute rates if a side has fewer than two units."""
         if self.sides and min(len(np.unique(side.asked.units)) for side in self.sides[:2]) < 2:
             for name in {"membership", "users"} & set(self.attacks):
                 self.left_out[name] = "takes two units in training and two held out, at least (data.eval)"
@@ -301,7 +316,7 @@ class _Audit:
             self.sides = []
 
     def _sides(self, generator: np.random.Generator) -> Iterator[_Side]:
-        """Units that were trained on, units that were held out, and others of these that RMIA compares rows with."""
+        """Yield units that were trained on, units that were held out, and other held-out units as RMIA's population."""
         train, held_out, most = self.job.prepared.train, self.job.prepared.held_out, self.options.users
         assert held_out is not None
         real = np.ones(train.n_units, dtype=bool)
@@ -319,7 +334,7 @@ class _Audit:
                 rows = graph.rows_of(unit)
                 if graph is train and self.in_use is not None:
                     rows = rows[self.in_use[rows]]
-                # as training chooses rows: the first of a user open a text, and would be told from others by that
+                # chosen as training chooses rows: a user's first rows open a text, which alone would give them away
                 among[generator.permutation(rows)[: self.options.rows]] = True
             if among.any():
                 yield _Side(graph, ask(graph, self.options.rows, among))
@@ -358,12 +373,12 @@ class _Audit:
         return _Looked(canaries, sides, given_back)
 
     def _losses(self, graph: UnitGraph, rows: np.ndarray) -> np.ndarray:
-        """The sum of each row's token losses: float64[m]."""
+        """Compute the sum of each row's token losses: float64[m]."""
         job = self.job
         return evaluation.row_losses(job.model, job.task, graph, job.micro_tokens, among=rows)[0]
 
     def exposed(self) -> ExposedNumbers:
-        """Compute the exposure of canaries' numbers in the model as it is, by how often they were planted."""
+        """Compute the exposure of canaries' numbers in the current model, by how often they were planted."""
         manifest, config = self.manifest, self.job.run.config.canaries
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)
@@ -427,7 +442,7 @@ class _Audit:
         )
 
     def _bounds_membership(self) -> bool:
-        """Whether the claim's unit is what the split holds out, with all of its text: then its curve bounds them."""
+        """Tell whether the curve bounds attacks on rows: the split must hold out the claim's unit with all its text."""
         whole = self.job.mechanism.needs.covers_whole_documents
         return whole and isinstance(self.job.run.config.data.eval, float)
 
@@ -438,7 +453,7 @@ class _Audit:
         alpha = self._share(numbers=self.numbers is not None)
         players, guesses = self.players, job.run.config.canaries.guesses
         if guesses is not None:
-            guesses = min(guesses, len(players))  # of those that were asked for some may be in no game
+            guesses = min(guesses, len(players))  # some of the canaries that were asked for may be in no game
         games = []
         for view in self._views():
             scores = released if view == "release" else job.readings(job.phases()[-1]).scores(self.steps)
@@ -457,7 +472,7 @@ class _Audit:
         )
 
     def _members(self, before: _Looked, after: _Looked) -> membership.Membership:
-        """With the base model as the one reference: it has seen none of these rows."""
+        """Compare the sides with the base model as the only reference: it has seen none of these rows."""
         sides = [
             membership.Side(
                 own,

@@ -1,6 +1,6 @@
-"""What guessing games show: lower bounds on epsilon, and p-values of claims. Only counts come in, no models.
+"""Lower bounds on epsilon, and p-values of claims, from guessing games. The input is counts only, no models.
 
-| game | bound | is about |
+| game | bound | adjacency |
 |---|---|---|
 | one run, m units in or out by fair coins | `one_run`; with a whole curve `fdp.f_dp` | zero-out or add/remove |
 | many runs, one unit in or out in each | `clopper_pearson` | the same |
@@ -30,7 +30,7 @@ Array = np.ndarray
 
 # one run -------------------------------------------------------------------------------------------------------
 def one_run_p_value(coins: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """p-value of "the mechanism is (epsilon, delta)-DP", after v of r guesses about m fair coins were right.
+    """Compute a p-value of "the mechanism is (epsilon, delta)-DP", after v of r guesses about m fair coins were right.
 
     Formal guarantee: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", Theorem 5.2. For
     coins that are fair and independent, and at most r guesses, each chosen by the output in any way, with
@@ -43,7 +43,7 @@ def one_run_p_value(coins: int, guesses: int, correct: int, epsilon: float, delt
         correct: v.
 
     Raises:
-        InputError: the counts do not fit each other, or epsilon or delta cannot be.
+        InputError: the counts do not fit each other, or epsilon or delta is out of range.
     """
     check_counts(coins, guesses, correct)
     if not epsilon >= 0:
@@ -57,11 +57,13 @@ def one_run_p_value(coins: int, guesses: int, correct: int, epsilon: float, delt
 
 
 def one_run(coins: int, guesses: int, correct: int, delta: float, alpha: float = 0.05) -> float:
-    """Lower bound on epsilon at `delta`, after v of r guesses about m fair coins were right; 0 if nothing is shown.
+    """Compute a lower bound on epsilon at `delta`, after v of r guesses about m fair coins were right.
+
+    The bound is 0 if the guesses show nothing.
 
     Formal guarantee: a mechanism that is (epsilon, delta)-DP is given a bound above epsilon with probability at most
-    alpha. What is (epsilon, delta)-DP is so for every larger epsilon too, so each epsilon whose `one_run_p_value` is at
-    most alpha refutes all below it.
+    alpha. A mechanism that is (epsilon, delta)-DP is so for every larger epsilon too, so each epsilon whose
+    `one_run_p_value` is at most alpha refutes all below it.
 
     Raises:
         InputError: as `one_run_p_value`, or alpha is not between 0 and 1.
@@ -71,10 +73,11 @@ def one_run(coins: int, guesses: int, correct: int, delta: float, alpha: float =
 
 
 def _largest_mean(r: int, v: int, q: float) -> float:
-    """max over i of P[v - i <= X < v] / i for X ~ Binomial(r, q): float.
+    """Compute the maximum over i of P[v - i <= X < v] / i for X ~ Binomial(r, q).
 
-    The masses rise to the mode and fall, so the running mean from v - 1 downwards is largest before they fall below it.
-    12 standard deviations and 50 under the mode they weigh less than 1e-30, any mean that counts at least about 1 / r.
+    The masses rise to the mode and fall after it, so the running mean from v - 1 downwards is largest before the
+    masses fall below it. Masses more than 12 standard deviations and 50 below the mode are less than 1e-30, while any
+    mean that counts is at least about 1 / r.
     """
     if v == 0:
         return 0.0
@@ -85,7 +88,7 @@ def _largest_mean(r: int, v: int, q: float) -> float:
 
 
 def _last(refuted: Callable[[float], bool]) -> float:
-    """The largest epsilon >= 0 that is refuted, from below, within 1e-9; 0 where not even 0 is."""
+    """Return the largest refuted epsilon >= 0, from below, within 1e-9; 0 if not even 0 is refuted."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -102,7 +105,7 @@ def _last(refuted: Callable[[float], bool]) -> float:
 
 # many runs -----------------------------------------------------------------------------------------------------
 def clopper_pearson(tp: int, fn: int, fp: int, tn: int, delta: float, alpha: float = 0.05) -> float:
-    """Lower bound on epsilon from independent runs, each with the unit in or out, and one yes-or-no answer about each.
+    """Compute a lower bound on epsilon from independent runs, each with the unit in or out and one answer about it.
 
     Formal guarantee: with probability at least 1 - alpha. Half of alpha goes to a lower bound of the true positive
     rate, half to an upper bound of the false positive rate (Clopper and Pearson 1934, one-sided each). Both directions
@@ -115,7 +118,8 @@ def clopper_pearson(tp: int, fn: int, fp: int, tn: int, delta: float, alpha: flo
         fp, tn: runs without it that were answered "in", "out".
 
     Raises:
-        InputError: a count is negative, a world has no run, or delta or alpha cannot be.
+        InputError: a count is negative, there is no run with the unit or none without it, or delta or alpha is out of
+            range.
     """
     _check_delta(delta)
     tpr, tnr = rates_from_below(tp, fn, fp, tn, alpha)
@@ -123,9 +127,9 @@ def clopper_pearson(tp: int, fn: int, fp: int, tn: int, delta: float, alpha: flo
 
 
 def rates_from_below(tp: int, fn: int, fp: int, tn: int, alpha: float = 0.05) -> tuple[float, float]:
-    """Lower bounds on the true positive and the true negative rate, which both hold with probability 1 - alpha.
+    """Compute lower bounds on the true positive and true negative rates, which both hold with probability 1 - alpha.
 
-    Args and errors as `clopper_pearson`, half of alpha for each.
+    Args and errors are as in `clopper_pearson`. Each bound takes half of alpha.
     """
     check_alpha(alpha)
     if min(tp, fn, fp, tn) < 0:
@@ -136,7 +140,10 @@ def rates_from_below(tp: int, fn: int, fp: int, tn: int, alpha: float = 0.05) ->
 
 
 def rate_from_below(successes: int, trials: int, alpha: float) -> float:
-    """Clopper and Pearson's lower bound: the rate at which so many successes or more have probability alpha."""
+    """Compute Clopper and Pearson's lower bound of a rate.
+
+    It is the rate at which this many successes or more have probability alpha.
+    """
     if successes == 0:
         return 0.0
     return float(special.betaincinv(successes, trials - successes + 1, alpha))
@@ -148,14 +155,16 @@ def _log_ratio(above: float, below: float) -> float:
 
 # k texts -------------------------------------------------------------------------------------------------------
 def k_ary(guesses: int, correct: int, k: int, alpha: float = 0.05) -> float:
-    """Lower bound on *replace-one* epsilon at delta 0, from r guesses of texts drawn uniformly from k each, v right.
+    """Compute a lower bound on *replace-one* epsilon at delta 0.
+
+    Each of r guesses is about a text drawn uniformly from k texts; v were right.
 
     Formal guarantee: with probability at least 1 - alpha. Under (epsilon, 0)-DP for replacing a unit's text, given the
-    output and all other texts each of a unit's k texts has probability at most p = e^epsilon / (e^epsilon + k - 1); so,
-    unit after unit, a guess is right with probability at most p whatever came before, and the number of right guesses
-    is stochastically below Binomial(r, p). One run with all units is as good as many, and the guesser may choose whom
-    to guess. With delta > 0 this is no theorem: `fdp.f_dp_p_value` with `choices` is. Compare with replace-one epsilon,
-    which is up to twice that of a zero-out claim.
+    output and all other texts, each of a unit's k texts has probability at most p = e^epsilon / (e^epsilon + k - 1).
+    So, unit after unit, a guess is right with probability at most p whatever came before, and the number of right
+    guesses is stochastically below Binomial(r, p). One run with all units is as good as many, and the guesser may
+    choose which units to guess. With delta > 0 this does not hold as a theorem; use `fdp.f_dp_p_value` with `choices`
+    there. Compare the bound with replace-one epsilon, which is up to twice that of a zero-out claim.
 
     Raises:
         InputError: the counts do not fit each other, or k is below 2.
@@ -169,7 +178,7 @@ def k_ary(guesses: int, correct: int, k: int, alpha: float = 0.05) -> float:
 
 
 def ceiling_p_value(guesses: int, correct: int, ceiling: float, independent: bool) -> float:
-    """p-value of "each of r guesses is right with probability at most `ceiling`", after v were.
+    """Compute the p-value of "each of r guesses is right with probability at most `ceiling`", after v were right.
 
     Formal guarantee: `independent` says what is known of the guesses.
 
@@ -196,7 +205,7 @@ def ceiling_p_value(guesses: int, correct: int, ceiling: float, independent: boo
 
 
 def ceiling_epsilon(choices: Array, correct: int, delta: float, alpha: float = 0.05) -> float:
-    """Lower bound on epsilon at `delta`, after v secrets were guessed, each drawn uniformly from `choices` of its own.
+    """Compute a lower bound on epsilon at `delta`, after v secrets, each uniform among its `choices`, were guessed.
 
     Formal guarantee: with probability at least 1 - alpha, for one guess of each secret from one output. With the secret
     zeroed out, removed, or drawn anew, the output has a distribution Q that does not depend on which of the k values it
@@ -205,10 +214,10 @@ def ceiling_epsilon(choices: Array, correct: int, delta: float, alpha: float = 0
     probability alpha at most. A single secret of a million shows up to ln(alpha 10^6) = 10.8.
 
     Args:
-        choices: int64[r], of each secret that is guessed.
+        choices: int64[r], how many values each guessed secret could have.
 
     Raises:
-        InputError: the counts do not fit each other, a secret has no choice, or delta or alpha cannot be.
+        InputError: the counts do not fit each other, a secret has no choice, or delta or alpha is out of range.
     """
     check_counts(len(choices), len(choices), correct)
     check_alpha(alpha)
@@ -222,10 +231,12 @@ def ceiling_epsilon(choices: Array, correct: int, delta: float, alpha: float = 0
 # guesses -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Plan:
-    """How a game is guessed, fixed before any score is seen.
+    """The way in which a game is guessed, fixed before any score is seen.
 
-    guesses: r. sides: "both": the r/2 highest scores in, the r/2 lowest out (of an odd r one more in); "in": the r
-    highest in.
+    Attributes:
+        guesses: r.
+        sides: "both": the r/2 highest scores are guessed in and the r/2 lowest out (of an odd r one more in). "in":
+            the r highest scores are guessed in.
     """
 
     guesses: int
@@ -233,11 +244,11 @@ class Plan:
 
 
 def guess(scores: Array, plan: Plan) -> Array:
-    """Guesses from scores: int8[m], 1 in, -1 out, 0 no guess.
+    """Guess from scores: int8[m], 1 for in, -1 for out, 0 for no guess.
 
     Args:
         scores: float64[m], higher where a unit is more likely in. Equal scores are taken in their order, so the order
-            must not know the coins.
+            must not depend on the coins.
 
     Raises:
         InputError: a score is not a number, or the plan does not fit so many scores.
@@ -257,7 +268,11 @@ def guess(scores: Array, plan: Plan) -> Array:
 
 
 def count_correct(answers: Array, coins: Array) -> int:
-    """How many guesses are right. answers: int8[m], of `guess`; coins: bool[m], True where a unit was in.
+    """Count the right guesses.
+
+    Args:
+        answers: int8[m], as `guess` returns them.
+        coins: bool[m], True where a unit was in.
 
     Raises:
         InputError: not as many answers as coins.
@@ -273,8 +288,8 @@ def count_correct(answers: Array, coins: Array) -> int:
 class Strongest:
     """The largest bounds that a game could have shown, had every guess been right.
 
-    A game whose strongest bound is below the claim says nothing about it: it is *underpowered*. f_dp is None where no
-    family of curves was given.
+    A game whose strongest bound is below the claim says nothing about the claim: it is *underpowered*. `f_dp` is None
+    if no family of curves was given.
     """
 
     one_run: float
@@ -290,7 +305,7 @@ def strongest(
     start: float = 1.0,
     sides: Sides = "both",
 ) -> Strongest:
-    """What one run with m coins and r guesses could show at most: `one_run` and `fdp.f_dp` at v = r."""
+    """Compute the most that one run with m coins and r guesses could show: `one_run` and `fdp.f_dp` at v = r."""
     by_pair = one_run(coins, guesses, guesses, delta, alpha)
     if family is None:
         return Strongest(by_pair)
@@ -298,7 +313,7 @@ def strongest(
 
 
 def strongest_clopper_pearson(inside: int, outside: int, delta: float, alpha: float = 0.05) -> float:
-    """What so many runs with the unit and without it could show at most."""
+    """Compute the most that these numbers of runs with the unit and without it could show."""
     return clopper_pearson(inside, 0, 0, outside, delta, alpha)
 
 

@@ -1,4 +1,4 @@
-"""All that a secret might have been, each in the text that was planted, as token rows."""
+"""All values that a secret might have had, each within the text that was planted, as token rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from confide.utils.errors import InputError
 
 END = -1  # stands after the last token of a row that is shorter than others
 
-_AT_ONCE = 1 << 16  # texts that are tokenised together: bounds the memory that lists of tokens take
+_AT_ONCE = 1 << 16  # texts that are tokenised together: bounds the memory of the lists of tokens
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Candidates:
         before, after: the text on both sides of the secret.
         size: |R|.
         secret: the candidate of each number below `size`.
-        number: and back; raises ValueError for what is no candidate.
+        number: the number of each candidate, the inverse of `secret`; raises ValueError for any other text.
     """
 
     before: str
@@ -32,10 +32,10 @@ class Candidates:
 
     @classmethod
     def digits(cls, template: str, digits: int) -> "Candidates":
-        """All numbers of so many digits, 000000 to 999999 for six.
+        """Return all numbers with this many digits, 000000 to 999999 for six.
 
         Args:
-            template: text with one `{}` where the secret stands.
+            template: text with one `{}` in place of the secret.
 
         Raises:
             InputError: the template has no such place, or several.
@@ -50,7 +50,7 @@ class Candidates:
 
     @classmethod
     def among(cls, template: str, secrets: Sequence[str]) -> "Candidates":
-        """A list of secrets, all different.
+        """Return a space of listed secrets, which must all be different.
 
         Raises:
             InputError: the template has no place for a secret, or several; or two secrets are the same.
@@ -70,10 +70,10 @@ class Candidates:
         return f"{self.before}{self.secret(number)}{self.after}"
 
     def numbers(self, secrets: Sequence[str]) -> np.ndarray:
-        """int64[K].
+        """Return the number of each secret: int64[K].
 
         Raises:
-            InputError: one is no candidate.
+            InputError: a secret is not among the candidates.
         """
         try:
             return np.array([self.number(secret) for secret in secrets], dtype=np.int64)
@@ -81,12 +81,12 @@ class Candidates:
             raise InputError("secrets: one of them is not among the candidates of its template") from None
 
     def tokens(self, tokenizer: Any, numbers: np.ndarray | None = None) -> np.ndarray:
-        """The whole text of each candidate as the tokenizer cuts it, after the token that starts a row: int32[n, W].
+        """Tokenise the whole text of each candidate, after the token that starts a row: int32[n, W].
 
         Shorter rows are filled up with END.
 
         Args:
-            numbers: of which candidates; None: of all.
+            numbers: which candidates; None means all.
         """
         numbers = np.arange(self.size) if numbers is None else numbers
         parts = []

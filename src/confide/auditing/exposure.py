@@ -1,14 +1,14 @@
-"""Exposure: how far up a secret stands among all that it might have been (Carlini et al. 2019, "The Secret Sharer").
+"""Exposure: how high a secret ranks among all values that it might have had (Carlini et al. 2019, "The Secret Sharer").
 
 exposure = log2 |R| - log2 rank, where the rank is by the log-probability that the model gives to the whole text, 1 for
-the most probable of the candidates R (Wu et al. 2022, equation 7). At most it is log2 |R|: 19.93 for six digits.
+the most probable of the candidates R (Wu et al. 2022, equation 7). Its maximum is log2 |R|: 19.93 for six digits.
 
 The rank counts every other candidate whose log-probability is *at least* the secret's, so ties count against it: no
 exposure is overstated by them, and a model that tells no candidate from another gives exposure 0.
 
 *Formal guarantee* of the p-values: if the secret was drawn uniformly from R and the model does not depend on it, then
-P(p <= t) <= t for every t, whatever the model prefers. For, all candidates are scored alike, so the secret is at each
-place with the same probability, and ties only raise p. A secret that a person chose is not covered.
+P(p <= t) <= t for every t, whatever the model prefers. Reason: all candidates are scored alike, so the secret is at
+each place with the same probability, and ties only raise p. A secret that a person chose is not covered.
 """
 
 import math
@@ -30,7 +30,7 @@ from confide.utils.errors import CheckFailed, InputError
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000  # of a bootstrap interval
-CHECKED = 8  # candidates, beside the secrets, that are also read without a cache
+CHECKED = 8  # candidates, besides the secrets, that are also read without a cache
 
 Progress = Callable[[int], None]
 Method = Literal["exact", "bounded", "sampled", "extrapolated"]
@@ -41,14 +41,14 @@ class Exposure:
     """The exposure of one secret.
 
     Attributes:
-        exposure: in bits, 0 to log2 |R|. `bounded`: it is certainly no more than this.
-        rank: of the secret. `exact`: that; `bounded`: it is at least this; else an estimate.
+        exposure: in bits, 0 to log2 |R|. With method `bounded`: an upper bound that certainly holds.
+        rank: the secret's rank. With method `exact`: the true rank; `bounded`: a lower bound of it; else an estimate.
         candidates: |R|.
-        method: how it was found; `sampled` and `extrapolated` are estimates.
+        method: how the rank was found; `sampled` and `extrapolated` are estimates.
         positions: tokens given to the model, for all secrets that were ranked together.
-        plain_positions: the tokens of all candidates' texts, which reading each by itself would take.
-        interval: where the exposure lies, in bits: with probability `confidence` for an estimate, certainly for
-            `bounded`, None for `exact`.
+        plain_positions: tokens of all candidates' texts, the cost of reading each text by itself.
+        interval: an interval that holds the exposure, in bits: with probability `confidence` for an estimate,
+            certainly for `bounded`; None for `exact`.
         p_value: of the secret's place if the model did not depend on it; None where there is no valid one.
         fit: `extrapolated`: p-value of the hypothesis that losses follow the fitted distribution. Where it is small,
             they do not, and nothing but the candidates that were drawn speaks for the exposure.
@@ -74,12 +74,15 @@ class Exposure:
 
 
 def most(candidates: int) -> float:
-    """The greatest exposure there can be, in bits."""
+    """Return the greatest possible exposure, in bits."""
     return math.log2(candidates)
 
 
 def null_mean(candidates: int) -> float:
-    """Mean exposure of a secret that the model does not depend on, in bits: log2 n - log2(n!) / n, below 1.4427."""
+    """Compute the mean exposure of a secret that the model does not depend on, in bits.
+
+    It is log2 n - log2(n!) / n, below 1.4427.
+    """
     return math.log2(candidates) - math.lgamma(candidates + 1) / candidates / math.log(2)
 
 
@@ -91,7 +94,7 @@ def exact(
     least: float = 0.0,
     progress: Progress | None = None,
 ) -> tuple[Exposure, ...]:
-    """The exposure of secrets under one template, by their ranks among all candidates.
+    """Compute the exposure of secrets under one template, by their ranks among all candidates.
 
     All ranks come from one search of the trie, which drops what is below every secret. Without text after the secret
     it takes no more than the nodes of all digits but the last, a ninth of |R|. With such text a pass over each
@@ -99,11 +102,11 @@ def exact(
     above. An exact rank of r then takes at least r passes, which is much only for secrets that are not exposed.
 
     Args:
-        trie: of all candidates.
-        secrets: their numbers, as `Candidates.numbers` tells them.
-        least: bits; of a secret that certainly has no more exposure than this no more is found out, which saves most
-            of those passes. The result is then `bounded`, and its p-value 1. 0: all ranks are exact.
-        progress: given how many candidates were dealt with since it was last called.
+        trie: the trie of all candidates.
+        secrets: their numbers, as `Candidates.numbers` returns them.
+        least: bits; the search stops for a secret whose exposure is certainly no more than this, which saves most of
+            those passes. The result is then `bounded`, and its p-value 1. With 0 all ranks are exact.
+        progress: called with how many candidates were dealt with since the last call.
 
     Raises:
         InputError: a row is longer than the model can read.
@@ -128,9 +131,9 @@ def exact(
 
 
 def exceeds(model: Any, rows: list[np.ndarray], others: Trie) -> bool:
-    """Whether the likeliest of some texts is more likely than all others, by more than rounding can make of it.
+    """Tell whether the likeliest of some texts is more likely than all others, by more than rounding can explain.
 
-    The search looks only at what is not below it, and ends at the first other text that is not.
+    The search looks only at texts that are not below it, and ends at the first of the others that is not.
 
     Raises:
         InputError, Diverged: as `exact`.
@@ -164,7 +167,10 @@ def _check(cached: np.ndarray, plain: np.ndarray, slack: float) -> None:
 
 
 def _slack(model: Any) -> float:
-    """By how much a text's log-probability may differ between ways to read it, in nats: far more than it does."""
+    """Return the tolerated difference of a text's log-probability between ways to read it, in nats.
+
+    It is far more than the differences that occur.
+    """
     dtypes = {parameter.dtype for parameter in model.parameters()}
     return 0.01 if dtypes <= {torch.float32, torch.float64} else 0.5
 
@@ -195,7 +201,7 @@ def sampled(
     confidence: float = CONFIDENCE,
     progress: Progress | None = None,
 ) -> tuple[Exposure, ...]:
-    """Estimates of exposure from `count` random other candidates for each secret, drawn without replacement.
+    """Estimate exposure from `count` random other candidates for each secret, drawn without replacement.
 
     The rank's interval is Clopper and Pearson's, of a population of |R| - 1 (the hypergeometric distribution in place
     of the binomial one). p = (1 + drawn ones that are not below the secret) / (count + 1), and the exposure is -log2 p:
@@ -203,7 +209,7 @@ def sampled(
     that p-values of several are independent.
 
     Raises:
-        InputError: there are not as many others; or as `exact`.
+        InputError: there are fewer than `count` other candidates; or as `exact`.
     """
     drawn, own, found = _scores(model, tokenizer, candidates, secrets, count, generator, progress)
     results = []
@@ -230,10 +236,13 @@ def sampled(
 
 @lru_cache(maxsize=1 << 12)
 def share_interval(hits: int, drawn: int, population: int, confidence: float = CONFIDENCE) -> tuple[int, int]:
-    """How many of a population have a property that `hits` of `drawn` had, drawn without replacement.
+    """Compute an interval for how many of a population have a property that `hits` of `drawn` had.
 
-    *Formal guarantee*: the true number lies within with at least this probability (Clopper and Pearson's argument: a
-    number is left out if it makes what was seen, or more extreme, less probable than half of the rest).
+    The sample was drawn without replacement.
+
+    *Formal guarantee*: the true number lies within the interval with at least this probability (Clopper and Pearson's
+    argument: a number is left out if it makes what was seen, or more extreme outcomes, less probable than half of the
+    error).
     """
     tail = (1 - confidence) / 2
 
@@ -261,16 +270,15 @@ def extrapolated(
     confidence: float = CONFIDENCE,
     progress: Progress | None = None,
 ) -> tuple[Exposure, ...]:
-    """Estimates of exposure by a skew-normal distribution fitted to losses (Carlini et al. 2019, section 4.3).
+    """Estimate exposure by a skew-normal distribution fitted to losses (Carlini et al. 2019, section 4.3).
 
     exposure = -log2 of the share of that distribution below the secret's loss, at most log2 |R|. The interval is a
-    percentile bootstrap over the candidates that were drawn; it does not cover that the distribution may be another,
-    which `fit` speaks of (Kolmogorov and Smirnov's distance, against its distribution when the parameters are fitted).
-    There is no p-value: nothing proves that the tail goes on as fitted.
+    percentile bootstrap over the candidates that were drawn; it does not allow for a distribution of another shape,
+    which `fit` tests (Kolmogorov and Smirnov's distance, against its distribution when the parameters are fitted).
+    There is no p-value: nothing proves that the tail follows the fit.
 
     Raises:
-        InputError: fewer than 100 candidates are to be drawn, there are not as many, or all have the same loss; or as
-            `exact`.
+        InputError: fewer than 100 candidates are to be drawn, fewer exist, or all have the same loss; or as `exact`.
     """
     if count < 100:
         raise InputError(f"count: a distribution is fitted to at least 100 candidates, not {count}")
@@ -315,7 +323,10 @@ def _scores(
     generator: np.random.Generator,
     progress: Progress | None,
 ) -> tuple[np.ndarray, np.ndarray, _Passes]:
-    """Log-probabilities (K, count) of others drawn for each secret, and (K,) of the secrets, of one search."""
+    """Compute log-probabilities of the others drawn for each secret, (K, count), and of the secrets, (K,).
+
+    All come from one search, whose count of passes is returned third.
+    """
     if not 0 < count < candidates.size:
         raise InputError(f"count: {count} others cannot be drawn from {candidates.size} candidates")
     numbers = np.asarray(secrets, dtype=np.int64)
@@ -333,13 +344,14 @@ def _scores(
 # several secrets -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Combined:
-    """What several secrets' exposures say together.
+    """The joint evidence of several secrets' exposures.
 
     Attributes:
-        p_value: by Fisher's method, that the model depends on none of them; None where one has none (`extrapolated`).
-        mean: of the exposures, in bits.
-        null_mean: what that would be for a model that depends on none.
-        count: secrets.
+        p_value: of "the model depends on none of them", by Fisher's method; None if a secret has no p-value
+            (`extrapolated`).
+        mean: mean of the exposures, in bits.
+        null_mean: the mean for a model that depends on none of them.
+        count: number of secrets.
     """
 
     p_value: float | None
@@ -349,7 +361,7 @@ class Combined:
 
 
 def fisher(p_values: ArrayLike) -> float:
-    """One p-value from several: that of -2 sum ln p under chi^2 with two degrees of freedom each (Fisher 1925).
+    """Combine p-values into one: that of -2 sum ln p under chi^2 with two degrees of freedom each (Fisher 1925).
 
     *Formal guarantee*: P(p <= t) <= t if the p-values are independent and each has P(p <= t) <= t. Ranks among |R|
     are discrete, which makes -2 ln p stochastically smaller than chi^2, so the test errs to the safe side.
@@ -359,13 +371,13 @@ def fisher(p_values: ArrayLike) -> float:
 
 
 def combined(exposures: Sequence[Exposure]) -> Combined:
-    """`fisher` of the secrets' p-values, for secrets that were drawn independently.
+    """Combine the exposures of secrets that were drawn independently; the p-value is `fisher` of theirs.
 
-    Different secrets of one template are drawn without replacement, and their ranks differ: this makes the sum in
-    Fisher's method vary less, in a space as large as that of canaries by nothing that matters.
+    Different secrets of one template are drawn without replacement, and their ranks differ. This makes the sum in
+    Fisher's method vary less, by a negligible amount in a space as large as that of canaries.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no exposure.
     """
     if not exposures:
         raise InputError("exposures: there is none to combine")

@@ -1,15 +1,16 @@
-"""What a model gives back of its training text: from the first n tokens of a row the next m, word for word.
+"""Extraction: does a model, given the first n tokens of a training row, give back the next m word for word?
 
 *Greedy* (Ganesh et al. 2025, definition 5.1 and section 5.2): the most probable token at each step is the row's.
-*Discoverable* (Hayes et al. 2024, "Measuring memorization in language models via probabilistic extraction"): of
-`samples` sampled continuations at least one is the row's, with probability 1 - (1 - p)^samples, where p is the
+*Discoverable* (Hayes et al. 2024, "Measuring memorization in language models via probabilistic extraction"): at least
+one of `samples` sampled continuations is the row's, with probability 1 - (1 - p)^samples, where p is the
 continuation's probability under the sampling scheme.
 
 Nothing is generated for either. A greedy continuation equals m tokens exactly if each of them is the most probable
-after the row's own tokens before it, and p is the product of what each has there; one pass over the row tells both.
+after the row's own tokens before it, and p is the product of the tokens' probabilities there. One pass over the row
+yields both.
 
-Text that a model gives back need not have been learnt from the rows: the base model knows some, too. So every figure
-is shown for both models, with the difference.
+A model need not have learnt from the rows a text that it gives back: the base model knows some texts, too. So every
+figure is shown for both models, with the difference.
 """
 
 import math
@@ -31,11 +32,11 @@ CONFIDENCE = 0.95
 def draw_rows(
     graph: UnitGraph, length: int, count: int, generator: np.random.Generator, per_unit: int | None = 1
 ) -> np.ndarray:
-    """Up to `count` random rows of at least `length` tokens: int64[], in ascending order.
+    """Draw up to `count` random rows of at least `length` tokens: int64[], in ascending order.
 
     Args:
-        per_unit: the most rows of a unit. With more than one rows are not independent, and intervals that take them as
-            such are too narrow. None: any; then of all rows, those without a unit as well.
+        per_unit: the most rows of a unit. With more than one, rows are not independent, and intervals that assume it
+            are too narrow. None: no limit; rows without a unit are then drawn, too.
 
     Raises:
         InputError: no row is long enough.
@@ -70,9 +71,9 @@ def _of_units(
 # one model -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Sampling:
-    """How continuations are sampled: temperature, then the `top_k` most probable tokens (all, if None).
+    """A sampling scheme for continuations: a temperature, then the `top_k` most probable tokens (all, if None).
 
-    Tokens that are as probable as the last of these are among them, as transformers has it.
+    Tokens that tie with the last of these are among them, as in transformers.
     """
 
     temperature: float = 1.0
@@ -85,7 +86,10 @@ class Sampling:
             raise InputError(f"extraction.top_k: it must be at least 1, not {self.top_k}")
 
     def log_probabilities(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Of sampling each of `ids` (...) from logits (..., V): (...), nats, -inf for what is never sampled."""
+        """Compute the log-probability of sampling each of `ids` (...) from logits (..., V): (...), in nats.
+
+        It is -inf for tokens that are never sampled.
+        """
         scaled = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             last = scaled.topk(self.top_k, dim=-1).values[..., -1:]
@@ -95,7 +99,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Extraction:
-    """What one model gives back of some rows. Private: it speaks of single rows.
+    """The rows that one model gives back. Private: it speaks of single rows.
 
     Attributes:
         greedy: bool[n], whether greedy decoding gives a row's continuation.
@@ -106,13 +110,13 @@ class Extraction:
     log_probability: np.ndarray
 
     def chance(self, samples: int) -> np.ndarray:
-        """Probability that one of so many sampled continuations is the row's: float64[n]."""
-        with np.errstate(divide="ignore"):  # a continuation that is certain
+        """Compute the probability that one of `samples` sampled continuations is the row's: float64[n]."""
+        with np.errstate(divide="ignore"):  # log of 0 where a continuation is certain
             missed = np.log1p(-np.exp(np.minimum(self.log_probability, 0.0)))
         return -np.expm1(samples * missed)
 
     def discoverable(self, samples: int, probability: float) -> np.ndarray:
-        """Which rows are (samples, probability)-discoverable: bool[n]."""
+        """Tell which rows are (samples, probability)-discoverable: bool[n]."""
         return self.chance(samples) >= probability
 
 
@@ -125,14 +129,14 @@ def extract(
     sampling: Sampling | None = None,
     micro_tokens: int = 8192,
 ) -> Extraction:
-    """Of each row, whether its tokens `prefix` to `prefix + suffix` follow from those before them.
+    """Tell for each row whether its tokens `prefix` to `prefix + suffix` follow from the tokens before them.
 
-    Special tokens count as any other: a separator in a row is a token that the model must give back. Memory holds one
-    batch of rows.
+    Special tokens count like any other: a separator in a row is a token that the model must give back. Memory holds
+    one batch of rows.
 
     Args:
         rows: int64[n], row numbers of the graph, each with `prefix + suffix` tokens at least.
-        sampling: of continuations; temperature 1 over all tokens by default.
+        sampling: the sampling scheme of continuations; by default temperature 1 over all tokens.
 
     Raises:
         InputError: prefix or suffix is less than 1, or a row is too short, or longer than the model can read.
@@ -174,17 +178,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Difference:
-    """How many rows the fine-tuned model gives back, how many the base model does, and the difference.
+    """The shares of rows that the fine-tuned model and the base model give back, and their difference.
 
     *Formal guarantee*, for rows that are drawn independently: each interval holds the true share, and that of the
     difference holds the true difference, with at least the stated confidence; `p_value` is valid for the hypothesis
-    that fine-tuning makes no more rows to be given back than it makes to be lost (McNemar's exact test, one-sided).
+    that fine-tuning makes no more rows extractable than it makes unextractable (McNemar's exact test, one-sided).
 
     Attributes:
-        rows: that were asked for.
-        tuned, base: shares.
+        rows: number of rows that were tested.
+        tuned, base: shares of the two models.
         difference: of shares, tuned minus base, from pairs: rows that only one of the models gives back.
-        only_tuned, only_base: numbers of these.
+        only_tuned, only_base: numbers of these rows.
         confidence: of each interval.
     """
 
@@ -202,10 +206,10 @@ class Difference:
 
 
 def compare(tuned: np.ndarray, base: np.ndarray, confidence: float = CONFIDENCE) -> Difference:
-    """The difference of two models' outcomes on the same rows: bool[n] each.
+    """Compare two models' outcomes on the same rows: bool[n] each.
 
     The difference is a - b of the probabilities that a row is given back by the one alone, and by the other alone. Its
-    interval comes from exact ones of a and of b, each at half the error (Bonferroni): wider than the usual
+    interval comes from exact intervals of a and of b, each at half the error (Bonferroni): wider than the usual
     approximations, but it holds however few rows are given back, where a bootstrap of none at all would say 0 to 0.
     """
     if tuned.shape != base.shape or not len(tuned):
@@ -226,7 +230,7 @@ def compare(tuned: np.ndarray, base: np.ndarray, confidence: float = CONFIDENCE)
 
 
 def share(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
-    """Clopper and Pearson's interval of a binomial probability."""
+    """Compute Clopper and Pearson's interval of a binomial probability."""
     tail = (1 - confidence) / 2
     low = float(special.betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
     high = float(special.betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0

@@ -1,9 +1,9 @@
-"""Which curves a guessing game refutes: f-differential privacy audited in one run.
+"""Audit of f-differential privacy in one run: the curves that a guessing game refutes.
 
-*The game.* Each of m units is in or out by its own fair coin, a mechanism runs once, and of whatever it gave out r
-units are guessed in or out; N guesses are right. Which units, and how, may depend on all that the mechanism gave out.
+*The game.* Each of m units is in or out by its own fair coin, a mechanism runs once, and from its output r units are
+guessed in or out; N guesses are right. The choice of units and the guesses may depend on the whole output.
 Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", bound the upper tail of N by the
-mechanism's whole trade-off curve. What follows is a proof of the form used here, with a recursion of our own.
+mechanism's whole trade-off curve. A proof of the form used here follows, with a recursion of our own.
 
 *One unit.* Write B(x) for the largest P(E) that the curve allows at Q(E) <= x: concave, nondecreasing. Let C_i be the
 event that unit i is guessed, and rightly; W_i, wrongly. Fix all coins but i's, and t >= 1. Let E_b be the outputs in
@@ -31,9 +31,9 @@ give P[C_i, N >= t] <= B(P[W_i, N >= t - 1] / (k - 1)), so K is multiplied by k 
 replacing a unit's text, and B the worse direction, as either text may be the likelier.
 
 *How tight.* A mechanism that first draws how much it leaks, and then leaks so much about every unit, can have the same
-curve as one that leaks about each unit by luck of its own, but its N is far from the mean more often. So where all
-units are guessed (r = m) a curve allows many right guesses with probability alpha, whatever m is, and no test of the
-curve alone can do better. What refutes a curve are few, sure guesses.
+curve as one that leaks about each unit independently, but its N is far from the mean more often. So where all units
+are guessed (r = m) a curve allows many right guesses with probability alpha, whatever m is, and no test of the curve
+alone can do better. Few, sure guesses refute a curve.
 """
 
 from __future__ import annotations
@@ -56,18 +56,20 @@ Sides = Literal["both", "in"]
 LEAST_P = 1e-12
 """No p-value is reported below this."""
 
-_DOUBLINGS = 20  # of the noise that a search begins with, in either direction
+_DOUBLINGS = 20  # doublings of the first noise that a search makes at most, in either direction
 
 _LOWEST, _HIGHEST = -20.0, 700.0  # beyond, e^-e times a rounding error of delta would no longer be small
 
 
 @dataclass(frozen=True, eq=False)
 class _Wrong:
-    """K of the proof above: the least mass of wrong guesses beside a mass R of right ones.
+    """K of the proof above: the least mass of wrong guesses that must accompany a mass R of right ones.
 
-    slopes, deltas: float64[n], e^-e and the delta in B at its vertices, e increasing. changes: float64[n - 1],
-    nondecreasing: along -R, where the best vertex changes. Any vertex gives a lower bound of K, so neither rounding nor
-    a vertex left out can make a test reject too often.
+    Attributes:
+        slopes, deltas: float64[n], e^-e and the delta in B at its vertices, e increasing.
+        changes: float64[n - 1], nondecreasing: the values of -R at which the best vertex changes.
+
+    Any vertex gives a lower bound of K, so neither rounding nor a vertex left out can make a test reject too often.
     """
 
     slopes: Array
@@ -88,13 +90,13 @@ class _Wrong:
         return cls(np.exp(-e), d, np.maximum.accumulate(-lines))
 
     def least(self, right: Array) -> Array:
-        """K(R) for each R: float64, the shape of `right`."""
+        """Compute K(R) for each R: float64, the shape of `right`."""
         best = np.searchsorted(self.changes, -right)
         return np.maximum(0.0, self.slopes[best] * (right - self.deltas[best]))
 
 
 def check_counts(coins: int, guesses: int, correct: int) -> None:
-    """Raises InputError unless 0 <= correct <= guesses <= coins, and there was a guess."""
+    """Raise InputError unless 0 <= correct <= guesses <= coins, and there was a guess."""
     if guesses < 1:
         raise InputError(f"guesses must be at least 1, not {guesses}")
     if guesses > coins:
@@ -104,7 +106,7 @@ def check_counts(coins: int, guesses: int, correct: int) -> None:
 
 
 def check_alpha(alpha: float) -> None:
-    """Raises InputError unless alpha is a probability of error that a test may have."""
+    """Raise InputError unless alpha is a valid error probability of a test."""
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie between 0 and 1, not {alpha}")
 
@@ -112,7 +114,7 @@ def check_alpha(alpha: float) -> None:
 def f_dp_p_value(
     curve: PrivacyProfile, coins: int, guesses: int, correct: int, sides: Sides = "both", choices: int = 2
 ) -> float:
-    """p-value of "what one unit can lose is within this curve", after v of r guesses about m units were right.
+    """Compute the p-value of "one unit's loss is within this curve", after v of r guesses about m units were right.
 
     Formal guarantee: if the curve dominates the mechanism, P[p-value <= a] <= a for every a, whatever the guesser does
     with the output, for coins that are fair and independent of each other and of all else, and r fixed beforehand (the
@@ -154,7 +156,7 @@ def f_dp_refutes(
     sides: Sides = "both",
     choices: int = 2,
 ) -> bool:
-    """Whether `f_dp_p_value` is at most alpha; much faster."""
+    """Tell whether `f_dp_p_value` is at most alpha; much faster than computing it."""
     check_counts(coins, guesses, correct)
     check_alpha(alpha)
     wrong = _wrong(curve, sides, choices)
@@ -169,7 +171,7 @@ def f_dp_least_correct(
     sides: Sides = "both",
     choices: int = 2,
 ) -> int | None:
-    """The fewest right guesses that refute a curve at alpha; None where not even all r being right would."""
+    """Return the fewest right guesses that refute a curve at alpha; None if not even r right guesses would."""
     check_counts(coins, guesses, guesses)
     check_alpha(alpha)
     wrong, level = _wrong(curve, sides, choices), np.array([alpha])
@@ -196,18 +198,18 @@ def f_dp(
     sides: Sides = "both",
     choices: int = 2,
 ) -> float:
-    """Lower bound on epsilon at `delta`, among the curves of a family: that of the least noise which is refuted.
+    """Compute a lower bound on epsilon at `delta` among the curves of a family: that of the least refuted noise.
 
     Formal guarantee: with probability at least 1 - alpha, no curve of the family that dominates the mechanism has an
-    epsilon below this. All noise from the boundary up is refuted, and the curves lie within each other, so one test at
-    the true noise decides and no correction for the search is due. This is *about the family*: a mechanism of another
-    shape may well be (epsilon, delta)-differentially private below it. `bounds.one_run` needs no family.
+    epsilon below this. All noise from the boundary up is refuted, and the curves lie within each other, so the one
+    test at the true noise decides, and the search needs no correction. This is *about the family*: a mechanism of
+    another shape may well be (epsilon, delta)-differentially private below it. `bounds.one_run` needs no family.
 
     Args:
-        family: noise > 0 -> Curve, less private at every epsilon as noise falls; the same interval of the grid
-            for every noise, and for an epsilon that this bound is compared with.
-        start: noise to begin with, best what is claimed.
-        others: as `f_dp_p_value`.
+        family: a function from noise > 0 to a curve, less private at every epsilon as noise falls; with the same grid
+            interval for every noise, and for an epsilon that this bound is compared with.
+        start: noise to begin with, best the claimed one.
+        others: as in `f_dp_p_value`.
 
     Returns:
         The epsilon of a curve that was computed and refuted, at a noise within 0.1% of the boundary (or, where all
@@ -235,9 +237,9 @@ def least_epsilon(
     delta: float,
     start: float = 1.0,
 ) -> float:
-    """The epsilon at `delta` of the curve with the least noise that a test refutes; 0 where it refutes none.
+    """Return the epsilon at `delta` of the curve with the least noise that a test refutes; 0 if it refutes none.
 
-    Args as `f_dp`; `refuted` must refute every curve above one that it refutes.
+    Args are as in `f_dp`. `refuted` must refute every curve above one that it refutes.
     """
     if not refuted(_perfect()):
         return 0.0
@@ -251,7 +253,7 @@ def _boundary(
     start: float,
     delta: float,
 ) -> PrivacyProfile | None:
-    """The refuted curve next to the boundary, or None where epsilon is 0 before any is refuted."""
+    """Return the refuted curve next to the boundary, or None if epsilon is 0 before any curve is refuted."""
     low = high = start
     best = family(start)
     if refuted(best):
@@ -287,20 +289,20 @@ def _wrong(curve: PrivacyProfile, sides: Sides, choices: int) -> _Wrong:
 
 
 def _refuted(wrong: _Wrong, coins: int, guesses: int, correct: int, alphas: Array, choices: int) -> Array:
-    """Whether P[N >= correct] >= alpha is impossible, for each alpha: bool[n], by the recursion above."""
+    """Tell for each alpha whether P[N >= correct] >= alpha is impossible: bool[n], by the recursion above."""
     m, r = float(coins), guesses
     q, beyond = alphas.copy(), np.zeros_like(alphas)
     for t in range(correct, 0, -1):
         needed = (choices - 1) * m * wrong.least((t * q + beyond) / m)
         needed = (q + beyond + needed) / (r - t + 1)
         beyond = beyond + q
-        q = np.minimum(np.maximum(q, needed), 2.0)  # beyond 1 all is said
-        if q[0] > 1:  # the least alpha, so all
+        q = np.minimum(np.maximum(q, needed), 2.0)  # values beyond 1 make no difference
+        if q[0] > 1:  # the least alpha is refuted, so all are
             break
     return q > 1
 
 
 def _perfect() -> PrivacyProfile:
-    """Nothing is lost."""
+    """Return the curve of perfect privacy."""
     none = Direction(np.zeros(1), np.zeros(1))
     return PrivacyProfile(none, none, 0.0)
