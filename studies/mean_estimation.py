@@ -149,7 +149,8 @@ def trained(
         total = clipped_sum(theta, *drawn(who, k, count, generator), clip)
         total += noise[:, None] * generator.standard_normal((trials, 1, D), dtype=np.float32)
         theta -= (rate / np.float32(count))[:, None] * total
-    return ((theta - who.mean[:, None]) ** 2).sum(2, dtype=np.float64)
+    errors: np.ndarray = ((theta - who.mean[:, None]) ** 2).sum(2, dtype=np.float64)
+    return errors
 
 
 def drawn(

@@ -111,7 +111,7 @@ def variances(epsilon: float, budget: float) -> dict[str, Any]:
 
 def share(rows: Sequence[dict[str, Any]], name: str, least_k: int = 1) -> float:
     """In how many of the settings, with at least so many rows a user, ULS has the smaller variance."""
-    won = [
+    won: list[bool] = [
         uls < row["els"]
         for row in rows
         for n, uls in row["uls"][name].items()

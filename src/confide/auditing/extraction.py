@@ -113,7 +113,8 @@ class Extraction:
         """Compute the probability that one of `samples` sampled continuations is the row's: float64[n]."""
         with np.errstate(divide="ignore"):  # log of 0 where a continuation is certain
             missed = np.log1p(-np.exp(np.minimum(self.log_probability, 0.0)))
-        return -np.expm1(samples * missed)
+        chance: np.ndarray = -np.expm1(samples * missed)
+        return chance
 
     def discoverable(self, samples: int, probability: float) -> np.ndarray:
         """Tell which rows are (samples, probability)-discoverable: bool[n]."""

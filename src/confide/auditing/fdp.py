@@ -51,10 +51,10 @@ from confide.utils.errors import InputError
 Array = np.ndarray
 
 Sides = Literal["both", "in"]
-"""What may be guessed: in and out, or only in."""
+"""The guesses that are allowed: in and out, or only in."""
 
 LEAST_P = 1e-12
-"""No p-value is reported below this."""
+"""The least p-value that is reported."""
 
 _DOUBLINGS = 20  # doublings of the first noise that a search makes at most, in either direction
 
@@ -92,7 +92,8 @@ class _Wrong:
     def least(self, right: Array) -> Array:
         """Compute K(R) for each R: float64, the shape of `right`."""
         best = np.searchsorted(self.changes, -right)
-        return np.maximum(0.0, self.slopes[best] * (right - self.deltas[best]))
+        wrong: Array = np.maximum(0.0, self.slopes[best] * (right - self.deltas[best]))
+        return wrong
 
 
 def check_counts(coins: int, guesses: int, correct: int) -> None:

@@ -1,6 +1,6 @@
-"""The game that a claim defines, and what came of it: a violation, consistent with the claim, or underpowered.
+"""The game that a claim defines, and its outcome: a violation, consistent with the claim, or underpowered.
 
-Who is in the game, what its coins stand for and which curve it is held against follow from the run's own records, so
+The players, the meaning of their coins and the curve that they are held against follow from the run's own records, so
 that no claim is attacked at another unit or adjacency than its own.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05
 SHARE = 1 / 3
-"""Of the coins that are guessed, unless it is said before."""
+"""The share of the coins that is guessed by default."""
 
 COARSE = 1e-3
 
@@ -33,10 +33,10 @@ Verdict = Literal["violation", "consistent", "underpowered", "nothing claimed", 
 
 @dataclass(frozen=True)
 class Family:
-    """The claimed mechanism with more noise or less.
+    """The claimed mechanism with other amounts of noise.
 
     Attributes:
-        curve, zeroed: noise multiplier -> what `Claim` holds by these names, at that noise.
+        curve, zeroed: functions from a noise multiplier to the curves that `Claim` holds under these names.
         noise: the claimed multiplier.
     """
 
@@ -46,28 +46,31 @@ class Family:
 
     @classmethod
     def of(cls, process: DominatingPair, zeroed: DominatingPair, noise: float) -> "Family":
-        """On a coarse grid, five times as fast, on which epsilon is larger by parts in ten thousand."""
+        """Build the family on a coarse grid.
+
+        A coarse grid is five times as fast, and epsilon is larger on it by parts in ten thousand.
+        """
         curve = _remembered(process)
         return cls(curve, curve if zeroed == process else _remembered(zeroed), noise)
 
 
 def _remembered(process: DominatingPair) -> Callable[[float], PrivacyProfile]:
-    """Every bound of every game begins its search at the same noises."""
+    """Cache the curve of each noise: every bound of every game begins its search at the same noises."""
     return lru_cache(maxsize=16)(partial(process.curve, interval=COARSE))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is attacked.
+    """The claim that is attacked.
 
     Attributes:
         unit, adjacency: in the words of the guarantee.
-        epsilon, delta: as claimed; epsilon inf where nothing is.
-        curve: that the claim rests on; None where nothing is claimed.
+        epsilon, delta: as claimed; epsilon is inf if nothing is claimed.
+        curve: the curve that the claim rests on; None if nothing is claimed.
         one_row: whether the unit is one row.
-        game: what a coin decides about a canary.
-        zeroed: the curve that bounds whoever guesses at a unit's text; None where nothing is claimed.
-        family: for bounds on epsilon that use the whole curve; without it there are none.
+        game: what a canary's coin decides.
+        zeroed: the curve that bounds any guesser of a unit's text; None if nothing is claimed.
+        family: used for bounds on epsilon from the whole curve; None: there are no such bounds.
     """
 
     unit: str
@@ -81,15 +84,15 @@ class Claim:
     family: Family | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What is claimed."""
+        """Return the claim as it is written into results."""
         kept = ("unit", "adjacency", "epsilon", "delta")
         return {name: getattr(self, name) for name in kept}
 
     def players(self, manifest: Manifest) -> np.ndarray:
-        """The canaries that are one unit each of this claim: int64, their numbers.
+        """Return the numbers of the canaries that are one unit each of this claim: int64.
 
         Raises:
-            InputError: there is none, as where each stands in several rows and the claim is for one.
+            InputError: there is none, for example because each stands in several rows and the claim is for one row.
         """
         fits = [i for i, canary in enumerate(manifest.canaries) if self._is_one_unit(canary)]
         if not fits:
@@ -101,18 +104,20 @@ class Claim:
 
     @cached_property
     def played(self) -> PrivacyProfile | None:
-        """The curve of what a coin decides: where the claim compares each of two texts with none, they are further
-        apart."""
+        """The curve of the coin's choice.
+
+        If the claim compares each of two texts with none, the two are further apart than the claim says.
+        """
         return None if self.curve is None else self._played(self.curve)
 
     def _played(self, curve: PrivacyProfile) -> PrivacyProfile:
         return between(curve) if self.of_two_texts else curve
 
     def least_played(self, refuted: Callable[[PrivacyProfile], bool]) -> float | None:
-        """Epsilon of what is played, where a test begins to refute the claimed mechanism with ever more noise.
+        """Return the epsilon of the played game at the least noise of the claimed mechanism that a test refutes.
 
-        Formal guarantee: as `fdp.f_dp`: it holds for this mechanism with any noise, and with probability 1 - alpha of
-        the test; None where no family is known.
+        Formal guarantee: as in `fdp.f_dp`: it holds for this mechanism with any noise, and with probability 1 - alpha
+        of the test. None if no family is known.
         """
         family = self.family
         if family is None or not 0 < self.delta < 1:
@@ -122,14 +127,14 @@ class Claim:
         )
 
     def least_zeroed(self, refuted: Callable[[PrivacyProfile], bool]) -> float | None:
-        """The same of who guesses at a unit's text."""
+        """Return the same bound as `least_played` for a guesser of a unit's text."""
         if self.family is None or not 0 < self.delta < 1:
             return None
         return least_epsilon(self.family.zeroed, refuted, self.delta, self.family.noise)
 
     @property
     def of_two_texts(self) -> bool:
-        """Whether what is played is wider than the claim."""
+        """True if the played game is wider than the claim."""
         return self.game.compares_contents and self.adjacency == "zero-out"
 
     def _is_one_unit(self, canary: Canary) -> bool:
@@ -138,20 +143,20 @@ class Claim:
 
 @dataclass(frozen=True)
 class Played:
-    """A game that was played.
+    """The outcome of a game.
 
     Attributes:
         view: what the guesser saw: the released model ("release"), or every noised sum ("steps"); "numbers": the
             released model, and the one guess is a number.
         coins, guesses, correct: m, r and v.
         needed: the fewest right guesses that would have refuted the claim; None where not even all would have.
-        p_value: of the claim's own curve.
-        bound: what is shown of any mechanism: a lower bound on epsilon at the claim's delta, by Steinke et al. 2023, of
+        p_value: p-value of the claim's own curve.
+        bound: a lower bound on epsilon at the claim's delta that holds for any mechanism, by Steinke et al. 2023; for
             numbers by `bounds.ceiling_epsilon`.
         strongest: the same, had every guess been right.
         confidence: of each bound, for this game alone.
-        own_bound, own_strongest: what is shown of the claimed mechanism with any noise, by its whole curve; None where
-            it is not known.
+        own_bound, own_strongest: the same two bounds for the claimed mechanism with any noise, by its whole curve;
+            None if that is not known.
     """
 
     view: str
@@ -167,7 +172,11 @@ class Played:
     own_strongest: float | None = None
 
     def verdict(self) -> Verdict:
-        """That no number was found makes no run consistent: few trainers, broken or not, have one come first."""
+        """Judge by this game alone.
+
+        A number that was not found does not make a run consistent: few trainers, broken or not, make it the likeliest
+        one.
+        """
         if self.needed is not None and self.correct >= self.needed:
             return "violation"
         return "underpowered" if self.needed is None or self.view == "numbers" else "consistent"
@@ -176,7 +185,7 @@ class Played:
         return asdict(self) | {"verdict": self.verdict()}
 
     def in_words(self, claim: Claim) -> str:
-        """What was guessed, what it shows, and what it could have shown at most."""
+        """Describe the guesses, what they show, and the most that they could have shown."""
         told, shown = self._told(), shown_in_words(self, claim, claim.of_two_texts and self.view != "numbers")
         if claim.curve is None:
             return f"{told}; {shown}"
@@ -195,7 +204,7 @@ class Played:
 
 
 def shown_in_words(found: "Played | Repeated", claim: Claim, of_two_texts: bool) -> str:
-    """Lower bounds on epsilon, each with the largest that the game could have shown."""
+    """Describe lower bounds on epsilon, each with the largest that the game could have shown."""
     between = " for one text against another" if of_two_texts else ""
     words = (
         f"with {percent_at_least(found.confidence)} confidence this shows epsilon >= {at_least(found.bound, places=2)} "
@@ -218,15 +227,15 @@ def play(
     guesses: int | None = None,
     alpha: float = ALPHA,
 ) -> Played:
-    """Guess by scores, compare with the coins.
+    """Guess the coins by scores and compare.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha
-    (`fdp.f_dp_p_value`), for coins that are fair and independent of all else, scores that are made of what the claim
+    (`fdp.f_dp_p_value`), for coins that are fair and independent of all else, scores computed only from what the claim
     covers, and a number of guesses that was fixed before.
 
     Args:
         scores: float64[m], higher where a canary is more likely in, or holds the first of its texts.
-        coins: bool[m], whether it is so.
+        coins: bool[m], whether the canary is in, or holds the first of its texts.
         guesses: r; default: a third of m, at least 1.
         alpha: probability of a false alarm of this game.
 
@@ -262,15 +271,18 @@ def play(
 
 
 def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA) -> Played:
-    """Guess that the number which the model finds most likely, of all that no canary or a guessed one has, is guessed.
+    """Guess that the number which the model finds most likely is one of the guessed canaries' numbers.
+
+    It is the most likely of all numbers that no canary holds or that a guessed canary holds.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most alpha. Given all other
     units, a number is uniform among its `choices`, so whatever follows from the model is that number with probability
     at most `claim.zeroed`'s reconstruction(1 / choices), and one of n numbers with at most the sum of these.
 
     Args:
-        lead: whether it is one of those guessed.
-        choices: int64[n], how many numbers each of these might have been, as far as the claim hides it.
+        claim: the claim to test.
+        lead: whether the most likely number is a guessed one.
+        choices: int64[n], how many values each guessed number might have had, as far as the claim hides it.
         alpha: probability of a false alarm of this game.
     """
     n, delta = len(choices), claim.delta
@@ -297,7 +309,7 @@ def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = A
 
 
 def verdict(claim: Claim, games: Sequence[Played]) -> Verdict:
-    """Of all games together, each of which was played at its share of alpha."""
+    """Combine the verdicts of all games, each of which was played at its share of alpha."""
     if claim.curve is None:
         return "nothing claimed"
     if not games:

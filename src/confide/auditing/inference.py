@@ -1,7 +1,7 @@
 """User inference: was any text of this user trained on (Kandpal et al. 2023)?
 
-The statistic of a user is the mean, over a few of their rows, of log(p_model / p_reference). It asks for no row that
-was trained on: a model that has learned how someone writes gives them away by rows that it has never seen.
+The statistic of a user is the mean, over a few of their rows, of log(p_model / p_reference). It needs no row that was
+trained on: a model that has learned how a person writes reveals them by rows that it has never seen.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from confide.data.unit_graph import UnitGraph
 from confide.utils.errors import InputError
 
 ROWS = 50
-"""Rows of a user that are looked at, the first ones."""
+"""The number of rows of each user that are examined: the first ones."""
 
 PER = ("token", "row")
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Which rows of which users are asked for, in pairs; a row of several owners stands in several.
+    """The rows that are examined for each user, in pairs. A row of several owners appears once for each.
 
     Attributes:
         units, rows: int64[pairs], by unit.
-        limit: rows of a unit at most.
-        left_out: units of the graph that had no such row.
+        limit: the most rows of a unit.
+        left_out: units of the graph that have no such row.
     """
 
     units: np.ndarray
@@ -37,17 +37,17 @@ class Asked:
 
     @property
     def among(self) -> np.ndarray:
-        """The rows, each once: what `membership.columns` is to be asked for."""
+        """The examined rows, each once: the rows to ask `membership.columns` for."""
         return np.unique(self.rows)
 
 
 def ask(graph: UnitGraph, limit: int = ROWS, among: np.ndarray | None = None) -> Asked:
-    """The first rows of every unit.
+    """Choose the first rows of every unit.
 
     Args:
-        limit: rows of a unit at most: a user with thousands would take all the time.
-        among: bool[M], the rows that may be asked for; None: all. For fresh rows of users that were trained on, those
-            that training could not draw; for trained rows, those that it could.
+        limit: the most rows of a unit; a user with thousands of rows would otherwise take most of the time.
+        among: bool[M], the rows that may be asked for; None: all. To examine fresh rows of trained users, pass the
+            rows that training could not draw; for trained rows, those that it could.
 
     Raises:
         InputError: `limit` is impossible, or no unit has such a row.
@@ -69,17 +69,17 @@ def ask(graph: UnitGraph, limit: int = ROWS, among: np.ndarray | None = None) ->
 
 
 def statistic(asked: Asked, own: Columns, reference: Columns, per: str = "token") -> np.ndarray:
-    """log(p_model / p_reference) of each user, in nats, by user: float64[users].
+    """Compute log(p_model / p_reference) of each user, in nats, in the order of users: float64[users].
 
-    Users of whose rows none holds anything to predict are left out.
+    Users without a row that holds anything to predict are left out.
 
     Args:
         asked: which rows of which users.
-        own, reference: of the audited model and of one that has not seen these users, such as the base model, over
-            `asked.among` or more rows.
+        own, reference: columns of the audited model, and of one that has not seen these users, such as the base model,
+            over `asked.among` or more rows.
         per: "token", the log ratio of all rows over the number of their tokens; or "row", the mean over rows of the log
-            ratio of the whole row, as in the paper, where rows have one length and the two order users alike. Where
-            they have not, long rows sway the second. Which one is to be settled before either is seen.
+            ratio of the whole row, as in the paper, where all rows have one length and the two orders of users agree.
+            With other lengths, long rows dominate the second. Choose before seeing either.
 
     Raises:
         ValueError: the two columns are not of the same tokens, or `per` is neither.
@@ -97,15 +97,15 @@ def statistic(asked: Asked, own: Columns, reference: Columns, per: str = "token"
 
 @dataclass(frozen=True)
 class UserInference:
-    """What the attack achieves over users: an estimate, and no guarantee of anything.
+    """The success of the attack over users: an estimate, and no guarantee of anything.
 
     Attributes:
         member_rows: "trained": the members' rows that were looked at are ones that training could draw; "fresh": none
             of them is, as in the paper; "mixed": some are. Trained rows tell more.
-        limit: rows of a user at most; rows: how many were looked at, of members and of others.
+        limit: the most rows of a user; rows: how many were examined, of members and of others.
         left_out: users without such rows, of members and of others.
         per: "row" or "token", see `statistic`.
-        rates: over users.
+        rates: rates over users.
     """
 
     member_rows: str
@@ -128,7 +128,7 @@ class UserInference:
 
 @dataclass(frozen=True, eq=False)
 class Users:
-    """One side of the comparison: the rows that were asked for, and what the two models said of them."""
+    """One side of the comparison: the examined rows, and the columns of the two models."""
 
     asked: Asked
     own: Columns
@@ -143,10 +143,10 @@ def infer(
     fprs: tuple[float, ...] = FPRS,
     confidence: float = CONFIDENCE,
 ) -> UserInference:
-    """The attack on users in training against users held out, from columns that are there: no model is asked.
+    """Compare users in training with users held out, from columns that exist already: no model is asked.
 
     Args:
-        members: users whose text was trained on; others: held-out ones, asked for as many rows each.
+        members: users whose text was trained on; others: held-out users, with the same limit of rows each.
         in_use: bool[M], the rows of the members' graph that training could draw; None: all of them, as where it draws
             chunks of a user's whole text.
         per: see `statistic`.

@@ -1,4 +1,4 @@
-"""What a causal language model says of whole rows: plain passes, without a cache."""
+"""Likelihoods of whole rows under a causal language model: plain passes, without a cache."""
 
 import contextlib
 import inspect
@@ -11,12 +11,12 @@ from torch import nn
 
 from confide.utils.errors import Diverged, InputError
 
-MEMORY = 1 << 30  # bytes that logits, and what a softmax makes of them, may take, about
+MEMORY = 1 << 30  # bytes that logits, and the temporaries of a softmax over them, may take, about
 
 
 @contextlib.contextmanager
 def reading(model: nn.Module) -> Iterator[None]:
-    """The model as it is read, without gradients, and afterwards as it was."""
+    """Put the model into evaluation mode without gradients, and restore its mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -27,7 +27,7 @@ def reading(model: nn.Module) -> Iterator[None]:
 
 
 def following(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
-    """Logits of the last `count` tokens of each row, each from those before it: (B, count, V), float32 at least.
+    """Compute the logits of each row's last `count` tokens, each from the tokens before it: (B, count, V), >= float32.
 
     Args:
         ids: int64 (B, T) with T > count, rows of one length, so that nothing is padded.
@@ -36,26 +36,29 @@ def following(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
     more = {}
     if "logits_to_keep" in inspect.signature(inner.forward).parameters:
         more["logits_to_keep"] = count  # logits are by far the largest thing in the pass
-    logits = model(input_ids=ids[:, :-1], use_cache=False, **more).logits[:, -count:]
+    logits: torch.Tensor = model(input_ids=ids[:, :-1], use_cache=False, **more).logits[:, -count:]
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each of `ids` (...) under logits (..., V): (...), nats."""
+    """Compute the log-probability of each of `ids` (...) under logits (..., V): (...), nats."""
     return logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(-1)
 
 
 def together(model: Any, length: int, micro_tokens: int) -> int:
-    """How many rows of `length` tokens one pass reads: no more tokens than stated, and than memory has room for."""
-    vocabulary = model.get_input_embeddings().num_embeddings
+    """Return how many rows of `length` tokens one pass reads.
+
+    The rows have no more than `micro_tokens` tokens, and no more than memory has room for.
+    """
+    vocabulary: int = model.get_input_embeddings().num_embeddings
     return max(1, min(micro_tokens, MEMORY // (4 * 4 * vocabulary)) // length)
 
 
 def totals(model: Any, rows: list[np.ndarray], micro_tokens: int = 8192) -> np.ndarray:
-    """Log-probability of each row, the sum over all its tokens but the first: float64[n], nats.
+    """Compute the log-probability of each row, the sum over all its tokens but the first: float64[n], nats.
 
     Raises:
-        Diverged: one is not a number.
+        Diverged: a log-probability is not a number.
     """
     device = next(model.parameters()).device
     lengths = np.array([len(row) for row in rows])
@@ -74,20 +77,20 @@ def totals(model: Any, rows: list[np.ndarray], micro_tokens: int = 8192) -> np.n
 
 
 def check_numbers(values: np.ndarray) -> None:
-    """Raises Diverged if one is not a number."""
+    """Raise Diverged if a value is not a number."""
     if np.isnan(values).any():
         raise Diverged("the model's log-probabilities are not numbers: its training diverged")
 
 
 def longest(model: Any) -> int | None:
-    """How many tokens a model can read, if that is limited."""
+    """Return how many tokens a model can read, or None if that is not limited."""
     settings = model.config.get_text_config()
     limit = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
     return int(limit) if limit is not None and limit > 0 else None
 
 
 def refuse_long(model: Any, length: int, key: str) -> None:
-    """Raises InputError, which names `key`, for rows of more tokens than a model can read."""
+    """Raise InputError, which names `key`, if rows have more tokens than a model can read."""
     limit = longest(model)
     if limit is not None and length > limit:
         raise InputError(f"{key}: {length} tokens are more than the {limit} that the model can read")

@@ -1,7 +1,7 @@
 """Membership inference: scores of rows that are higher where a model is more likely to have been trained on them.
 
-Each model reads each row once. What is kept of a row is a handful of float64 numbers (`Columns`); every attack is
-computed from these columns alone. No score is a guarantee of anything, nor its failure: a stronger attack may exist.
+Each model reads each row once. A row leaves a handful of float64 numbers (`Columns`), and every attack is computed
+from these columns alone. Neither a score nor its failure guarantees anything: a stronger attack may exist.
 """
 
 import zlib
@@ -20,14 +20,14 @@ from confide.training.tasks import Batch, Task
 from confide.utils.errors import Diverged
 
 MIN_K = 20
-"""Per cent of a row's tokens, the least likely ones, that min-k% and min-k%++ look at (Shi et al. 2024)."""
+"""The percentage of a row's tokens, the least likely ones, that min-k% and min-k%++ use (Shi et al. 2024)."""
 
 INDIVIDUAL_VARIANCE = 64
-"""Reference models from which on each row has a variance of its own (Carlini et al. 2022, section VI-A)."""
+"""From this number of reference models on, each row has its own variance (Carlini et al. 2022, section VI-A)."""
 
 OFFLINE_A = 0.9
-"""RMIA's a where nobody says otherwise. Probabilities of tokens are far from 1, so that at 0.3, which Zarifzadeh et al.
-(2024) take for the classes of CIFAR-10, 1 - a outweighs p_out, and hardly more than the loss would be left."""
+"""RMIA's default a. Probabilities of tokens are far from 1. At 0.3, which Zarifzadeh et al. (2024) use for the classes
+of CIFAR-10, 1 - a would outweigh p_out, and the score would hardly differ from the loss."""
 
 _BLOCK = 1024  # rows whose text is decoded at a time
 
@@ -35,10 +35,10 @@ _BLOCK = 1024  # rows whose text is decoded at a time
 # what a model says of rows -------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What one model says of some rows of a graph; only of rows that hold something to predict.
+    """The numbers that one model assigns to rows of a graph; only to rows that hold something to predict.
 
     Attributes:
-        rows: int64[n], ascending; which rows of the graph.
+        rows: int64[n], ascending, the numbers of the rows in the graph.
         tokens: int64[n], how many tokens were predicted (1 for classes).
         loss: float64[n], nats a predicted token.
         min_k: float64[n], mean log-probability of the `MIN_K` per cent least likely tokens; None where not asked for.
@@ -55,7 +55,7 @@ class Columns:
         return len(self.rows)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(bool[len(rows)], int64): which of these rows are here, and where those stand."""
+        """Return which of these rows are here, bool[len(rows)], and their positions, int64."""
         if not len(self.rows):
             return np.zeros(len(rows), dtype=bool), np.zeros(0, dtype=np.int64)
         found = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
@@ -63,7 +63,7 @@ class Columns:
         return here, found[here]
 
     def check_same(self, reference: "Columns") -> None:
-        """Raises ValueError if the other model was asked for other tokens."""
+        """Raise ValueError if the other model was asked for other tokens."""
         if not (np.array_equal(self.rows, reference.rows) and np.array_equal(self.tokens, reference.tokens)):
             raise ValueError("the reference must have been asked for the same tokens of the same rows")
 
@@ -78,14 +78,15 @@ def columns(
     progress: Callable[[int], None] | None = None,
     tokenwise: bool = True,
 ) -> Columns:
-    """One forward pass of `model` over each row, in batches of rows of like length.
+    """Read each row once with `model`, in batches of rows of similar length.
 
     Masked models are asked for the same hidden tokens as in evaluation, and these alone for every model.
 
     Args:
         among: the rows, int64[n], without repetition; None: all of the graph.
-        progress: told of every batch how many rows it had.
-        tokenwise: whether min-k% and min-k%++ are wanted too; of a causal model only, and reference models need none.
+        progress: called after every batch with its number of rows.
+        tokenwise: whether to compute min-k% and min-k%++, too; only for a causal model, and reference models need
+            none.
 
     Raises:
         Diverged: a loss is not a finite number.
@@ -113,7 +114,7 @@ def _tokenwise(
     micro_tokens: int,
     progress: Callable[[int], None] | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sum of losses, predicted tokens, [min-k%, min-k%++]): float64[n], int64[n], float64[2, n]."""
+    """Return (sum of losses, predicted tokens, [min-k%, min-k%++]): float64[n], int64[n], float64[2, n]."""
     found = np.zeros((4, len(among)))
     was_training = model.training
     model.eval()
@@ -134,11 +135,14 @@ def _of_rows(model: nn.Module, task: Task, batch: Batch) -> tuple[torch.Tensor, 
 
 
 def least_mean(values: torch.Tensor, counted: torch.Tensor, percent: int = MIN_K) -> torch.Tensor:
-    """Mean of the least `percent` per cent of each row's counted values, of one at least: float64[B]; 0 where none are.
+    """Compute the mean of the least `percent` per cent of each row's counted values: float64[B].
+
+    At least one value counts; the mean is 0 for a row without counted values.
 
     Args:
         values: (B, n).
         counted: bool, (B, n).
+        percent: the share of the counted values.
     """
     ordered = values.masked_fill(~counted, torch.inf).sort(1).values
     wanted = (counted.sum(1) * percent // 100).clamp(min=1)
@@ -148,7 +152,7 @@ def least_mean(values: torch.Tensor, counted: torch.Tensor, percent: int = MIN_K
 
 
 def compressed_lengths(graph: UnitGraph, rows: np.ndarray, tokenizer: Any) -> np.ndarray:
-    """Bytes of each row's text as zlib compresses it, special tokens left out: int64[len(rows)]."""
+    """Return the bytes of each row's text as zlib compresses it, special tokens left out: int64[len(rows)]."""
     found = np.zeros(len(rows), dtype=np.int64)
     for start in range(0, len(rows), _BLOCK):
         tokens = [row.tolist() for row in graph.fetch(rows[start : start + _BLOCK])]
@@ -159,7 +163,7 @@ def compressed_lengths(graph: UnitGraph, rows: np.ndarray, tokenizer: Any) -> np
 
 
 def unit_of(graph: UnitGraph, rows: np.ndarray) -> np.ndarray:
-    """The unit that each row is counted with: the first of its owners, or one of its own. int64[len(rows)]."""
+    """Return the unit that each row is counted with, its first owner, or one of its own: int64[len(rows)]."""
     owners = (graph.owners_of(int(row)) for row in rows)
     return np.array(
         [own[0] if len(own) else -1 - row for own, row in zip(owners, rows, strict=True)], np.int64
@@ -170,11 +174,11 @@ def unit_of(graph: UnitGraph, rows: np.ndarray) -> np.ndarray:
 def scores(
     own: Columns, reference: Columns | None = None, compressed: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """The attacks that need no other model than a reference: name -> float64[n], higher for likelier members.
+    """Compute the attacks that need at most a reference model: name -> float64[n], higher for likelier members.
 
     - `loss`: -loss (Yeom et al. 2018).
     - `reference`: loss of the reference less loss, both a token (Carlini et al. 2021, their ratio of perplexities in
-      logarithms). The reference has not seen the rows: the base model, or one trained on other rows.
+      logarithms). The reference has not seen the rows: it is the base model, or one trained on other rows.
     - `zlib`: -(loss of the whole row) / compressed bytes (Carlini et al. 2021). Among rows of one length that orders as
       the loss a token, which they divide, would; among others, that would tell hardly more than the length.
     - `min-k`: mean log-probability of the least likely tokens (Shi et al. 2024).
@@ -182,8 +186,8 @@ def scores(
       prediction (Zhang et al. 2025).
 
     Args:
-        own: of the audited model; reference: of the reference model, over the same rows.
-        compressed: int64[n], as `compressed_lengths` has them for the same rows.
+        own: columns of the audited model; reference: columns of the reference model, over the same rows.
+        compressed: int64[n], as `compressed_lengths` returns them for the same rows.
 
     Raises:
         ValueError: the columns are not of the same rows.
@@ -202,20 +206,23 @@ def scores(
 
 
 def lira(loss: np.ndarray, references: np.ndarray, individual_from: int = INDIVIDUAL_VARIANCE) -> np.ndarray:
-    """Offline LiRA (Carlini et al. 2022, equation 4): by how many deviations a row stands out among models without it.
+    """Compute offline LiRA scores (Carlini et al. 2022, equation 4).
 
-    A row's confidence p = e^-loss, the geometric mean of its tokens' probabilities, is put on the logit scale,
-    log(p / (1 - p)), where it is nearly normal; the score is (confidence - mean) / deviation over the reference models.
-    The paper's score is the normal distribution function of this, which orders rows the same way but is 1 for many.
+    The score says by how many deviations a row stands out among models without it. A row's confidence p = e^-loss, the
+    geometric mean of its tokens' probabilities, is put on the logit scale, log(p / (1 - p)), where it is nearly
+    normal; the score is (confidence - mean) / deviation over the reference models. The paper's score is the normal
+    distribution function of this, which orders rows the same way but is 1 for many.
 
-    With fewer than `individual_from` references all rows share one variance, the mean of their own ones; as one number
-    for all it changes no order, nor does the 1 that a single reference leaves. A row's own variance is not taken below
-    a thousandth of the shared one: references that happen to agree would make a row stand out without bound.
+    With fewer than `individual_from` references all rows share one variance, the mean of their own ones. Being one
+    number for all, it changes no order, and neither does the 1 that is used with a single reference. A row's own
+    variance is not taken below a thousandth of the shared one: references that happen to agree would make a row stand
+    out without bound.
 
     Args:
-        loss: float64[n], nats a token, of the audited model; of members and others in one call, since they are to be
-            compared and what is shared must be shared by both.
+        loss: float64[n], nats per token, of the audited model; members and others in one call, since they are compared
+            and must share one variance.
         references: float64[k, n], the same of models that have not seen the rows; the base model may be the only one.
+        individual_from: the number of references from which on each row has its own variance.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -228,9 +235,10 @@ def lira(loss: np.ndarray, references: np.ndarray, individual_from: int = INDIVI
         shared = variances.mean()
         if len(others) < individual_from:
             variances = np.full_like(variances, shared)
-        if shared > 1e-20:  # else the models are all the same
+        if shared > 1e-20:  # a smaller variance means that the models are all the same
             deviation = np.sqrt(np.maximum(variances, shared / 1000))
-    return (own - others.mean(axis=0)) / deviation
+    deviations: np.ndarray = (own - others.mean(axis=0)) / deviation
+    return deviations
 
 
 def rmia(
@@ -241,18 +249,20 @@ def rmia(
     a: float = OFFLINE_A,
     gamma: float = 1.0,
 ) -> np.ndarray:
-    """Offline RMIA (Zarifzadeh et al. 2024): the share of population rows z that a row beats by a factor of gamma.
+    """Compute offline RMIA scores (Zarifzadeh et al. 2024).
 
-    A row x beats z if [p(x | model) / p(x)] / [p(z | model) / p(z)] >= gamma, where p = e^-loss and p(x) is the mean of
-    what models with and without x say. Of models with x nothing is known offline: theirs is taken to be
-    a p_out(x) + 1 - a, so that p(x) = ((1 + a) p_out(x) + 1 - a) / 2, and p(z) likewise. a = 1 compares with models
-    without x alone, a = 0 with those that know it by heart. Scores take as many values as there are population rows,
-    and one more. Time is n log z: no pair of rows is ever formed.
+    The score of a row is the share of population rows z that it beats by a factor of gamma. A row x beats z if [p(x |
+    model) / p(x)] / [p(z | model) / p(z)] >= gamma, where p = e^-loss and p(x) is the mean over models with x and
+    models without x. Offline, nothing is known of models with x: their probability is taken to be a p_out(x) + 1 - a,
+    so that p(x) = ((1 + a) p_out(x) + 1 - a) / 2, and p(z) likewise. a = 1 compares with models without x alone, a = 0
+    with models that know x by heart. Scores take as many values as there are population rows, and one more. Time is n
+    log z: no pair of rows is ever formed.
 
     Args:
         loss, references: as in `lira`.
-        population_loss: float64[z], of rows that neither model has seen and that are not among those scored.
+        population_loss: float64[z], of rows that neither model has seen and that are not among the scored rows.
         population_references: float64[k, z].
+        a, gamma: see above.
 
     Raises:
         ValueError: the shapes do not fit, or a or gamma is impossible.
@@ -263,20 +273,23 @@ def rmia(
         raise ValueError(f"RMIA takes a from 0 to 1 and gamma above 0, not {a} and {gamma}")
     beaten = np.sort(_log_ratio(population_loss, population_references, a))
     found = _log_ratio(loss, references, a) - np.log(gamma)
-    return np.searchsorted(beaten, found, side="right") / len(beaten)
+    share: np.ndarray = np.searchsorted(beaten, found, side="right") / len(beaten)
+    return share
 
 
 def _log_ratio(loss: np.ndarray, references: np.ndarray, a: float) -> np.ndarray:
-    """log of p(x | model) / p(x): float64[n]."""
+    """Compute the logarithm of p(x | model) / p(x): float64[n]."""
     without = np.logaddexp.reduce(-references, axis=0) - np.log(len(references))
     with np.errstate(divide="ignore"):
-        return -loss - np.logaddexp(np.log((1 + a) / 2) + without, np.log((1 - a) / 2))
+        ratio: np.ndarray = -loss - np.logaddexp(np.log((1 + a) / 2) + without, np.log((1 - a) / 2))
+    return ratio
 
 
 def _logit_confidence(loss: np.ndarray) -> np.ndarray:
-    """log(p / (1 - p)) of p = e^-loss, which is finite for a loss of zero too."""
+    """Compute log(p / (1 - p)) of p = e^-loss; it is finite for a loss of zero, too."""
     loss = np.maximum(loss, 1e-12)
-    return -loss - np.log(-np.expm1(-loss))
+    logit: np.ndarray = -loss - np.log(-np.expm1(-loss))
+    return logit
 
 
 def _check(loss: np.ndarray, references: np.ndarray) -> None:
@@ -289,14 +302,14 @@ def _check(loss: np.ndarray, references: np.ndarray) -> None:
 # what attacks achieve ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Membership:
-    """What each attack achieves, and whether any of them finds members.
+    """The rates of each attack, and whether any attack finds members.
 
     Attributes:
         attacks: name of the attack -> its rates.
         strongest: the one with the least p-value; of equals the one with the larger AUROC.
         p_value: of "no attack's AUROC is above 1/2": the least of them times how many there are (Bonferroni), so that
-            trying many costs what it should. The rates of `strongest` are of the luckiest among many, too high on
-            average; the intervals of `attacks` hold each by itself.
+            trying many is paid for. The rates of `strongest` are those of the luckiest among many, too high on
+            average; each interval of `attacks` holds by itself.
     """
 
     attacks: dict[str, Rates]
@@ -309,13 +322,14 @@ class Membership:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What is known of members, of others, or of a population.
+    """The columns of members, of others, or of a population.
 
     Attributes:
-        own: of the audited model.
-        references: of models that have not seen these rows, over the same rows; the first is that of `reference`.
-        compressed: int64[n], as `compressed_lengths`; None: no zlib.
-        units: int64[n], as `unit_of`; None only where rows are independent of each other.
+        own: columns of the audited model.
+        references: columns of models that have not seen these rows, over the same rows; the first is used by
+            `reference`.
+        compressed: int64[n], as `compressed_lengths` returns them; None: no zlib attack.
+        units: int64[n], as `unit_of` returns them; None only if rows are independent of each other.
     """
 
     own: Columns
@@ -324,7 +338,7 @@ class Side:
     units: np.ndarray | None = None
 
     def matrix(self) -> np.ndarray:
-        """Losses under the reference models: float64[k, n]."""
+        """Return the losses under the reference models: float64[k, n]."""
         for reference in self.references:
             self.own.check_same(reference)
         return np.stack([reference.loss for reference in self.references])
@@ -341,11 +355,12 @@ def attack(
     confidence: float = CONFIDENCE,
     a: float = OFFLINE_A,
 ) -> Membership:
-    """Every attack for which there is what it needs, by the names of `scores` and as `lira` and `rmia`.
+    """Run every attack whose inputs are given, under the names of `scores` and as `lira` and `rmia`.
 
     Args:
         members: rows that were trained on; others: rows of the same distribution that were not.
-        population: for RMIA, further rows that were not, of units that are not among the others; None: no RMIA.
+        population: for RMIA, further rows that were not trained on, of units that are not among the others; None: no
+            RMIA.
         a: see `rmia`.
 
     Raises:
@@ -373,11 +388,11 @@ def compare(
     fprs: tuple[float, ...] = FPRS,
     confidence: float = CONFIDENCE,
 ) -> Membership:
-    """The rates of every attack.
+    """Compute the rates of every attack.
 
     Args:
-        members, non_members: name of an attack -> scores of rows, as `scores` has them; the same names.
-        units: the unit of each member row and of each other row, as `unit_of` has them; None only where rows are
+        members, non_members: name of an attack -> scores of rows, as `scores` returns them; the same names in both.
+        units: the unit of each member row and of each other row, as `unit_of` returns them; None only if rows are
             independent of each other, each a unit of its own.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The game of numbers: one guess that the number which a model finds most likely is one of some canaries'.
+"""The game of numbers: one guess that the number which a model finds most likely is one of some canaries' numbers.
 
-Who is guessed follows from the config and the canaries' order, whether or not a coin planted them: nothing is chosen
-after training. Of a canary that holds one of two numbers it is the one that stands there.
+The guessed canaries follow from the config and the canaries' order, whether or not a coin planted them: nothing is
+chosen after training. For a canary that holds one of two numbers, the guess is about the number that stands there.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ from confide.auditing.trie import Trie
 from confide.runs.canaries import SAMPLED, Manifest
 
 GUESSED = 8
-"""Canaries that the one guess is about, at most: more are hit more often, and show less."""
+"""The most canaries that the one guess is about: more canaries are hit more often, and a hit shows less."""
 
 UNSURE = 0.001
-"""Probability that a sample promises more choices than there are, at most: taken from alpha before it is shared out."""
+"""The most probability that a sample overstates the number of choices; taken from alpha before it is shared out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """The numbers of some canaries, and those that no canary has.
+    """The guessed canaries' numbers, and the numbers that no canary has.
 
     Attributes:
-        rows: of the guessed numbers' texts, as they are planted: int64 each.
+        rows: token rows of the guessed numbers' texts, as they are planted: int64 each.
         others: the texts of all numbers that no canary holds.
         size: how many numbers there are in all.
-        alike: of the game of values: of each guessed number, how many of `SAMPLED` random ones would change nothing
+        alike: in the game of values: for each guessed number, how many of `SAMPLED` random ones would change nothing
             that is public.
     """
 
@@ -50,10 +50,10 @@ class Numbers:
         tokenizer: Any,
         alike: Sequence[int] | None = None,
     ) -> "Numbers":
-        """Of the canaries that play, the first of those with the most insertions.
+        """Choose, among the canaries that play, the first of those with the most insertions.
 
         Args:
-            alike: of all canaries, of the game of values.
+            alike: the same count as the attribute, for all canaries.
         """
         playing = players.tolist()
         most = max(manifest.canaries[number].insertions for number in playing)
@@ -72,18 +72,19 @@ class Numbers:
 
     @cached_property
     def choices(self) -> np.ndarray:
-        """int64[n]: how many numbers each might be at least, for one who knows all other canaries and what is public.
+        """Lower bounds of how many values each number might have had, for one who knows all else: int64[n].
 
-        Of the game of presence that is how many tokens a number has. Else all are right but with probability `UNSURE`.
+        This observer knows all other canaries and everything public. In the game of presence the bound is how many
+        numbers have as many tokens. In the game of values all bounds are right except with probability `UNSURE`.
         """
         if self.alike is not None:
             held = self.size - len(self.others)
             shares = [rate_from_below(count, SAMPLED, UNSURE / len(self.rows)) for count in self.alike]
-            # those that other canaries hold may all be among them
+            # the numbers that other canaries hold may all be among these
             return np.array([max(1, int(share * self.size) - held) for share in shares])
         lengths = self.others.lengths
         return np.array([1 + int((lengths == len(row)).sum()) for row in self.rows])
 
     def lead(self, model: Any) -> bool:
-        """Whether one of the guessed numbers is more likely than every number that no canary holds."""
+        """Tell whether one of the guessed numbers is more likely than every number that no canary holds."""
         return exceeds(model, self.rows, self.others)

@@ -1,4 +1,4 @@
-"""The audit of a run, kept in its folder."""
+"""The audit of a run, saved in the run's folder."""
 
 import json
 
@@ -14,10 +14,10 @@ from confide.utils.files import write_text
 
 
 def audit_run(run: Run, console: Console, options: Options | None = None) -> Audit:
-    """Attack a run in all ways. The result is kept in its folder and stated in its guarantee.
+    """Run all attacks on one run, as `audit` does; save the result in its folder and state it in its guarantee.
 
     Raises:
-        InputError: see `audit`; or what was released is not what lies there.
+        InputError: see `audit`; or the released files are not the files that lie there.
     """
     with run.locked():
         job = Job.of(run, console)

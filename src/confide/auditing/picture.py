@@ -1,4 +1,4 @@
-"""What an audit found, as a picture: exposure by how often a number was planted, and rates beside their ceiling."""
+"""An audit's results as a picture: exposure by how often a number was planted, and rates next to their ceiling."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ ROWS_BY = "reference"
 
 
 def audit_svg(found: dict[str, Any]) -> str | None:
-    """Of the result of `attack.audit`; None where there is nothing to draw."""
+    """Draw the result of `attack.audit`; return None if there is nothing to draw."""
     panels = [*_exposure(found), *_rates(found)]
     if not panels:
         return None
@@ -46,7 +46,7 @@ def _exposure(found: dict[str, Any]) -> list[Panel]:
 
 
 def _rates(found: dict[str, Any]) -> list[Panel]:
-    """Of one attack on rows, the same for every run: the best of seven would be the luckiest."""
+    """Draw the rates of one attack on rows, the same for every run: the best of seven would be the luckiest."""
     drawn = {}
     if "membership" in found:
         drawn[f"Rows found ({ROWS_BY})"] = found["membership"]["attacks"][ROWS_BY]

@@ -1,6 +1,6 @@
-"""How well scores tell members from non-members, with intervals, and what a guarantee permits of it.
+"""Rates at which scores tell members from non-members, with intervals, and the bounds that a guarantee sets.
 
-A score is any number that is higher where an attack believes more in membership. Nothing here picks the best of
+A score is any number that is higher for rows that an attack finds likelier members. Nothing here picks the best of
 several thresholds or attacks on the rows that it reports on: that finds something in pure chance.
 
 Rows of one unit resemble each other. Where `units` are given, rows of a unit count together; without them an interval
@@ -20,9 +20,9 @@ from confide.privacy.accounting import PrivacyProfile
 
 CONFIDENCE = 0.95
 FPRS = (0.01, 0.001)
-"""The false positive rates at which the true positive rate is told."""
+"""The false positive rates at which the true positive rate is reported."""
 
-_DIVIDING = 2022  # of halves; public, since who falls into which half is no secret
+_DIVIDING = 2022  # seed of the halves; public, since it is no secret who falls into which half
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class LowRate:
 
 @dataclass(frozen=True)
 class Rates:
-    """What an attack achieves: estimates over the rows (or users) that were asked, under one trained model.
+    """The success of an attack: estimates over the examined rows (or users), under one trained model.
 
     Attributes:
         members, non_members: how many scores there were.
         units: units of the members and of the non-members, where rows of a unit were counted together; else None.
         confidence: of every interval, each by itself.
         auroc: see `auroc`; p_value: of "AUROC is at most 1/2".
-        true_positive_rate: one for each of the rates that were asked for; see `true_positive_rate`.
+        true_positive_rate: one for each requested false positive rate; see `true_positive_rate`.
         threshold, advantage, balanced_accuracy: see `advantage`; balanced accuracy is (1 + advantage) / 2.
     """
 
@@ -89,13 +89,13 @@ def rates(
     fprs: Sequence[float] = FPRS,
     confidence: float = CONFIDENCE,
 ) -> Rates:
-    """All rates of one attack.
+    """Compute all rates of one attack.
 
     Args:
         members, non_members: scores, float64[m] and float64[n], higher where membership is more likely.
-        units: the unit of each member and of each non-member, int64[m] and int64[n]. The two are counted apart, also
-            where a number stands in both.
-        confidence: of each interval; who looks at several asks for more.
+        units: the unit of each member and of each non-member, int64[m] and int64[n]. The two are counted separately,
+            even if a number stands in both.
+        confidence: of each interval; ask for more if you look at several.
 
     Raises:
         ValueError: a score is not a number, or there are fewer than two members or non-members (or units of them).
@@ -123,15 +123,15 @@ def auroc(
     units: tuple[np.ndarray, np.ndarray] | None = None,
     confidence: float = CONFIDENCE,
 ) -> tuple[Estimate, float]:
-    """Probability that a member scores above a non-member, a tie counting half, and the p-value of "at most 1/2".
+    """Compute the probability that a member scores above a non-member, ties counting half, and the p-value of "<= 1/2".
 
     The variance is DeLong's (DeLong et al. 1988), summed over units where there are any (Obuchowski 1997, for units of
     which all rows are members or none). The interval is Student's on the logit scale, with Satterthwaite's degrees of
-    freedom; the p-value is that of Brunner and Munzel (2000), which has the same variance and holds though scores of
+    freedom; the p-value is that of Brunner and Munzel (2000), which has the same variance and holds even if scores of
     members and non-members spread differently. Both are approximate below some ten units on a side.
 
     Where the variance is zero, as when all members score above all non-members, the interval is exact instead: k
-    disjoint pairs of a member and a non-member came out alike, and no p-value is ever below 2^-k.
+    disjoint pairs of a member and a non-member gave the same outcome, and no p-value is ever below 2^-k.
 
     Raises:
         ValueError: as `rates`.
@@ -146,14 +146,14 @@ def true_positive_rate(
     units: tuple[np.ndarray, np.ndarray] | None = None,
     confidence: float = CONFIDENCE,
 ) -> LowRate:
-    """True positive rate at a false positive rate, with an interval that knows the threshold to be estimated.
+    """Compute the true positive rate at a false positive rate, with an interval for an estimated threshold.
 
     *Formal guarantee*, for independent scores of any distribution and at any number of them: the interval covers the
     largest true positive rate of a threshold with this false positive rate with at least the stated probability. An
     order statistic of the non-members lies above the sought threshold, and another below it, each but for a quarter of
     the error (the number of non-members on one side of a quantile is binomial). The members are independent of
-    both, so that Clopper and Pearson's (1934) bounds of the shares of members that pass them hold; a union bound over
-    the four. With few non-members the lower end is 0: nothing can be said at so low a rate.
+    both, so that Clopper and Pearson's (1934) bounds of the shares of members that pass them hold. A union bound
+    covers the four. With few non-members the lower end is 0: nothing can be said at so low a rate.
 
     With `units` it is an estimate: a binomial of as many draws as there would be if rows of a unit were all alike,
     (sum of rows)^2 / sum of squared rows (Kish 1965), which is the worst case of units of equal size.
@@ -170,12 +170,12 @@ def advantage(
     units: tuple[np.ndarray, np.ndarray] | None = None,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, Estimate]:
-    """(threshold, true positive rate minus false positive rate of "score > threshold").
+    """Compute (threshold, true positive rate minus false positive rate of "score > threshold").
 
-    The threshold is the best one of a half of members and non-members (of units, where they are given), and the
-    advantage that of the other half: the best of all thresholds on the same rows would be far above zero by chance
-    alone. The interval joins Clopper and Pearson's of both rates as independent ones (Zou and Donner 2008):
-    approximate, on the wide side. It is about this threshold; the best one's is not below it.
+    The threshold is the best one on one half of members and non-members (of units, if given), and the advantage is
+    measured on the other half: the best of all thresholds on the same rows would be far above zero by chance alone.
+    The interval joins Clopper and Pearson's of both rates as independent ones (Zou and Donner 2008): approximate, on
+    the wide side. It is about this threshold; the best one's is not below it.
 
     Raises:
         ValueError: as `rates`.
@@ -186,7 +186,7 @@ def advantage(
 # samples -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """Scores, float64[n], and the unit of each as 0..units - 1, int64[n]; None where each stands for itself."""
+    """Scores, float64[n], and the unit of each as 0..units - 1, int64[n]; None if each is a unit of its own."""
 
     scores: np.ndarray
     unit: np.ndarray | None
@@ -207,21 +207,21 @@ class _Side:
 
     @property
     def effective(self) -> float:
-        """Independent scores that these are worth at worst."""
+        """The number of independent scores that these are worth at worst."""
         if self.unit is None:
             return float(len(self.scores))
         rows = np.bincount(self.unit).astype(np.float64)
         return float(rows.sum() ** 2 / (rows**2).sum())
 
     def spread(self, values: np.ndarray) -> float:
-        """Variance of the mean of `values`, one for each score, units being independent."""
+        """Compute the variance of the mean of `values`, one for each score, units being independent."""
         deviations = values - values.mean()
         if self.unit is not None:
             deviations = np.bincount(self.unit, deviations)
         return float((deviations**2).sum() / len(values) ** 2 * self.units / (self.units - 1))
 
     def halves(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two halves of the scores; all of a unit in one."""
+        """Split the scores into two halves, all scores of a unit in the same one."""
         first = np.random.default_rng(_DIVIDING).permutation(self.units) < (self.units + 1) // 2
         chosen = first if self.unit is None else first[self.unit]
         return np.flatnonzero(chosen), np.flatnonzero(~chosen)
@@ -258,8 +258,8 @@ def _auroc(sample: _Sample, confidence: float) -> tuple[Estimate, float]:
     pairs = min(members.units, others.units)
     parts = members.spread(above), others.spread(passed)
     variance = sum(parts)
-    if variance <= 1e-30:  # rounding aside: all pairs came out alike
-        doubt = 1 - (1 - confidence) ** (1 / pairs)  # at least so rare are pairs that come out otherwise
+    if variance <= 1e-30:  # apart from rounding, all pairs gave the same outcome
+        doubt = 1 - (1 - confidence) ** (1 / pairs)  # pairs with another outcome are at least this rare
         low, high = value * (1 - doubt), value * (1 - doubt) + doubt
         return Estimate(value, low, high), 0.5**pairs if value > 0.5 else 1.0
     freedom = variance**2 / (parts[0] ** 2 / (members.units - 1) + parts[1] ** 2 / (others.units - 1))
@@ -272,7 +272,7 @@ def _auroc(sample: _Sample, confidence: float) -> tuple[Estimate, float]:
 
 
 def _placements(members: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the others that each member is above, and of the members that are above each other: ties count half."""
+    """Compute the share of the others below each member, and of the members above each other: ties count half."""
     return _share_below(members, others), 1 - _share_below(others, members)
 
 
@@ -298,7 +298,7 @@ def _low_rate(sample: _Sample, fpr: float, confidence: float) -> LowRate:
 
 
 def _bracket(ordered: np.ndarray, draws: int, fpr: float, miss: float) -> tuple[float, float]:
-    """A threshold above that of this false positive rate, and one below it, each wrong with probability `miss`.
+    """Return a threshold above that of this false positive rate, and one below it, each wrong with probability `miss`.
 
     The r-th least of n scores lies below the threshold if r or more of them do, and each does so with a probability of
     at most 1 - fpr; the s-th least lies above it if fewer than s are at or below it, and each is so with a probability
@@ -313,12 +313,12 @@ def _bracket(ordered: np.ndarray, draws: int, fpr: float, miss: float) -> tuple[
 
 @lru_cache(maxsize=64)
 def _order_statistics(draws: int, fpr: float, miss: float) -> tuple[int, int]:
-    """(the largest s with P(X < s) <= miss, the least r with P(X >= r) <= miss) of X binomial with 1 - fpr."""
+    """Return (the largest s with P(X < s) <= miss, the least r with P(X >= r) <= miss), X binomial with 1 - fpr."""
     return int(stats.binom.ppf(miss, draws, 1 - fpr)), int(stats.binom.isf(miss, draws, 1 - fpr)) + 1
 
 
 def _clopper_pearson(share: float, draws: float, miss: float) -> tuple[float, float]:
-    """Bounds of a probability from a share of so many draws, whole or not; each is wrong with probability `miss`."""
+    """Bound a probability from a share of `draws` draws, whole or not; each bound is wrong with probability `miss`."""
     hits = share * draws
     low = 0.0 if hits <= 0 else float(special.betaincinv(hits, draws - hits + 1, miss))
     high = 1.0 if hits >= draws else float(special.betaincinv(hits + 1, draws - hits, 1 - miss))
@@ -339,7 +339,7 @@ def _advantage(sample: _Sample, confidence: float) -> tuple[float, Estimate]:
 
 
 def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
-    """The score above which the most of the members are, less the most of the others; inf if that is nothing."""
+    """Return the score with the largest share of members above it less that of the others; inf if none is positive."""
     places = np.unique(np.concatenate([members, others]))
     hits = 1 - np.searchsorted(np.sort(members), places, side="right") / len(members)
     alarms = 1 - np.searchsorted(np.sort(others), places, side="right") / len(others)
@@ -350,11 +350,11 @@ def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
 # what a guarantee permits --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that any attack on one unit can expect, by a guarantee.
+    """The most that any attack on one unit can expect under a guarantee.
 
     Attributes:
         auroc, advantage, balanced_accuracy: upper bounds.
-        true_positive_rate: (false positive rate, upper bound) for each rate that was asked for.
+        true_positive_rate: (false positive rate, upper bound) for each requested rate.
     """
 
     auroc: float
@@ -367,13 +367,13 @@ class Ceiling:
 
 
 def ceiling(curve: PrivacyProfile, fprs: Sequence[float] = FPRS) -> Ceiling:
-    """What the guarantee of a run permits.
+    """Compute the bounds that the guarantee of a run sets on attacks.
 
     *Formal guarantee*: where every unit takes part by an independent coin of its own, as with `data.eval` as a share,
     an attack has expected rates within these bounds at any threshold that does not depend on the model. Each unit's
-    rates are within the bound, for whatever is computed of its rows, one row of it included; and the bound is concave
-    in the false positive rate, so that averages over units are within it too. Where members replace non-members
-    instead, it takes the curve of the replaced process. What is measured on one model scatters about what is expected.
+    rates are within the bound, whatever is computed from its rows, or from one of them; and the bound is concave in
+    the false positive rate, so that averages over units are within it too. If members replace non-members instead,
+    pass the curve of the replacing process. Rates measured on one model scatter about the expected ones.
 
     The bound of the AUROC is the area under that of the true positive rate, by lines that lie above it.
     """
@@ -387,7 +387,7 @@ _GRID = np.concatenate([[0.0], np.geomspace(1e-9, 1e-2, 91), np.linspace(1e-2, 1
 
 
 def _area(curve: PrivacyProfile) -> float:
-    """Area under the bound of the removal direction, whose null is a non-member, from above.
+    """Bound from above the area under the bound of the removal direction, whose null is a non-member.
 
     The bound is concave and nondecreasing, so between two points it is at most its value at the second, and at most
     the line through the first and the one before it.

@@ -1,8 +1,8 @@
-"""Many runs of one claim, one canary of each: the classical audit, which needs no theorem about many coins in one run.
+"""Many runs of one claim, one canary in each: the classical audit, which needs no theorem about many coins in one run.
 
-Of half of the runs the threshold between "in" and "out" is chosen, of the others the guesses are counted. Runs are
-independent, so true and false positive rates have exact intervals (Clopper and Pearson 1934), and the claim's own curve
-says which pairs of rates cannot be.
+The threshold between "in" and "out" is chosen on half of the runs, and guesses are counted on the others. Runs are
+independent, so true and false positive rates have exact intervals (Clopper and Pearson 1934), and the claim's own
+curve says which pairs of rates are impossible.
 """
 
 from collections.abc import Iterable
@@ -20,16 +20,16 @@ from confide.utils.errors import InputError
 
 @dataclass(frozen=True)
 class Repeated:
-    """What came of it.
+    """The outcome of the audit by many runs.
 
     Attributes:
-        runs: whose guesses are counted; chosen_from: those that the threshold was chosen from.
+        runs: how many runs' guesses are counted; chosen_from: how many the threshold was chosen from.
         tp, fn, fp, tn: runs with the canary in, or with the first of its texts, that were answered so or not, and runs
             without.
         refutes, could_refute: whether these counts refute the claim's curve, and whether all guesses being right would.
         bound: a lower bound on epsilon at the claim's delta, of one text against another where the game is of values;
             strongest: the same, had every guess been right.
-        confidence: of all that is said.
+        confidence: of each statement.
         own_bound, own_strongest: as in `game.Played`.
     """
 
@@ -63,14 +63,15 @@ class Repeated:
 
 
 def repeated(told: Iterable[CanaryScores]) -> dict[str, Any]:
-    """The verdict on a claim, of many runs that make it.
+    """Judge a claim by many runs that make it.
 
     Formal guarantee: if the claim holds, the verdict is "violation" with probability at most 5%, for runs with keys of
-    their own, all given whatever came of them, and as many as were planned before any was looked at. What they share is
-    the claim; where data or other settings differ, the rates are means.
+    their own, all of them passed whatever their outcome, and as many as were planned before any was looked at. They
+    share the claim; if data or other settings differ, the rates are means.
 
     Args:
-        told: of each run, in any order; the first canary that is one unit of the claim is the run's one coin.
+        told: the scores of each run, in any order; the first canary that is one unit of the claim is the run's one
+            coin.
 
     Returns:
         `verdict`, `claim`, `game`, and `repeated`, the fields of `Repeated` with its `words`.
@@ -111,7 +112,12 @@ def _claimed(claim: Claim) -> dict[str, Any]:
 
 
 def count(claim: Claim, scores: np.ndarray, coins: np.ndarray) -> Repeated:
-    """A threshold from the first half of the runs, answers about the others. scores: float64[n]; coins: bool[n].
+    """Choose a threshold on the first half of the runs and count the answers about the others.
+
+    Args:
+        claim: the claim to test.
+        scores: float64[n].
+        coins: bool[n].
 
     Raises:
         InputError: the second half has no run of one kind.
@@ -145,7 +151,7 @@ def count(claim: Claim, scores: np.ndarray, coins: np.ndarray) -> Repeated:
 
 
 def threshold(scores: np.ndarray, coins: np.ndarray) -> float:
-    """Above which most of these scores belong to canaries that are in: the middle of the widest best gap."""
+    """Choose the threshold that answers the most coins rightly: the middle of the widest of the best gaps."""
     values = np.unique(scores)
     if len(values) < 2:
         return float(values[0]) if len(values) else 0.0
@@ -156,9 +162,9 @@ def threshold(scores: np.ndarray, coins: np.ndarray) -> float:
 
 
 def refutes(curve: PrivacyProfile | None, tp: int, fn: int, fp: int, tn: int) -> bool:
-    """Whether no test under this curve has such rates, but with a probability of 5% at most.
+    """Tell whether every test under this curve has such rates with a probability of at most 5%.
 
-    The curve takes the worse direction for both: a direction by itself would refute no less.
+    The curve takes the worse direction for both: a single direction would refute no less.
     """
     if curve is None:
         return False

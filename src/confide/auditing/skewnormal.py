@@ -8,13 +8,13 @@ from scipy import special
 
 from confide.utils.errors import InputError
 
-REPLICATES = 199  # of the distance's distribution
-_MOST = 0.99  # skewness; none of a skew-normal distribution reaches 0.9953
+REPLICATES = 199  # samples that give the distance's distribution
+_MOST = 0.99  # skewness; a skew-normal distribution's stays below 0.9953
 
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """Location xi, scale omega, and delta in (-1, 1): xi + omega (delta |u| + sqrt(1 - delta^2) v), u, v normal."""
+    """A skew-normal distribution: xi + omega (delta |u| + sqrt(1 - delta^2) v) with standard normal u and v."""
 
     xi: float
     omega: float
@@ -22,7 +22,7 @@ class SkewNormal:
 
     @classmethod
     def fit(cls, values: np.ndarray) -> "SkewNormal":
-        """By mean, variance and skewness, the last limited to what there can be.
+        """Fit by mean, variance and skewness, the last limited to possible values.
 
         Raises:
             InputError: all values are the same.
@@ -39,26 +39,28 @@ class SkewNormal:
         return cls(mean - omega * delta * math.sqrt(2 / math.pi), omega, delta)
 
     def below(self, values: np.ndarray | float) -> np.ndarray:
-        """The share of the distribution below each value, to about 1e-16."""
+        """Compute the share of the distribution below each value, to about 1e-16."""
         z = (np.asarray(values, dtype=np.float64) - self.xi) / self.omega
         alpha = self.delta / math.sqrt(1 - self.delta**2)
-        return np.clip(special.ndtr(z) - 2 * special.owens_t(z, alpha), 0.0, 1.0)
+        shares: np.ndarray = np.clip(special.ndtr(z) - 2 * special.owens_t(z, alpha), 0.0, 1.0)
+        return shares
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         u, v = generator.standard_normal((2, count))
-        return self.xi + self.omega * (self.delta * np.abs(u) + math.sqrt(1 - self.delta**2) * v)
+        drawn: np.ndarray = self.xi + self.omega * (self.delta * np.abs(u) + math.sqrt(1 - self.delta**2) * v)
+        return drawn
 
     def distance(self, values: np.ndarray) -> float:
-        """Kolmogorov and Smirnov's: the greatest difference from the values' own distribution."""
+        """Compute Kolmogorov and Smirnov's distance: the greatest difference from the values' own distribution."""
         shares, n = self.below(np.sort(values)), len(values)
         steps = np.arange(n + 1) / n
         return float(max((steps[1:] - shares).max(), (shares - steps[:-1]).max()))
 
     def goodness(self, values: np.ndarray, generator: np.random.Generator) -> float:
-        """p-value of the distance of values that this was fitted to.
+        """Compute the p-value of the distance of values that this distribution was fitted to.
 
-        By samples of the fitted distribution that are fitted again: with parameters from the data distances are
-        smaller than the textbook's tables have it.
+        Samples of the fitted distribution are fitted again: with parameters estimated from the data, distances are
+        smaller than textbook tables assume.
         """
         own = self.distance(values)
         further = 0

@@ -1,4 +1,4 @@
-"""The log-probability of many texts that share beginnings: what they share is read once.
+"""The log-probability of many texts that share beginnings: each shared beginning is read once.
 
 The texts are a trie over token ids. A node is given to the model once, with the keys and values of the tokens before
 it, and the answer scores all of its children; so the last token of a text never needs to be given. A child whose sum
@@ -18,7 +18,7 @@ from confide.auditing.candidates import END, Candidates
 from confide.auditing.likelihood import MEMORY, check_numbers, chosen, reading, refuse_long
 from confide.utils.errors import InputError
 
-_HELD = 6  # caches of one batch that may be held at a time: one a level, and what a pass copies
+_HELD = 6  # caches of one batch that may be held at a time: one for each level, and the copies of a pass
 _WIDEST = 512  # rows of a pass; wider ones are no faster
 
 Settle = Callable[[np.ndarray], float]
@@ -29,9 +29,9 @@ class Trie:
     """Rows of tokens in lexicographic order; a node at depth d is the run of rows that begin with the same d tokens.
 
     Attributes:
-        prefix: int64[P], what all rows begin with.
-        tokens: int32[n, W], what follows, END after a row's last token. END is less than any token, so of the rows of a
-            node those that end in it come first.
+        prefix: int64[P], the common beginning of all rows.
+        tokens: int32[n, W], the tokens after the prefix, END after a row's last token. END is less than any token, so
+            of the rows of a node those that end in it come first.
         split: int32[n], how many of these tokens a row shares with the one above it.
         order: int64[n], the number of each row before they were sorted.
     """
@@ -43,21 +43,22 @@ class Trie:
 
     @classmethod
     def of(cls, candidates: Candidates, tokenizer: Any, numbers: np.ndarray | None = None) -> "Trie":
-        """The trie of all candidates, or of those with these numbers, in their order.
+        """Build the trie of all candidates, or of those with these numbers, in their order.
 
         It depends on the tokenizer alone: one serves every model that is compared.
 
         Raises:
-            InputError: nothing comes before the secret that it could be predicted from.
+            InputError: no token precedes the secret, so nothing could predict it.
         """
         return cls.of_rows(candidates.tokens(tokenizer, numbers))
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Trie":
-        """As `of`, of rows int[n, W], END after the last token of each.
+        """Build the trie as `of` does, from rows int[n, W] with END after the last token of each.
 
         Raises:
-            InputError: they have no first token in common; it would count in no row's log-probability.
+            InputError: the rows have no first token in common; the first token would count in no row's
+                log-probability.
         """
         shortest = int((rows != END).sum(1).min())
         alike = (rows == rows[0]).all(0)
@@ -80,23 +81,24 @@ class Trie:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row, with the prefix, in sorted order: int64[n]."""
-        return len(self.prefix) + (self.tokens != END).sum(1)
+        """The number of tokens of each row, with the prefix, in sorted order: int64[n]."""
+        lengths: np.ndarray = len(self.prefix) + (self.tokens != END).sum(1)
+        return lengths
 
     @property
     def plain_positions(self) -> int:
-        """Tokens of all rows: what is given to a model that reads each from its beginning."""
+        """The tokens of all rows: the cost of reading each row from its beginning."""
         return int(self.lengths.sum())
 
     def rows(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """The whole rows with these numbers: int64 each."""
+        """Return the whole rows with these numbers: int64 each."""
         place = np.empty_like(self.order)
         place[self.order] = np.arange(len(self))
         found = [self.tokens[i] for i in place[numbers]]
         return [np.concatenate([self.prefix, row[row != END]]) for row in found]
 
     def children(self, depth: int, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Of nodes at `depth`, each a run of rows: (place of the parent, start, stop), int64, of each child.
+        """Return the children of nodes at `depth`, each a run of rows: (position of the parent, start, stop), int64.
 
         A row that ends in its parent is a child with the token END.
         """
@@ -112,10 +114,10 @@ class Trie:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        totals: float64[n], each row's log-probability in nats; -inf for those that were dropped.
+        totals: float64[n], each row's log-probability in nats; -inf for rows that were dropped.
         positions: tokens that were given to the model.
     """
 
@@ -151,16 +153,16 @@ def search(
     settle: Settle | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    """The log-probability of every row that is not below `floor`.
+    """Compute the log-probability of every row that is not below `floor`.
 
     Works for every causal language model of transformers. One whose cache cannot be cut into rows (of other than plain
-    or sliding attention) is given whole paths instead, which `positions` says.
+    or sliding attention) is given whole paths instead, which makes `positions` larger.
 
     Args:
-        floor: nats; a row with less may be dropped, and none with as much or more is.
-        settle: given the log-probabilities that have just been found, returns the floor from there on; inf ends the
-            search.
-        progress: given how many rows were dealt with since it was last called.
+        floor: in nats; a row below it may be dropped, and no other row is.
+        settle: called with the log-probabilities that have just been found; returns the floor from there on; inf ends
+            the search.
+        progress: called with how many rows were dealt with since the last call.
 
     Raises:
         InputError: a row is longer than the model can read.
@@ -189,7 +191,7 @@ class _Search:
 
     def run(self) -> Scores:
         open_ = self._root()
-        while open_:  # the deepest first: few caches are held at a time
+        while open_:  # the deepest first, so that few caches are held at a time
             level = open_.pop()
             if self._floor > level.floor:
                 level = level.keep(level.total >= self._floor, self._floor)
@@ -198,7 +200,7 @@ class _Search:
                 level = level.keep(slice(self._batch))
             if len(level.start):
                 logits, cache = self._pass(level)
-                del level.cache  # frees the parents' unless others wait for it
+                del level.cache  # frees the parents' cache unless others wait for it
                 open_ += self._expand(logits, cache, level)
             self._report(open_)
         totals = np.empty_like(self._totals)
@@ -218,9 +220,9 @@ class _Search:
         return self._expand(logits[:, -1], cache if self._cached else None, whole)
 
     def _width(self, cache: Any, vocabulary: int) -> int:
-        """Rows of a pass, so that all caches and logits keep to MEMORY, about."""
+        """Return how many rows a pass takes, so that all caches and logits stay within about MEMORY bytes."""
         length = len(self._trie.prefix) + self._trie.tokens.shape[1]
-        row = 3 * 4 * vocabulary  # logits, and what a softmax makes of them
+        row = 3 * 4 * vocabulary  # logits, and the temporaries of a softmax over them
         if self._cached:
             held = sum(
                 t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values)
@@ -231,7 +233,7 @@ class _Search:
         return int(np.clip(MEMORY // (_HELD * row), 1, _WIDEST))
 
     def _pass(self, level: _Level) -> tuple[torch.Tensor, Cache | None]:
-        """Logits (B, V) of what follows each node, and the cache of the nodes."""
+        """Compute the logits (B, V) of the token after each node, and the cache of the nodes."""
         if self._cached:
             ids = self._trie.tokens[level.start, level.depth - 1][:, None]
         else:
@@ -247,7 +249,7 @@ class _Search:
         return logits.to(torch.promote_types(logits.dtype, torch.float32)), cache
 
     def _expand(self, logits: torch.Tensor, cache: Cache | None, level: _Level) -> list[_Level]:
-        """Scores the children of nodes: rows that end are done, the others wait."""
+        """Score the children of nodes: rows that end are done, the others wait."""
         trie, depth = self._trie, level.depth
         parent, start, stop = trie.children(depth, level.start, level.stop)
         token = trie.tokens[start, depth]
@@ -282,7 +284,10 @@ class _Search:
 
 
 def _can_be_cut(cache: Any) -> bool:
-    """Others keep more than keys and values of the tokens before, which copies of a layer would share."""
+    """Tell whether a cache can be cut into rows.
+
+    Other caches keep more than keys and values of the tokens before, and copies of a layer would share that.
+    """
     if not isinstance(cache, Cache) or not cache.layers:
         return False
     known = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -290,8 +295,12 @@ def _can_be_cut(cache: Any) -> bool:
 
 
 def _cut(cache: Cache, rows: torch.Tensor) -> Cache:
-    """The cache of these rows. Its layers make new tensors when they grow, so the old cache stays as it was."""
+    """Return the cache of these rows.
+
+    Its layers make new tensors when they grow, so the old cache stays unchanged.
+    """
     found: Any = copy.copy(cache)
     found.layers = [copy.copy(layer) for layer in cache.layers]
-    found.reorder_cache(rows)  # which takes any rows, as often as they are named
-    return found
+    found.reorder_cache(rows)  # takes any rows, each as often as it is named
+    cut: Cache = found
+    return cut

@@ -1,1 +1,1 @@
-"""Text in, unit graph on disk out."""
+"""From text to a unit graph on disk."""

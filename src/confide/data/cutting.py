@@ -1,4 +1,4 @@
-"""A text as rows of tokens, and which of its characters each row stands for."""
+"""Cutting of a text into rows of tokens, with the characters that each row stands for."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Row:
     end: int
 
     def secrets(self, mentions: Sequence[Mention]) -> list[str]:
-        """The secrets of which the row holds a character, or a neighbour of one, each once.
+        """Return the secrets of which the row holds a character, or a neighbouring one, each once.
 
-        How a row begins or ends may depend on the character beyond: `##7` within a word is `7` at its start.
+        The first and last token of a row may depend on the character beyond: `##7` within a word is `7` at its start.
         """
         return list(dict.fromkeys(m.secret for m in mentions if m.start <= self.end and m.end >= self.start))
 
@@ -32,12 +32,13 @@ class Row:
 class Cutter:
     """Cuts texts into rows of at most `length` tokens.
 
-    Where the task cuts documents, a text is read as its rows, one after the other; else it is one row, cut off.
+    If the task cuts documents, a text becomes consecutive rows; otherwise it becomes one row, cut off at `length`.
 
     Args:
-        task: its name.
-        places: whether to tell characters; without, or with a tokenizer that cannot tell, a row stands for all.
-        piece: characters beyond which a text is long, and is tokenised in pieces.
+        task: the name of the task.
+        places: whether to find each row's characters; without, or with a tokenizer that cannot, a row stands for all
+            characters.
+        piece: number of characters beyond which a text counts as long and is tokenised in pieces.
     """
 
     def __init__(
@@ -51,18 +52,18 @@ class Cutter:
         self._after = [end] if end is not None else []
 
     def rows(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[Iterable[Row]]:
-        """Each text's rows; those of a long text are made as they are taken, once.
+        """Cut each text into rows; those of a long text are made as they are taken, once.
 
         Args:
-            names: what a sentence about each text begins with.
+            names: the beginning of an error sentence about each text.
 
         Raises:
-            InputError: see `pieces.encoded`; for a long text as its rows are taken.
+            InputError: see `pieces.encoded`; for a long text it is raised as its rows are taken.
         """
         if not self._in_rows:
             return list(self._beginnings(texts))
         names = names or ["a text"] * len(texts)
-        # A slow tokenizer does not tell where its tokens stand.
+        # A slow tokenizer does not report the characters of its tokens.
         long = [self._tokenizer.is_fast and len(text) > self._piece for text in texts]
         short = iter(self._short([text for text, is_long in zip(texts, long, strict=True) if not is_long]))
         return [
@@ -73,7 +74,7 @@ class Cutter:
         ]
 
     def _beginnings(self, texts: Sequence[str]) -> Iterator[list[Row]]:
-        """The one row of each text."""
+        """Yield the one row of each text."""
         if self._tokenizer.is_fast:
             texts = [beginning(self._tokenizer, text, self._length, self._piece) for text in texts]
         for ids, own, text in self._encoded(texts, truncation=True, max_length=self._length):
@@ -88,7 +89,7 @@ class Cutter:
             yield [row for row in cut if len(row.tokens) > 1]  # a row of one token predicts nothing
 
     def _streamed(self, text: str, pieces: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[Row]:
-        """The same rows of a text whose tokens come in pieces."""
+        """Yield the same rows for a text whose tokens come in pieces."""
         none = np.zeros((1, 2), dtype=np.int64)
         ids = np.array(self._before, dtype=np.int64)
         places = none.repeat(len(ids), 0)
@@ -96,7 +97,7 @@ class Cutter:
         for more, where in pieces:
             ids, places = np.concatenate([ids, more]), np.concatenate([places, where])
             following = np.flatnonzero(places[:, 1] > places[:, 0])
-            # Cut off what is followed by a token that tells where it ends.
+            # A row is cut off once it is followed by a token that shows where it ends.
             ready = (int(following[-1]) if len(following) else 0) // self._length * self._length
             if ready:
                 later = places[ready:]
@@ -113,20 +114,20 @@ class Cutter:
     def _encoded(
         self, texts: Sequence[str], **options: Any
     ) -> Iterator[tuple[list[int], list[tuple[int, int]] | None, str]]:
-        """Token ids of each text, the characters of each token if they are told, and the text."""
+        """Yield each text's token ids, the characters of each token if they are known, and the text."""
         for some in _together(texts):
             found = self._tokenizer(some, return_offsets_mapping=self._places, **options)
             offsets = found["offset_mapping"] if self._places else [None] * len(some)
             yield from zip(found["input_ids"], offsets, some, strict=True)
 
     def _cut(self, text: str, ids: np.ndarray, offsets: Any, before: int, end: int) -> list[Row]:
-        """Rows of the tokens, which stand for characters from where `before` was reached up to `end`."""
+        """Cut the tokens into rows; they stand for characters from the one that `before` had reached up to `end`."""
         length = self._length
         firsts = range(0, len(ids), length)
         if offsets is None:
             return [Row(ids[i : i + length], 0, len(text)) for i in firsts]
         starts, stops = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-        starts = np.where(stops > starts, starts, end)  # a token without characters tells of none
+        starts = np.where(stops > starts, starts, end)  # a token without characters has no position
         # Characters that the tokenizer dropped between two tokens count on both sides of a cut.
         reached = np.maximum.accumulate(np.concatenate([[before], stops]))
         ahead = np.concatenate([np.minimum.accumulate(starts[::-1])[::-1], [end]])
@@ -139,7 +140,7 @@ class Cutter:
 
 
 def _together(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Texts in order, no more at a time than may be tokenised at once; tokenizers do not take none at all."""
+    """Group texts in order into batches small enough to tokenise at once; tokenizers do not accept an empty batch."""
     some: list[str] = []
     characters = 0
     for text in texts:

@@ -1,7 +1,7 @@
-"""A config's sources to cleaned documents, and the side of the split that each is on.
+"""Cleaned documents from a config's sources, and the side of the split that each is on.
 
-What decides whether a unit is held out is its name alone, so the split is the same in every run and no
-unit stands on both sides.
+A unit's name alone decides whether the unit is held out, so the split is the same in every run and no unit stands on
+both sides.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def training_documents(config: "Config") -> Iterator[Document]:
-    """The documents that training rows are cut from, as `prepare` reads them: none that is held out."""
+    """Yield the documents that training rows are cut from, as `prepare` reads them: none that is held out."""
     share = config.data.eval if isinstance(config.data.eval, float) else 0.0
     found = documents_of(config, config.data.train, Counts())
     return (document for document in found if side_of(document.units, share) == "train")
@@ -28,10 +28,10 @@ def training_documents(config: "Config") -> Iterator[Document]:
 def documents_of(
     config: "Config", source: str, counts: Counts, given: Iterable[Record] | None = None
 ) -> Iterator[Document]:
-    """The documents of a source of the config, cleaned, as many as it allows.
+    """Yield the cleaned documents of one source of the config, as many as the config allows.
 
     Args:
-        given: records of a program, which are read in place of the source.
+        given: records that a program passes; they are read in place of the source.
     """
     found = _records(config, source, counts) if given is None else given
     return islice(_documents(config, found, counts), config.data.max_documents)
@@ -77,7 +77,7 @@ def _documents(config: "Config", found: Iterable[Record], counts: Counts) -> Ite
 
 
 def side_of(units: tuple[str, ...], share: float) -> str | None:
-    """On which side of the split a document of these units stands; None if on both."""
+    """Return the side of the split that a document of these units is on; None if it is on both."""
     if share in (0.0, 1.0):
         return "eval" if share else "train"
     held = [_held_out(unit, share) for unit in units]

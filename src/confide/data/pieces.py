@@ -1,8 +1,8 @@
-"""Tokens of texts of any length in bounded memory: a tokenizer's answer weighs a hundred times its text.
+"""Tokens of texts of any length in bounded memory: a tokenizer's answer takes a hundred times its text's memory.
 
-A long text is tokenised in windows that overlap. Where two neighbours have the same run of tokens over the same
-characters, in the middle of what they share, neither the end of the one nor the beginning of the other is felt any
-more: there the one is left and the other taken. So the tokens are those of the whole text.
+A long text is tokenised in windows that overlap. Two neighbours are joined where both have the same run of tokens over
+the same characters, in the middle of their overlap: there, neither the end of the one nor the beginning of the other
+has an effect any more. So the tokens are those of the whole text.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 
 from confide.utils.errors import InputError
 
-PIECE = 1 << 18  # characters of a window; a text of no more is tokenised whole
-_SHARED = 1 << 11  # characters that neighbours share, at first
-_RUN = 16  # tokens before and after the place that must be the same
+PIECE = 1 << 18  # characters of a window; a text that is no longer is tokenised whole
+_SHARED = 1 << 11  # characters that neighbours share at first
+_RUN = 16  # tokens before and after the joint that must be the same
 
 
 def encoded(
     tokenizer: Any, text: str, what: str = "a text", piece: int = PIECE
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of a text, without special ones, in pieces: int64[n] ids and int64[n, 2] of their characters.
+    """Tokenise a text without special tokens, in pieces: int64[n] ids and int64[n, 2] of their characters.
 
     Args:
-        tokenizer: a fast one, which tells characters.
+        tokenizer: a fast one, which reports characters.
 
     Raises:
-        InputError: somewhere in a passage of `piece` characters no place is found where the text may be cut, as in
-            one of a single letter; the sentence begins with `what`.
+        InputError: a passage of `piece` characters has no place where the text may be cut, for example a single letter
+            repeated; the sentence begins with `what`.
     """
     start, first = 0, 0  # of the window; its first token that is taken
     ids, places = _window(tokenizer, text, 0, piece)
@@ -57,17 +57,17 @@ def encoded(
 def whole(
     tokenizer: Any, text: str, what: str = "a text", piece: int = PIECE
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of a text of any length, as `encoded` makes them, at once."""
+    """Tokenise a text of any length as `encoded` does, and return all tokens at once."""
     pieces = list(encoded(tokenizer, text, what, piece))
     return np.concatenate([ids for ids, _ in pieces]), np.concatenate([places for _, places in pieces])
 
 
 def beginning(tokenizer: Any, text: str, length: int, piece: int = PIECE) -> str:
-    """So much of a text that its first `length` tokens are those of the whole."""
+    """Return a beginning of the text whose first `length` tokens are those of the whole text."""
     size = piece
     while size < len(text):
         _, places = _window(tokenizer, text, 0, size)
-        # What lies in the last part of the window may be other tokens where the text goes on.
+        # The tokens in the last part of the window may differ if the text goes on.
         if int(np.searchsorted(places[:, 1], size - piece // 4)) > length:
             return text[:size]
         size *= 2
@@ -88,11 +88,14 @@ def _meeting(
     start: int,
     first: int,
 ) -> tuple[int, int] | None:
-    """The token of each window at which the second takes over: in the middle of the longest run of both."""
+    """Find the token of each window at which the second window takes over, or None.
+
+    It is in the middle of the longest run that both share.
+    """
     begin = max(first, int(np.searchsorted(places[:, 0], start)))
     known = {key: at for at, key in enumerate(_keys(ids[begin:], places[begin:]), begin)}
     limit = int(np.searchsorted(next_places[:, 0], places[-1, 1])) if len(places) else 0
-    best = (0, 0, 0)  # tokens; where the run ends in each
+    best = (0, 0, 0)  # length of the run in tokens; its end in each window
     length, before = 0, -2
     for at, key in enumerate(_keys(next_ids[:limit], next_places[:limit])):
         place = known.get(key, -2)
@@ -103,7 +106,7 @@ def _meeting(
     if length < 2 * _RUN:
         return None
     back = length // 2
-    # Not within a character that is several tokens.
+    # Do not cut within a character that several tokens share.
     while back < length - _RUN and places[last - back, 0] < places[last - back - 1, 1]:
         back += 1
     return last - back, taken - back

@@ -1,4 +1,4 @@
-"""What of a unit graph planning and accounting may see."""
+"""The part of a unit graph that planning and accounting may see."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ class Shape:
 
     Attributes:
         rows_per_unit: int64[N], read-only.
-        rows: M, rows without a unit included.
+        rows: M, including rows without a unit.
         offsets, rows_of_units: int64[N + 1] and int64[incidences]; the rows of unit u are
             `rows_of_units[offsets[u]:offsets[u + 1]]`. None where only counts are known.
         names: the units' names, in their order.
-        folder: where the graph lies, and what is derived from it may be kept; None for one that lies nowhere.
+        folder: the graph's folder, in which derived data may be cached; None if the graph is not on disk.
     """
 
     rows_per_unit: np.ndarray
@@ -35,5 +35,5 @@ class Shape:
 
     @property
     def incidences(self) -> int:
-        """Pairs of a row and one of its units; equal to `rows` if every row has one owner."""
+        """The number of pairs of a row and one of its units; equal to `rows` if every row has one owner."""
         return int(self.rows_per_unit.sum())

@@ -1,4 +1,4 @@
-"""The unit graph on disk: which rows there are, and to which units each belongs.
+"""The unit graph on disk: all rows, and the units that each row belongs to.
 
 A graph is a folder of raw little-endian arrays and one `meta.json` that names them. M rows, N units:
 
@@ -53,8 +53,8 @@ BLOCK = 1 << 20  # rows sorted, or bytes read, at a time: bounds the memory of b
 class UnitGraph:
     """A graph opened for reading. Arrays are memory-mapped and read-only.
 
-    `unit_rows[unit_offsets[u]:unit_offsets[u + 1]]` are the rows of unit u, for those who work on all units
-    at once; `meta` is what its writer was given.
+    `unit_rows[unit_offsets[u]:unit_offsets[u + 1]]` are the rows of unit u, for code that works on all units at once.
+    `meta` holds the values that the writer was given.
     """
 
     def __init__(self, folder: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -73,7 +73,7 @@ class UnitGraph:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> "UnitGraph":
-        """Raises InputError if the folder is no graph, of another version, or damaged."""
+        """Open a graph. Raises InputError if the folder is no graph, of another version, or damaged."""
         folder = Path(folder)
         header = _read_header(folder)
         try:
@@ -108,25 +108,26 @@ class UnitGraph:
 
     @property
     def single_owner(self) -> bool:
-        """Whether every row belongs to exactly one unit."""
+        """True if every row belongs to exactly one unit."""
         return self._owner_offsets is None
 
     @cached_property
     def row_lengths(self) -> np.ndarray:
-        """Tokens of every row, int64[M]; for a few rows ask `lengths_of`."""
+        """The number of tokens of every row, int64[M]; for a few rows use `lengths_of`."""
         return np.diff(self.row_offsets)
 
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of these rows, int64[len(rows)]."""
-        return self.row_offsets[rows + 1] - self.row_offsets[rows]
+        """Return the number of tokens of these rows: int64[len(rows)]."""
+        lengths: np.ndarray = self.row_offsets[rows + 1] - self.row_offsets[rows]
+        return lengths
 
     def rows_of(self, unit: int) -> np.ndarray:
-        """Rows of a unit in ascending order: int64, a read-only view."""
+        """Return the rows of a unit in ascending order: int64, a read-only view."""
         self._within(unit, self.n_units, "unit")
         return self.unit_rows[self.unit_offsets[unit] : self.unit_offsets[unit + 1]]
 
     def owners_of(self, row: int) -> np.ndarray:
-        """Units of a row: int64, a read-only view; empty only in a graph that was written with `unowned`."""
+        """Return the units of a row: int64, a read-only view; empty only in a graph that was written with `unowned`."""
         self._within(row, self.n_rows, "row")
         if self._owner_offsets is None:
             return self._owners[row : row + 1]
@@ -138,14 +139,14 @@ class UnitGraph:
         return name.tobytes().decode("utf-8", "surrogatepass")
 
     def unit_names(self) -> list[str]:
-        """The names of all units."""
+        """Return the names of all units."""
         return [self.unit_name(unit) for unit in range(self.n_units)]
 
     def fetch(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The tokens of each row, in the order asked for.
+        """Return the tokens of each row, in the order of `rows`.
 
-        Read-only views in the type they are stored in (uint16 or uint32): nothing is copied, and torch wants
-        an `astype(np.int64)`. Raises IndexError for a row that is not there.
+        The arrays are read-only views in the stored type (uint16 or uint32): nothing is copied, and torch needs an
+        `astype(np.int64)`. Raises IndexError for a row that is not there.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows):
@@ -155,7 +156,7 @@ class UnitGraph:
         return [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def shape(self) -> Shape:
-        """The same object each time: what is derived from it is derived once."""
+        """Return counts and ownership, the same object each time: a derived value is computed once."""
         return self._shape
 
     @cached_property
@@ -174,7 +175,7 @@ class UnitGraph:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """Counts, and min, median, mean and max of rows per unit and of tokens per row. Not private."""
+        """Compute counts, and min, median, mean and max of rows per unit and of tokens per row. Not private."""
         return {
             "rows": self.n_rows,
             "units": self.n_units,
@@ -184,9 +185,9 @@ class UnitGraph:
         }
 
     def digest(self, update: Callable[[bytes], object]) -> None:
-        """Pass the whole graph to `update`, as hashlib and hmac have it: equal graphs, equal calls.
+        """Pass the whole graph to `update`, a method as in hashlib and hmac: equal graphs make equal calls.
 
-        A plain hash of private text must never be published (it answers guesses); give this a keyed one.
+        A plain hash of private text must never be published, since anyone can test guesses with it; pass a keyed one.
         """
         present = [f"{name}.bin" for name in ARRAYS if (self.folder / f"{name}.bin").exists()]
         for name in [META, *present]:
@@ -198,7 +199,7 @@ class UnitGraph:
 
     @staticmethod
     def _within(index: int, size: int, what: str) -> None:
-        # A negative index would silently be another row.
+        # A negative index would silently select another row.
         if not 0 <= index < size:
             raise IndexError(f"{what} {index} of {size}")
 
@@ -206,15 +207,17 @@ class UnitGraph:
 class GraphWriter:
     """Writes a graph; use it in a `with` block.
 
-    All goes into a temporary folder beside `folder`, is flushed to disk, and is then renamed: a graph is
-    there whole or not at all. An exception inside the block removes the temporary folder. The text is
-    confidential, so the folder is for its owner alone (mode 700). Memory holds the units' names and one
-    block of rows, never all rows.
+    Everything goes into a temporary folder next to `folder`, is flushed to disk, and is then renamed: a graph exists
+    whole or not at all. An exception inside the block removes the temporary folder. The text is confidential, so only
+    the owner can read the folder (mode 700). Memory holds the units' names and one block of rows, never all rows.
 
-    vocabulary: number of token ids; up to 65,536 are stored as uint16, more as uint32.
-    meta: anything JSON, kept beside the graph.
-    unowned: whether a row may be without a unit, as one that holds no secret.
-    Raises InputError if `folder` is there already and not empty, or cannot be written.
+    Args:
+        vocabulary: number of token ids; up to 65,536 are stored as uint16, more as uint32.
+        meta: any JSON, stored with the graph.
+        unowned: whether a row may be without a unit, such as one that holds no secret.
+
+    Raises:
+        InputError: `folder` exists and is not empty, or cannot be written.
     """
 
     def __init__(
@@ -274,10 +277,10 @@ class GraphWriter:
         units: Sequence[str | Sequence[str]],
         labels: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        """Append rows: their tokens one after the other, their lengths, the owner or owners of each.
+        """Append rows: their tokens one after the other, their lengths, and the owner or owners of each.
 
         A name repeated within a row counts once. Raises InputError, and appends nothing, if a row has no
-        unit, no token or one outside the vocabulary, or if some rows have labels and others none. Rows are
+        unit, no token or a token outside the vocabulary, or if some rows have labels and others have none. Rows are
         counted from 0.
         """
         tokens = np.asarray(tokens_flat)
@@ -342,7 +345,7 @@ class GraphWriter:
         )
 
     def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Unit numbers of all rows, one row after the other, and how many each row has."""
+        """Return the unit numbers of all rows, one row after the other, and how many each row has."""
         single = [owner for owner in units if isinstance(owner, str) and owner]
         if len(single) == len(units):
             numbers = np.fromiter(map(self._numbers.__getitem__, single), np.int64, len(single))
@@ -369,7 +372,7 @@ class GraphWriter:
         self._path("name_offsets").write_bytes(ends.astype("<i8").data)
 
     def _sort_by_unit(self) -> None:
-        """A counting sort of the incidences by unit, one block of rows at a time."""
+        """Sort the incidences by unit with a counting sort, one block of rows at a time."""
         owners = np.memmap(self._path("owners"), dtype="<i8", mode="r")
         counts = np.zeros(len(self._numbers), dtype=np.int64)
         for first in range(0, len(owners), BLOCK):
@@ -433,7 +436,7 @@ class GraphWriter:
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
-        """As `_disk`, and whatever goes wrong leaves nothing half-written."""
+        """Guard a block as `_disk` does, and leave nothing half-written if anything goes wrong."""
         try:
             with self._disk():
                 yield
@@ -443,7 +446,7 @@ class GraphWriter:
 
     def _discard(self) -> None:
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # what a full disk did not take is not wanted any more
+            with contextlib.suppress(OSError):  # the unwritten rest of a full disk is not wanted any more
                 file.close()
         shutil.rmtree(self._part, ignore_errors=True)
 

@@ -1,7 +1,7 @@
-"""Text from wherever it lies, as a stream of documents with owners: `read`.
+"""Text from any source, as a stream of documents with owners: `read`.
 
-`records` and `documents` are its two halves, so that cleaning (`enron`, `quotes`) fits in between; `duplicates` reports
-what crosses units.
+`records` and `documents` are its two halves, so that cleaning (`enron`, `quotes`) fits in between. `duplicates`
+reports text that crosses units.
 """
 
 from confide.data.readers.documents import Counts, Document, Record, documents

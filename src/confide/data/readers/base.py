@@ -1,4 +1,4 @@
-"""What a reader of a format says: its name, the endings of its files, how it tells them, and how it reads them."""
+"""The interface of a format's reader: its name, its file endings, how it recognises files, and how it reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from confide.utils.errors import InputError
 
 
 class Head:
-    """The first 4 KiB of a file, decompressed, which are read when a reader first asks for them."""
+    """The first 4 KiB of a file, decompressed. They are read when a reader first asks for them."""
 
     def __init__(self, read: Callable[[], bytes]) -> None:
         self._read = read
@@ -33,12 +33,12 @@ class Head:
 
     @property
     def is_binary(self) -> bool:
-        """Whether this is no text, in any encoding that is known."""
+        """True if this is no text in any known encoding."""
         return b"\x00" in self.content and encoding_of(self.content) == "utf-8"
 
     @cached_property
     def start(self) -> bytes:
-        """Where the text begins, after a mark of its encoding and blanks; UTF-16 and the like as UTF-8."""
+        """The beginning of the text, after a mark of its encoding and blanks; UTF-16 and the like as UTF-8."""
         content = self.content
         if b"\x00" in content and (encoding := encoding_of(content)) != "utf-8":
             content = content.decode(encoding, "ignore").encode()
@@ -49,14 +49,14 @@ class Reader(ABC):
     """A format of data, by `data.format`. To add one: write its class, and add its line to READERS.
 
     `name`, `endings` and `read` are enough. It holds one record in memory, and raises InputError, naming file and
-    place, for whatever is wrong with a file. Open files through `opening` and `encodings`, which see to compression,
-    encodings, pipes and sizes.
+    place, for any fault of a file. Open files through `opening` and `encodings`, which see to compression, encodings,
+    pipes and sizes.
 
     Attributes:
-        name: as `data.format` has it, and READERS or the entry point.
+        name: the value of `data.format`, and the key in READERS or of the entry point.
         endings: of file names, in lower case, that mean this format; no two readers share one. An ending of
             compression (.gz, .xz, .bz2) may follow.
-        takes_names: whether a source of this format is a name and no path.
+        takes_names: whether a source of this format is a name rather than a path.
         takes_any_text: whether a file is of this format if it is a text and no reader knows it.
     """
 
@@ -66,19 +66,19 @@ class Reader(ABC):
     takes_any_text: ClassVar[bool] = False
 
     def recognises(self, head: Head) -> bool:
-        """Whether a file without a known ending is of this format. At most one reader may say so of a file."""
+        """Tell whether a file without a known ending is of this format. At most one reader may say so of a file."""
         return False
 
     def recognises_folder(self, folder: Path) -> bool:
-        """Whether a folder is of this format as a whole, whatever its files are. Only asked of our own readers."""
+        """Tell whether a folder is of this format as a whole, whatever its files are. Only asked of our own readers."""
         return False
 
     def recognises_name(self, source: str) -> bool:
-        """Whether a source that is no path may be a name of this format. Only asked of our own readers."""
+        """Tell whether a source that is no path may be a name of this format. Only asked of built-in readers."""
         return False
 
     def told(self, head: Head) -> str:
-        """The format of a file with one of the endings: another's name where the ending means several."""
+        """Return the format of a file with one of the endings: another format's name where the ending means several."""
         return self.name
 
     def check_files(self, source: Path) -> None:
@@ -87,42 +87,42 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, path: Path, how: How) -> Iterator[Record]:
-        """The records of one file."""
+        """Yield the records of one file."""
 
     def read_files(self, paths: Sequence[Path], source: Path, how: How) -> Iterator[Record]:
-        """The records of files, which are what `source` names."""
+        """Yield the records of files, which are those that `source` names."""
         return chain.from_iterable(self.read(path, how) for path in paths)
 
     def read_archive(self, members: Iterator[SmallFile], archive: Path, how: How) -> Iterator[Record]:
-        """The records of the files in a tar archive."""
+        """Yield the records of the files in a tar archive."""
         raise InputError(
             f"{archive}: a tar archive may hold messages or text files, not {self.name}; unpack it."
         )
 
     def read_folder(self, folder: Path, how: How) -> Iterator[Record] | None:
-        """The records of a folder; None: those of its files, one after another."""
+        """Yield the records of a folder; return None to have its files read one after another."""
         return None
 
     def read_name(self, source: str, how: How) -> Iterator[Record]:
-        """The records behind a name, of a reader that `takes_names`."""
+        """Yield the records behind a name, for a reader that `takes_names`."""
         raise NotImplementedError
 
 
 class SmallFileReader(Reader):
     """A format of small files, each of them one document: in a folder, a pattern or a tar archive.
 
-    `records` is all that one needs beside its name and endings. A folder or an archive of texts whose first file it
+    A subclass needs only `records` besides its name and endings. A folder or an archive of texts whose first file it
     `recognises` is of its format.
 
     Attributes:
-        finds_hidden: whether hidden folders are looked into, as a maildir's are.
+        finds_hidden: whether hidden folders are searched, as those of a maildir are.
     """
 
     finds_hidden: ClassVar[bool] = False
 
     @abstractmethod
     def records(self, files: Iterator[SmallFile], source: Path, how: How) -> Iterator[Record]:
-        """The record of each file; `source` is the folder that their paths are below."""
+        """Yield the record of each file; `source` is the folder that their paths are below."""
 
     def read(self, path: Path, how: How) -> Iterator[Record]:
         return self.read_files([path], path, how)
@@ -131,7 +131,7 @@ class SmallFileReader(Reader):
         return self.records(small_files(source, how, paths), paths[0].parent, how)
 
     def read_archive(self, members: Iterator[SmallFile], archive: Path, how: How) -> Iterator[Record]:
-        # Inside an archive the paths begin at its root: where the archive itself lies says nothing of a mailbox.
+        # Inside an archive paths begin at its root: the archive's own location says nothing about a mailbox.
         return self.records(members, Path("/") / archive.name.partition(".")[0], how)
 
     def read_folder(self, folder: Path, how: How) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""Source code: one record a file of a folder, and what git knows of that folder."""
+"""Source code: one record for each file of a folder, and git's knowledge of that folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from confide.data.readers.files import walk
 from confide.data.readers.opening import How
 from confide.utils.errors import InputError
 
-LARGEST = 1 << 20  # bytes; what is larger is data or generated
+LARGEST = 1 << 20  # bytes; larger files are data or generated
 LARGEST_DATA = (
     1 << 16
 )  # bytes of a file in a data format: a setting is smaller, a table or a vocabulary is not
-OTHER = "other"  # the language of a file that nothing is known of
+OTHER = "other"  # the language of files whose language is unknown
 
 # The first extension of a language is its usual one.
 _PROGRAMMING = {
@@ -110,7 +110,7 @@ BINARY = "binary files"
 
 
 class Code(Reader):
-    """The source files of a folder; a git work tree that tracks programs is told by that."""
+    """The source files of a folder. A git work tree that tracks programs is recognised."""
 
     name = "code"
 
@@ -128,12 +128,12 @@ class Code(Reader):
 
 
 def code_records(folder: Path, counts: Counts | None = None) -> Iterator[Record]:
-    """Each source file of a folder one record: `path` (below the folder, with /), `text` and `language`.
+    """Yield one record for each source file of a folder: `path` (below the folder, with /), `text` and `language`.
 
     The files are those of `source_files`, without hidden ones and hidden folders, vendored folders, lock files,
     symbolic links, files larger than 1 MB, JSON, CSV and XML larger than 64 KB, and binaries; each kind is
-    counted. What is not UTF-8 is read as UTF-16 if it says so at its start, else as Latin-1: older sources are,
-    and no file that others import goes missing for an accent. One file is in memory at a time.
+    counted. A file that is not UTF-8 is read as UTF-16 if it starts with that mark, else as Latin-1: older sources are
+    in Latin-1, and no file that others import may go missing for an accent. One file is in memory at a time.
 
     Raises InputError if git fails, a file cannot be read, or none is left.
     """
@@ -160,7 +160,7 @@ def _code_records(folder: Path, paths: list[str], counts: Counts) -> Iterator[Re
 
 
 def _set_aside(folder: Path, path: str) -> str:
-    """Why a file is not read, as far as that is known without reading it."""
+    """Return the reason why a file is not read, as far as it is known without reading the file."""
     *folders, name = path.split("/")
     if any(part.startswith(".") for part in (*folders, name)) or not VENDORED.isdisjoint(folders):
         return ASIDE
@@ -178,7 +178,7 @@ def _set_aside(folder: Path, path: str) -> str:
 
 
 def content_of(file: Path) -> bytes:
-    """The bytes of a file. Raises InputError if it cannot be read."""
+    """Return the bytes of a file. Raises InputError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -186,7 +186,7 @@ def content_of(file: Path) -> bytes:
 
 
 def decoded(content: bytes) -> str | None:
-    """The text of a source file, None for a binary; see `code_records`."""
+    """Decode the text of a source file; None for a binary. See `code_records`."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16", errors="replace")
     if b"\x00" in content:
@@ -198,7 +198,10 @@ def decoded(content: bytes) -> str | None:
 
 
 def language_of(path: str, content: bytes = b"") -> str:
-    """By the file's extension or name; for a name without extension by its first line, `#!...`; else OTHER."""
+    """Return the language of a file.
+
+    The file's extension or name decides; for a name without extension its first line, `#!...`; else it is OTHER.
+    """
     name = PurePosixPath(path)
     if name.name in _BY_NAME:
         return _BY_NAME[name.name]
@@ -209,16 +212,16 @@ def language_of(path: str, content: bytes = b"") -> str:
 
 
 def is_program(language: str) -> bool:
-    """Whether a language is one that programs are written in, rather than markup or data."""
+    """Tell whether a language is one that programs are written in, rather than markup or data."""
     return language in _PROGRAMMING
 
 
 def source_files(folder: Path) -> list[str]:
-    """The files of a code base, as paths below the folder with /, sorted; hidden and vendored ones too.
+    """List the files of a code base, as paths below the folder with /, sorted, with hidden and vendored files.
 
-    In a git work tree these are the files that git tracks below the folder (submodules are one entry): what it
-    ignores, a key or a local setting, is never read. A folder of which an enclosing work tree tracks nothing is
-    no part of it. Elsewhere these are all files but those in hidden and vendored folders.
+    In a git work tree these are the files that git tracks below the folder (a submodule is one entry): a file that git
+    ignores, such as a key or a local setting, is never read. A folder in which an enclosing work tree tracks nothing
+    is no part of that work tree. Elsewhere these are all files except those in hidden and vendored folders.
 
     Raises InputError if git is missing or fails, or tracks nothing in a work tree of its own.
     """
@@ -233,20 +236,20 @@ def source_files(folder: Path) -> list[str]:
 
 
 def is_code(folder: Path) -> bool:
-    """Whether a folder is a git work tree that tracks programs: data sets lie in work trees as well."""
+    """Tell whether a folder is a git work tree that tracks programs: data sets lie in work trees as well."""
     if not (folder / ".git").exists():
         return False
     tracked = git(folder, "ls-files", "-z").split("\0")
     return any(is_program(language_of(path)) for path in tracked)
 
 
-# What a repository's own settings could make git run or leave out is set aside; see `git`.
+# Disables what a repository's own settings could make git run or leave out; see `git`.
 _SETTINGS = ("core.fsmonitor=false", "log.showSignature=false", "core.quotePath=false")
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What a git command prints that only reads, run in a folder; bytes that are not UTF-8 become surrogates.
+    """Run a read-only git command in a folder; return its output, with bytes that are not UTF-8 as surrogates.
 
     It takes no locks, fetches nothing, and starts no monitor, pager, signature check or diff tool that the
     repository's settings name. Raises InputError if git is not installed or fails, with git's own words.

@@ -1,4 +1,4 @@
-"""Dialogues: a list of turns as one text, a line or more a turn, and the spans of turns as spans of that text."""
+"""Dialogues: a list of turns as one text, at least one line per turn, and the turns' spans as spans of that text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXTS = ("text", "content", "value")
 
 
 def is_dialogue(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a field holds turns: a list of mappings, of plain strings, or of both."""
+    """Tell whether a field holds turns: a list of mappings, of plain strings, or of both."""
     return isinstance(value, list | tuple) and all(isinstance(turn, Mapping | str) for turn in value)
 
 
@@ -23,8 +23,8 @@ class Dialogue:
     """Turns with their speakers' prompts. Build it with `of`.
 
     Attributes:
-        turns: the raw text of each turn, and what stands before it.
-        text: all of them, cleaned, a turn a line; "" if nothing is said in any.
+        turns: the raw text of each turn, and the prompt before it.
+        text: all turns, cleaned, one per line; "" if no turn says anything.
     """
 
     turns: tuple[tuple[str, str], ...]
@@ -32,11 +32,15 @@ class Dialogue:
 
     @classmethod
     def of(cls, value: Sequence[Any], speakers: Mapping[str, str], where: str) -> Dialogue:
-        """Turns are mappings with `speaker`, `role` or `from` and `text`, `content` or `value`; or plain strings, of
-        nobody in particular.
+        """Build a dialogue from turns.
+
+        A turn is a mapping with `speaker`, `role` or `from` and `text`, `content` or `value`; or a plain string
+        without a speaker.
 
         Args:
-            speakers: the prompt of each speaker; where it is empty, prompts are the speakers' names and a colon.
+            value: the turns.
+            speakers: the prompt of each speaker; if it is empty, prompts are the speakers' names and a colon.
+            where: the record, for errors.
 
         Raises:
             InputError: a turn lacks its text or speaker, or the speaker is not among `speakers`; names record and
@@ -51,7 +55,7 @@ class Dialogue:
         return cls(turns, "\n".join(prompt + clean_text(said) for prompt, said in turns))
 
     def prompts(self) -> tuple[tuple[int, int], ...]:
-        """Where prompts stand in the text."""
+        """Return the positions of prompts in the text."""
         found, position = [], 0
         for prompt, said in self.turns:
             found.append((position, position + len(prompt)))
@@ -59,18 +63,18 @@ class Dialogue:
         return tuple(found) if self.text else ()
 
     def shifted(self, value: Sequence[Any], field: str, where: str) -> list[list[Any]]:
-        """The spans that a field of each turn lists, [start, end] or [start, end, kind], counted in `text`.
+        """Return the spans that a field of each turn lists, [start, end] or [start, end, kind], counted in `text`.
 
         Raises:
-            InputError: a turn has no such list, or a span that is not of its text: what is not marked, or not where
-                it stands, would not be protected.
+            InputError: a turn has no such list, or a span outside its text: a secret without a mark, or with a
+                misplaced one, would not be protected.
         """
         found: list[list[Any]] = []
         position = 0
         for number, (turn, (prompt, said)) in enumerate(zip(value, self.turns, strict=True), 1):
             position += len(prompt)
             for start, end, *kind in _spans(turn, field, len(said), f"{where}: turn {number}"):
-                # Of a line end of two characters one is left, which is sensitive if one of the two was.
+                # One character is left of a two-character line end; it is sensitive if either of the two was.
                 begin = start - (said[start - 1 : start + 1] == "\r\n" and start > 0)
                 found.append([position + len(clean_text(said[:place])) for place in (begin, end)] + kind)
             position += len(clean_text(said)) + 1
@@ -78,13 +82,13 @@ class Dialogue:
 
 
 def speaker_of(turn: Any) -> str | None:
-    """Who says a turn; None if it names nobody."""
+    """Return the speaker of a turn; None if it names nobody."""
     named = [turn[key] for key in _SPEAKERS if key in turn] if isinstance(turn, Mapping) else []
     return (named[0].strip() or None) if named and isinstance(named[0], str) else None
 
 
 def _prompt(turn: Any, speakers: Mapping[str, str], where: str) -> str:
-    """What stands before what a turn says, with the space between the two."""
+    """Return the prompt of a turn, with the space that separates it from the text."""
     speaker = speaker_of(turn)
     if speaker is None:
         if isinstance(turn, str) and not speakers:

@@ -13,17 +13,17 @@ from confide.data.readers.fields import Template, clean_text, label_of, lookup, 
 from confide.utils.errors import InputError
 
 LARGEST = 1 << 27
-"""Bytes of a document, where nothing else is stated: a book has a million."""
+"""The default limit of a document, in bytes: a book has a million."""
 
 WithoutUnit = Literal["refuse", "drop", "own"]
 DROPPED = "documents dropped: without a unit"
 OWN = "documents without a unit, each one of its own"
-_COUNTED = 1_000_000  # records that are read on to say how many have no unit
+_COUNTED = 1_000_000  # records that are read on to count those without a unit
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Named fields as a reader found them, and where ("mail.jsonl line 17")."""
+    """Named fields as a reader found them, and their place ("mail.jsonl line 17")."""
 
     fields: Mapping[str, Any] = field(repr=False)
     where: str
@@ -33,8 +33,11 @@ class Record:
 class Document:
     """One text with its owners. The text is left out of `repr`, so that no log or traceback shows it.
 
-    fields: those of its record; number: of the record in its source, counted from 0; given: characters [start, end)
-    that stand in the config, not in the record, and are therefore never sensitive.
+    Attributes:
+        fields: the fields of its record.
+        number: the number of the record in its source, counted from 0.
+        given: characters [start, end) that come from the config, not from the record, and are therefore never
+            sensitive.
     """
 
     text: str = field(repr=False)
@@ -56,25 +59,25 @@ class Counts(Counter[str]):
         return self
 
     def note(self, where: str, what: str) -> None:
-        """Keep something to tell about a file; what is told of several is told once."""
+        """Keep a remark about a file; a remark about several files is shown once."""
         told = self._told()
         first, last, number = told.get(what, (where, "", 0))
         told[what] = (first, where, number + (where != last))
 
     def notes(self) -> list[str]:
-        """What there is to tell, a sentence each: "a.csv and 3 more: read as cp1252"."""
+        """Return the remarks, one sentence each: "a.csv and 3 more: read as cp1252"."""
         return [
             f"{first}{f' and {number - 1:,} more' if number > 1 else ''}: {what}"
             for what, (first, _, number) in self._told().items()
         ]
 
     def _told(self) -> dict[str, tuple[str, str, int]]:
-        """Of each thing to tell the first file, the last one and their number."""
+        """Return for each remark the first file, the last file and the number of files."""
         found: dict[str, tuple[str, str, int]] = self.__dict__.setdefault("_notes", {})
         return found
 
     def sentence(self) -> str:
-        """For people: "6,153 records, 12 empty texts, 6,141 documents"."""
+        """Describe the counts for people: "6,153 records, 12 empty texts, 6,141 documents"."""
         return ", ".join(f"{number:,} {name}" for name, number in self.items())
 
 
@@ -89,9 +92,9 @@ def documents(
     without_unit: WithoutUnit = "refuse",
     largest: int = LARGEST,
 ) -> Iterator[Document]:
-    """Turn records into documents, one at a time.
+    r"""Turn records into documents, one at a time.
 
-    `text` is a field or a template such as "{subject}\\n{body}"; `unit` a field or several (then each names
+    `text` is a field or a template such as "{subject}\n{body}"; `unit` a field or several (then each names
     owners); a field that holds a list gives several owners. Mail addresses become lower-case `name@host`,
     owners are de-duplicated in order. Without `unit` each document is its own unit, "row:0", "row:1" ...,
     numbered as documents come out.
@@ -142,7 +145,7 @@ def _documents(
         if is_dialogue(turns):
             dialogue = Dialogue.of(turns, speakers, where)
             content = dialogue.text
-            if speakers:  # without, prompts are names out of the data
+            if speakers:  # without speakers, prompts are names out of the data
                 given = dialogue.prompts()
             if spans is not None:
                 fields = {**fields, spans: dialogue.shifted(turns, spans, where)}
@@ -155,7 +158,7 @@ def _documents(
         if not content or content.isspace():
             counts["empty texts"] += 1
             continue
-        if len(content) > largest:  # as one cell of a Parquet file may be
+        if len(content) > largest:  # for example one cell of a Parquet file
             raise InputError(
                 f"{where}: a document of more than {largest:,} bytes; split it, or raise data.max_document_bytes."
             )
@@ -193,7 +196,7 @@ def _documents(
 def _nobody(
     records: Iterator[Record], template: Template, names: Sequence[str], read: int, where: str
 ) -> InputError:
-    """What is said of the first document that nobody owns, with the number of all that are like it."""
+    """Build the error for the first document that nobody owns, with the number of all such documents."""
     number, limit = 1, read + _COUNTED
     for record in islice(records, _COUNTED):
         read += 1
@@ -207,7 +210,7 @@ def _nobody(
 
 
 def _says(record: Record, template: Template) -> bool:
-    """Whether a record has a text."""
+    """Tell whether a record has a text."""
     if template.field is not None and is_dialogue(
         lookup(record.fields, template.field, record.where, "data.text")
     ):

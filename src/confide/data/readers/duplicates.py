@@ -1,8 +1,8 @@
 """Text that stands in several units: exact and near-duplicates, and passages in common.
 
 A user's guarantee reaches the rows they own. Where their words also stand in somebody else's row (a quoted
-reply, a forward, a chain letter), they train the model from there as well. This report says how often; rows
-and figures, no text and no hashes of it.
+reply, a forward, a chain letter), they train the model from there as well. This report says how often: it holds row
+numbers and figures, and neither text nor hashes of text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from confide.utils.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SHINGLE = 5  # words that make one element of the sets whose Jaccard similarity is estimated
-_GRAM = 16  # words of one fingerprint ...
-_WINDOW = 15  # ... of which each run of 15 keeps one: a passage of 30 words in common is always found
+_SHINGLE = 5  # words in one element of the sets whose Jaccard similarity is estimated
+_GRAM = 16  # words in one fingerprint ...
+_WINDOW = 15  # ... of which each run of 15 keeps one: a shared passage of 30 words is always found
 _CROWD = 40  # in a larger bucket a row is compared with the next row only, not with all
 
 
@@ -56,11 +56,11 @@ class DuplicateReport:
 
     @property
     def share_affected(self) -> float:
-        """Of all rows, those whose words stand in a row of other owners too."""
+        """The share of rows whose words also stand in a row of other owners."""
         return self.rows_affected / self.rows
 
     def sentences(self) -> list[str]:
-        """For people."""
+        """Describe the report for people."""
         share = f"{self.rows_affected:,} of {self.rows:,} documents ({self.share_affected:.1%})"
         lines = [
             f"{share} share words with documents of other owners:",
@@ -76,7 +76,7 @@ class DuplicateReport:
 def find_duplicates(
     documents: Iterable[Document], threshold: float = 0.8, shortest: int = 20, permutations: int = 64
 ) -> DuplicateReport:
-    """Read a stream once and report what it has in common across units.
+    """Read a stream once and report the text that it has in common across units.
 
     Words are compared in lower case, without punctuation and quote marks. Near-duplicates: MinHash over
     5-word shingles with banding (Leskovec, Rajaraman & Ullman, Mining of Massive Datasets, ch. 3), bands as
@@ -84,7 +84,7 @@ def find_duplicates(
     `permutations`, with standard error sqrt(J(1-J)/permutations). Passages in common: winnowing (Schleimer,
     Wilkerson & Aiken, SIGMOD 2003) over 16-word fingerprints. No document is kept: a row costs 4 bytes a
     permutation, 16 for its digest and owners, and 12 for each fingerprint (1.5 a word; a row of 200 words
-    some 600 bytes in all), twice that for a moment while buckets are sorted; each distinct set of owners its
+    some 600 bytes in all), twice that for a moment while buckets are sorted; each distinct set of owners costs its
     names.
 
     Raises InputError for an empty stream, or a threshold outside (0, 1].
@@ -158,7 +158,7 @@ def _sketch(documents: Iterable[Document], shortest: int, permutations: int) -> 
 
 
 class _Column:
-    """An array that grows by doubling, so that a stream of unknown length costs what its values weigh."""
+    """An array that grows by doubling, so that a stream of unknown length takes only the memory of its values."""
 
     def __init__(self, kind: Any) -> None:
         self._values = np.empty(1024, kind)
@@ -176,13 +176,13 @@ class _Column:
 
 
 def _word_ids(text: str) -> NDArray[np.uint32]:
-    """One number a word, the same for the same word in any text of any run."""
+    """Return one number for each word, the same for the same word in any text of any run."""
     found = [_numbers(part) for part in _parts(text)]
     return np.concatenate(found) if found else np.empty(0, np.uint32)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The text cut between words: a list of words weighs ten times their text."""
+    """Cut the text between words: a list of words takes ten times the memory of their text."""
     start = 0
     while start < len(text):
         cut = _BLANK.search(text, start + _PART)
@@ -199,7 +199,7 @@ def _numbers(text: str) -> NDArray[np.uint32]:
 
 
 _BLANK = re.compile(r"\s")
-_BATCH = 1 << 15  # shingles that are signed at a time: each by all permutations
+_BATCH = 1 << 15  # shingles that are signed at a time, each by all permutations
 _PART = 1 << 20  # characters of a text whose words are held at a time, at least
 _PIECE = 1 << 18  # hashes that are held at a time
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -207,7 +207,7 @@ _PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): spreads every bit over all 64."""
+    """Mix by the finaliser of SplitMix64 (Steele, Lea & Flood 2014), which spreads every bit over all 64."""
     values = values ^ (values >> np.uint64(30))
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -217,7 +217,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _digest(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """One hash of all words in their order: a polynomial modulo 2^64, mixed."""
+    """Compute one hash of all words in their order: a polynomial modulo 2^64, mixed."""
     total = np.zeros(1, np.uint64)
     for first in range(0, len(words), _PIECE):
         piece = _mix(words[first : first + _PIECE].astype(np.uint64))
@@ -227,7 +227,7 @@ def _digest(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 def _grams(words: NDArray[np.uint32], length: int, shared: int = 0) -> Iterator[NDArray[np.uint64]]:
-    """Hashes of all runs of `length` words, as `_digest` makes them, in pieces; neighbours have `shared` in common."""
+    """Yield hashes of all runs of `length` words, as `_digest` makes them, in pieces that share `shared` hashes."""
     count, start, end = len(words) - length + 1, 0, 0
     while end < count:
         end = min(start + _PIECE, count)
@@ -242,18 +242,19 @@ def _grams(words: NDArray[np.uint32], length: int, shared: int = 0) -> Iterator[
 
 
 def _winnowed(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Fingerprints of passages: the least of each `_WINDOW` consecutive hashes, each once."""
+    """Select fingerprints of passages: the least of each `_WINDOW` consecutive hashes, each once."""
     return np.unique(np.concatenate([_least(found) for found in _grams(words, _GRAM, _WINDOW - 1)]))
 
 
 def _least(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     if len(hashes) <= _WINDOW:
-        return hashes.min(keepdims=True)
+        least: NDArray[np.uint64] = hashes.min(keepdims=True)
+        return least
     return np.unique(np.lib.stride_tricks.sliding_window_view(hashes, _WINDOW).min(axis=1))
 
 
 def _signer(permutations: int) -> Callable[[Iterable[NDArray[np.uint64]]], NDArray[np.uint32]]:
-    """MinHash signatures by datasketch; with a fixed seed, since nothing secret depends on it."""
+    """Return a function for MinHash signatures by datasketch, with a fixed seed: nothing secret depends on it."""
     from datasketch import MinHash
 
     empty = MinHash(num_perm=permutations, seed=1, hashfunc=int, scheme="affine32")
@@ -270,7 +271,7 @@ def _signer(permutations: int) -> Callable[[Iterable[NDArray[np.uint64]]], NDArr
 
 
 def _groups(keys: NDArray[np.uint64], rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The rows of each key that occurs more than once, in order."""
+    """Yield the rows of each key that occurs more than once, in order."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     bounds = np.flatnonzero(np.diff(ordered) != 0) + 1 if len(keys) else np.empty(0, np.int64)
@@ -315,7 +316,7 @@ def _near_pairs(
 
 
 def _shared_fingerprints(rows: _Sketches) -> NDArray[np.int64]:
-    """Rows that have a fingerprint in common with a row of other owners."""
+    """Return the rows that have a fingerprint in common with a row of other owners."""
     order = np.argsort(rows.prints, kind="stable")
     hashes, owning = rows.prints[order], rows.print_rows[order]
     if not len(order):

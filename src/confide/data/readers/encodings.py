@@ -1,4 +1,4 @@
-"""In which encoding a text is, and what stands between the fields of a table: told by the content, and stated."""
+"""The encoding of a text and the delimiter of a table: detected from the content, and reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from confide.data.readers.opening import How, lines_of, pieces_of, sample_of
 from confide.utils.errors import InputError
 
-HEAD = 1 << 18  # bytes that are looked at
+HEAD = 1 << 18  # bytes that are examined
 _LOOKED_AT = 200  # records that a delimiter must fit
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _MARKS = (
@@ -21,7 +21,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_FEW = 3  # bytes beyond ASCII: fewer are as likely damage
+_FEW = 3  # bytes beyond ASCII: fewer may as well be damage
 # Within a word of a Western language there is no sign but an apostrophe, a hyphen or a middle dot, and no raised
 # figure; and what looks Icelandic is, as a rule, Turkish in another encoding.
 _STRANGE = re.compile(
@@ -51,7 +51,7 @@ _MESS = 0.5  # of charset-normalizer's measure, above which it is no text: prose
 
 
 def check_encoding(name: str | None) -> None:
-    """Raises InputError for a `data.encoding` that is none."""
+    """Raise InputError for an unknown `data.encoding`."""
     if name is None:
         return
     try:
@@ -65,7 +65,7 @@ def check_encoding(name: str | None) -> None:
 
 
 def check_delimiter(delimiter: str | None) -> None:
-    """Raises InputError for a `data.delimiter` that cannot stand between fields."""
+    """Raise InputError for a `data.delimiter` that cannot separate fields."""
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"\0'):
         raise InputError(
             f'data.delimiter: {delimiter!r} is not one character that may stand between fields, as ";" or "\\t".'
@@ -73,7 +73,7 @@ def check_delimiter(delimiter: str | None) -> None:
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding of a text that begins so; UTF-8 where nothing else is sure, whether it is valid or not."""
+    """Return the encoding of a text that begins like this; UTF-8, valid or not, if nothing else is sure."""
     for mark, name in _MARKS:
         if head.startswith(mark):
             return name
@@ -87,7 +87,7 @@ def encoding_of(head: bytes) -> str:
 
 
 def _wide(head: bytes) -> str:
-    """UTF-16 without its mark has a NUL in every other byte of what is mostly ASCII."""
+    """Detect UTF-16 without its mark, which has a NUL in every other byte of a mostly ASCII text."""
     even, odd = head[0::2].count(0), head[1::2].count(0)
     for name, nulls, others in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
         if nulls > len(head) / 8 and nulls > 20 * others:
@@ -98,12 +98,12 @@ def _wide(head: bytes) -> str:
 
 
 def _western(head: bytes) -> str:
-    """Windows-1252 if the bytes make good sense in it, and are not UTF-8 with a fault."""
+    """Detect Windows-1252: the bytes make good sense in it, and are not UTF-8 with a fault."""
     from charset_normalizer import from_bytes
 
     if sum(map(head.count, range(128, 256))) < _FEW:
         return "utf-8"
-    # Of a long head, bytes that are no ASCII may be rare: the words around them are what is looked at.
+    # In a long head, bytes beyond ASCII may be rare: only the words around them are examined.
     words = b" ".join(re.findall(rb"[^\s]*[\x80-\xff][^\s]*", head))
     if re.search(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}", words):
         return "utf-8"
@@ -116,7 +116,7 @@ def _western(head: bytes) -> str:
 
 
 def _reads_well(text: str) -> bool:
-    """Whether nearly every sentence could be of one Western language."""
+    """Tell whether nearly every sentence could be of one Western language."""
     sentences = [sentence for sentence in _SENTENCES.split(text) if not sentence.isascii()]
     odd = 0
     for sentence in sentences:
@@ -126,7 +126,7 @@ def _reads_well(text: str) -> bool:
 
 
 def encoding_for(where: Path | str, how: How, head: bytes | None = None) -> str:
-    """The stated encoding, or the one that the content says, which is then told."""
+    """Return the stated encoding, or the detected one, which is then reported."""
     if how.encoding is not None:
         return how.encoding
     found = encoding_of(sample_of(Path(where), HEAD) if head is None else head)
@@ -136,7 +136,7 @@ def encoding_for(where: Path | str, how: How, head: bytes | None = None) -> str:
 
 
 def decoded(content: bytes, where: str, how: How) -> str:
-    """A whole text. Raises InputError, with the line, for bytes that are not of its encoding."""
+    """Decode a whole text. Raises InputError, with the line, for bytes that are not of its encoding."""
     encoding = encoding_for(where, how, content[:HEAD])
     try:
         return _checked(content.decode(_reading(encoding)), where, encoding)
@@ -148,7 +148,7 @@ def decoded(content: bytes, where: str, how: How) -> str:
 
 
 def not_valid(encoding: str) -> str:
-    """What is said of bytes that are not of an encoding."""
+    """Return the error text for bytes that are not of an encoding."""
     if codecs.lookup(encoding).name == "utf-8":
         return "not valid UTF-8; save the file as UTF-8, or state data.encoding"
     return f"not valid {encoding}; state another data.encoding, or save the file as UTF-8"
@@ -166,7 +166,7 @@ def _checked(text: str, where: str, encoding: str) -> str:
 
 
 def text_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
-    """Line numbers from 1 and lines (a byte order mark is dropped). Raises InputError with the line number."""
+    """Yield line numbers from 1 and lines, without a byte order mark. Raises InputError with the line number."""
     encoding = encoding_for(path, how)
     if codecs.lookup(encoding).name != "utf-8":
         yield from enumerate(_split(text_pieces(path, how, encoding), path, how), 1)
@@ -182,7 +182,7 @@ def text_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
 
 
 def text_pieces(path: Path, how: How, encoding: str | None = None) -> Iterator[str]:
-    """The text in pieces of a fixed size, since an array may stand on one endless line."""
+    """Yield the text in pieces of a fixed size, since an array may stand on one endless line."""
     encoding = encoding_for(path, how) if encoding is None else encoding
     decoder = codecs.getincrementaldecoder(_reading(encoding))()
     read, line = 0, 1
@@ -214,7 +214,7 @@ def _split(pieces: Iterable[str], path: Path, how: How) -> Iterator[str]:
 
 
 def delimiter_for(path: Path, how: How) -> str:
-    """The stated delimiter of a CSV, or the one that its first records say, which is then told."""
+    """Return the stated delimiter of a CSV, or the one that its first records show, which is then reported."""
     if how.delimiter is not None:
         return how.delimiter
     head = sample_of(path, HEAD)
@@ -222,7 +222,7 @@ def delimiter_for(path: Path, how: How) -> str:
     try:
         text = codecs.getincrementaldecoder(_reading(encoding))().decode(head)
     except UnicodeError:
-        return ","  # reading the file says what is wrong with it
+        return ","  # reading the file reports the fault
     whole = len(head) < HEAD
     fitting = [delimiter for delimiter in _DELIMITERS if _fits(text, delimiter, whole)]
     if not fitting or "," in fitting:
@@ -236,7 +236,7 @@ def delimiter_for(path: Path, how: How) -> str:
 
 
 def _fits(text: str, delimiter: str, whole: bool) -> bool:
-    """Whether the first records have as many fields as the header, and more than one."""
+    """Tell whether the first records have as many fields as the header, and more than one."""
     fields = 0
     rows = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter, strict=True)
     end = text.count("\n") - 1

@@ -38,15 +38,18 @@ _ORIGINAL_BANNER = re.compile(r"^[ \t>]*-{2,}[ \t]*original[ \t]+message\b", re.
 def clean_enron(records: Iterable[Record], counts: Counter[str] | None = None) -> Iterator[Record]:
     """Keep what the paper keeps, one record for each receiver; memory holds one record.
 
-    In this order, each step counted under its name: `unparsable`  no sender's address, no date that is one,
-    or no receiver at all; `empty`       nothing but blanks in the body (the paper does not say; such a record
-    has no text to train on); `forwarded`   see `is_forwarded`; `repeated 20-gram`  some run of 20 words
-    stands in the body more than once; `receiver copies added`  a message to n distinct addresses (To, Cc and
-    Bcc together) gives n records that differ
-                  in `to` alone, so n - 1 are added. (The CMU release repeats every Cc as Bcc.)
+    The steps in this order, each counted under its name:
+
+    - `unparsable`: no sender's address, no valid date, or no receiver at all.
+    - `empty`: only blanks in the body. The paper does not say this, but such a record has no text to train on.
+    - `forwarded`: see `is_forwarded`.
+    - `repeated 20-gram`: some run of 20 words stands in the body more than once.
+    - `receiver copies added`: a message to n distinct addresses (To, Cc and Bcc together) gives n records that differ
+      in `to` alone, so n - 1 are added. (The CMU release repeats every Cc as Bcc.)
+
     `kept` = read - unparsable - empty - forwarded - repeated 20-gram + receiver copies added.
 
-    The filters look at nothing that differs between copies, so making copies last gives the same records as
+    The filters use nothing that differs between copies, so making copies last gives the same records as
     the paper's order. Raises InputError for a record without the fields of mail.
     """
     tally: Counter[str] = Counts() if counts is None else counts
@@ -86,14 +89,13 @@ def _reason_to_drop(sender: list[str], date: str, receivers: list[str], subject:
 
 
 def is_forwarded(subject: str, body: str) -> bool:
-    """Whether a message passes on somebody else's.
+    """Tell whether a message passes on another person's message.
 
     It does if its subject begins with Fw:, Fwd: or Forwarded: (also after Re:) or ends with "(fwd)"; if its
     body has a line "---- Forwarded by ..." or "---- Forwarded message" (which Lotus and others write, mostly
     under an unchanged subject); or if it has "-----Original Message-----", which Outlook writes above replies
     and forwards alike, while the subject does not begin with Re:. So a reply with its quoted original stays,
-    as in the paper: what it quotes is somebody else's text all the same, and `confide.data.readers.quotes` takes it
-    out.
+    as in the paper. The quoted text is still another person's, and `confide.data.readers.quotes` removes it.
     """
     if _FORWARD_SUBJECT.match(subject) or _FORWARD_BANNER.search(body):
         return True
@@ -101,7 +103,7 @@ def is_forwarded(subject: str, body: str) -> bool:
 
 
 def most_repeats(body: str, length: int = 20) -> int:
-    """How often the most frequent run of `length` words stands in a text; 0 if the text is shorter."""
+    """Count how often the most frequent run of `length` words stands in a text; 0 if the text is shorter."""
     words = body.split()
     seen = Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
     return max(seen.values(), default=0)

@@ -1,4 +1,4 @@
-"""From the named fields of a record to a text, owners and a label; with errors that name what is there."""
+"""From the named fields of a record to a text, owners and a label; errors name the fields that exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Template:
-    """`body`, or `{subject}\\n{body}`: which fields make a text. `{{` and `}}` stand for braces.
+    r"""`body`, or `{subject}\n{body}`: the fields that make a text. `{{` and `}}` stand for braces.
 
     Raises InputError for unbalanced braces, empty ones, and format specifications.
     """
@@ -56,16 +56,16 @@ class Template:
 
     @property
     def names(self) -> list[str]:
-        """The fields that the template reads, in order."""
+        """Return the fields that the template reads, in order."""
         return [name for _, name in self.parts if name is not None]
 
     @property
     def field(self) -> str | None:
-        """The field that is the whole text; None of a template that adds to it."""
+        """Return the field that is the whole text; None for a template that adds to it."""
         return self.parts[0][1] if len(self.parts) == 1 and not self.parts[0][0] else None
 
     def fill(self, fields: Mapping[str, Any], where: str) -> str:
-        """The text of one record, "" if all its fields are blank. Raises InputError for a missing field."""
+        """Fill in the text of one record, "" if all its fields are blank. Raises InputError for a missing field."""
         pieces: list[str] = []
         blank = True
         for literal, name in self.parts:
@@ -78,7 +78,7 @@ class Template:
 
 
 def lookup(fields: Mapping[str, Any], name: str, where: str, key: str) -> Any:
-    """The value of a field; `meta.author` reaches into nested ones. `key` is the config key to blame."""
+    """Return the value of a field; `meta.author` reaches into nested ones. `key` is the config key to blame."""
     if name in fields:
         return fields[name]
     value: Any = fields
@@ -90,13 +90,13 @@ def lookup(fields: Mapping[str, Any], name: str, where: str, key: str) -> Any:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """ " (did you mean 'body'?)", or nothing."""
+    """Return a suggestion such as " (did you mean 'body'?)", or ""."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _unknown_field(fields: Mapping[str, Any], name: str, where: str, key: str) -> str:
-    # A table without a header has somebody's text for field names: show only what looks like a name.
+    # A table without a header has private text as field names: show only those that look like a name.
     known = [field for field in fields if len(field) <= 40 and len(field.split()) <= 3]
     hidden = len(fields) - len(known)
     listed = ", ".join(known[:30]) or "none"
@@ -118,7 +118,7 @@ def _as_text(value: Any, name: str, where: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """The text as it is, with line ends as \\n and without what no tokenizer takes (NUL, lone surrogates)."""
+    r"""Return the text with line ends as \n and without characters that no tokenizer takes (NUL, lone surrogates)."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if "\x00" in text:
@@ -127,7 +127,7 @@ def clean_text(text: str) -> str:
 
 
 def addresses(value: str) -> tuple[str, ...]:
-    """The mail addresses in a header value or list, as lower-case `name@host`, each once, in order.
+    """Return the mail addresses in a header value or list, as lower-case `name@host`, each once, in order.
 
     A quoted display name that holds an address does not count when the address itself stands in angle
     brackets.
@@ -145,7 +145,7 @@ def addresses(value: str) -> tuple[str, ...]:
 def owners_of(
     fields: Mapping[str, Any], names: Sequence[str], where: str
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The owners of a record, each once, in order; and which of the fields were blank. Nobody may own a record.
+    """Return the owners of a record, each once, in order, and which fields were blank. There may be no owner.
 
     Raises InputError if a field is not there or holds something that is no name.
     """
@@ -174,7 +174,7 @@ def _names_in(value: Any, name: str, where: str, depth: int = 0) -> list[str]:
 
 
 def label_of(fields: Mapping[str, Any], name: str, where: str) -> str | int:
-    """The label of a record: a word or an integer. Raises InputError for anything else."""
+    """Return the label of a record: a word or an integer. Raises InputError for anything else."""
     value = lookup(fields, name, where, "data.label")
     if isinstance(value, str) and value.strip():
         return value.strip()

@@ -1,4 +1,4 @@
-"""Many small files, one after the other: out of a folder, a list, or a tar archive that is never unpacked."""
+"""Many small files, one after the other: from a folder, a list, or a tar archive that is never unpacked."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from confide.data.readers.opening import DAMAGE, How, content_of, open_bytes
 from confide.utils.errors import InputError
 
 OUTSIDE = "links not followed: out of the folder, or to nothing"
-_HEADERS = 1 << 20  # bytes of a member's headers and padding, beside its content
+_HEADERS = 1 << 20  # bytes of a member's headers and padding, besides its content
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class SmallFile:
-    """A file's content, its path below the source (with /) and where it is, for errors."""
+    """A file's content, its path below the source (with /), and its place for errors."""
 
     content: bytes = field(repr=False)
     path: str
@@ -30,7 +30,7 @@ class SmallFile:
 def walk(
     folder: Path, mail: bool = False, counts: Counts | None = None, root: Path | None = None
 ) -> Iterator[Path]:
-    """The files of a tree in a fixed order, one folder's names in memory at a time; no hidden files.
+    """Yield the files of a tree in a fixed order, one folder's names in memory at a time; no hidden files.
 
     With `mail`, a folder with `cur` and `new` is a maildir: only these two are read, and hidden subfolders
     (`.Sent`) are folders like others. Links to folders are not followed, and of links to files only those that stay
@@ -60,7 +60,7 @@ def walk(
 
 
 def _stays(link: Path, root: Path) -> bool:
-    """Whether a link leads to something within the folder; not one that leads nowhere, or round in a circle."""
+    """Tell whether a link leads to something within the folder; a broken or circular link does not."""
     try:
         return link.resolve(strict=True).is_relative_to(root)
     except (OSError, RuntimeError):
@@ -68,7 +68,7 @@ def _stays(link: Path, root: Path) -> bool:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Numbers as numbers (2. before 10.), then names."""
+    """Return a sort key that orders numbers as numbers (2. before 10.), then names."""
     digits = name.rstrip(".")
     return (int(digits), name) if digits.isdecimal() and len(digits) < 19 else (1 << 62, name)
 
@@ -76,7 +76,7 @@ def _order(name: str) -> tuple[int, str]:
 def small_files(
     source: Path, how: How, paths: Sequence[Path] | None = None, mail: bool = False
 ) -> Iterator[SmallFile]:
-    """The files of a folder, of a tar archive, or the `paths` given. Each is read whole, one at a time."""
+    """Yield the files of a folder, of a tar archive, or the `paths` given. Each is read whole, one at a time."""
     if paths is None and source.is_dir():
         for path in walk(source, mail, how.counts):
             yield SmallFile(content_of(path, how), path.relative_to(source).as_posix(), str(path))
@@ -88,13 +88,13 @@ def small_files(
 
 
 def is_tar(path: Path) -> bool:
-    """Whether the name says tar, compressed or not."""
+    """Tell whether the name says tar, compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     return suffixes[-1:] in ([".tar"], [".tgz"], [".txz"], [".tbz2"]) or suffixes[:1] == [".tar"]
 
 
 class _Member(tarfile.TarInfo):
-    """A member's header. The standard library takes one that cannot be read, or is not there, for the end."""
+    """A member's header. The standard library takes an unreadable or missing one for the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Member:
@@ -107,7 +107,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Bounded:
-    """A stream of which only so much may be read before a member is done: names may be as long as a bomb's."""
+    """A stream that limits how much is read before a member is done: names may be as long as a bomb's."""
 
     def __init__(self, stream: IO[bytes], how: How, where: str) -> None:
         self._stream, self._how, self._where = stream, how, where
@@ -148,9 +148,9 @@ def _members(archive: Path, how: How) -> Iterator[SmallFile]:
 
 
 def _check_end(stream: IO[bytes]) -> None:
-    """An archive ends with two blocks of zeros, of which one was read; what follows them is zeros as well.
+    """Check the end of an archive: two blocks of zeros, of which one was read, and only zeros after them.
 
-    To its end, so that the checksum of a compressed one is looked at.
+    The stream is read to its end, so that the checksum of a compressed archive is verified.
     """
     rest = stream.read(tarfile.BLOCKSIZE)
     if len(rest) < tarfile.BLOCKSIZE:
@@ -162,6 +162,6 @@ def _check_end(stream: IO[bytes]) -> None:
 
 
 def linked(how: How) -> str:
-    """What is added where a folder holds nothing but links that are not followed."""
+    """Return the addition to an error if a folder holds nothing but links that are not followed."""
     number = how.counts.get(OUTSIDE, 0)
     return f" but {number:,} links out of it or to nothing, which are not followed" if number else ""

@@ -17,12 +17,12 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
 def looks_like_name(source: str) -> bool:
-    """`org/name`, `name`, or either with a configuration: `org/name:config`."""
+    """Tell whether a source looks like `org/name`, `name`, or either with a configuration: `org/name:config`."""
     return _NAME.fullmatch(source) is not None and not source.startswith((".", "/"))
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether the folder was written by `save_to_disk`."""
+    """Tell whether the folder was written by `save_to_disk`."""
     return (folder / "dataset_dict.json").is_file() or (
         (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
     )
@@ -51,7 +51,7 @@ class Hub(Reader):
 
 
 def hub_records(source: str, split: str, fields: Collection[str] | None = None) -> Iterator[Record]:
-    """The rows of one split. Code that comes with a data set never runs.
+    """Yield the rows of one split. Code that comes with a data set never runs.
 
     Raises InputError if the data set or the split cannot be loaded, or it has no rows.
     """

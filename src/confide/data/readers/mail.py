@@ -1,4 +1,4 @@
-"""Mail as records: RFC 822 messages out of maildirs, trees of one-message files (CMU's Enron), mbox.
+"""Mail as records: RFC 822 messages from maildirs, trees of one-message files (CMU's Enron), and mbox files.
 
 Fields: `from` (lower-case address, or the name if there is no address), `to`, `cc`, `bcc` (addresses),
 `subject`, `date`, `message_id`, `body`, `path`, `mailbox` (whose mail it is) and `folder`.
@@ -32,7 +32,7 @@ _BLOCK = re.compile("br|p|div|tr|li|table|ul|ol|blockquote|pre|hr|title|h[1-6]")
 
 
 def looks_like_mail(head: bytes) -> bool:
-    """Whether a file that begins so is a message: a header with From and Date, To, Subject or Message-ID."""
+    """Tell whether a file that begins so is a message: a header with From and Date, To, Subject or Message-ID."""
     block = _HEADER.match(head.replace(b"\r\n", b"\n"))
     if block is None:
         return False
@@ -41,13 +41,13 @@ def looks_like_mail(head: bytes) -> bool:
 
 
 def looks_like_mbox(head: bytes) -> bool:
-    """Whether a file that begins so is an mbox: a "From " line with a time, then a message."""
+    """Tell whether a file that begins like this is an mbox: a "From " line with a time, then a message."""
     first, _, rest = head.partition(b"\n")
     return _SEPARATOR.match(first) is not None and _HEADER.match(rest.replace(b"\r\n", b"\n")) is not None
 
 
 def parse_message(content: bytes) -> dict[str, Any]:
-    """The fields of one message, however broken its headers: what cannot be read is blank."""
+    """Return the fields of one message, however broken its headers are: unreadable fields are blank."""
     message = email.message_from_bytes(content, policy=email.policy.default)
     headers: dict[str, list[str]] = {}
     for name, value in message.raw_items():
@@ -73,17 +73,17 @@ def parse_message(content: bytes) -> dict[str, Any]:
 
 
 def _decoded(value: str) -> str:
-    """A header unfolded, with encoded words (RFC 2047) and raw 8-bit bytes decoded."""
+    """Unfold a header and decode encoded words (RFC 2047) and raw 8-bit bytes."""
     value = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if "=?" in value:
-        # An encoded word in a charset that does not exist, or that is not well encoded, stays as it is written.
+        # An encoded word in an unknown charset, or one that is badly encoded, stays as it is written.
         with contextlib.suppress(ValueError, LookupError, email.errors.MessageError):
             value = str(email.header.make_header(email.header.decode_header(value)))
     return " ".join(clean_text(value).split())
 
 
 def _body(message: EmailMessage) -> str:
-    """The plain text part, else the HTML part without tags, else nothing."""
+    """Return the plain text part, else the HTML part without tags, else ""."""
     try:
         part = message.get_body(("plain", "html")) if message.is_multipart() else message
     except RecursionError:
@@ -126,7 +126,7 @@ def _charset(part: Any) -> str:
 
 
 def _decode(payload: bytes, charset: str) -> str:
-    """By the stated charset; else UTF-8; else Windows-1252, which old mail means when it says nothing."""
+    """Decode by the stated charset; else UTF-8; else Windows-1252, which old mail without a charset usually is."""
     for name in (charset, "utf-8", "cp1252"):
         try:
             return payload.decode(name)
@@ -161,14 +161,14 @@ def _without_tags(html: str) -> str:
     try:
         parser.feed(html)
         parser.close()
-    except AssertionError:  # the standard library's word for some declarations that are none
+    except AssertionError:  # the standard library's error for some invalid declarations
         parser.pieces = [re.sub(r"<[^>]*>", " ", html)]
     lines = [line.strip() for line in "".join(parser.pieces).split("\n")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def mailbox_and_folder(path: str, source: Path) -> tuple[str, str]:
-    """Whose mailbox a message lies in, and in which folder of it, told by its path.
+    """Return the mailbox that a message lies in, and its folder there, both read from its path.
 
     The mailbox is the folder below one named `maildir`, on the way to the source or below it; else the first
     folder below the source; else the source itself. `cur`, `new` and the dot of `.Sent` are not names.
@@ -190,7 +190,7 @@ def mailbox_and_folder(path: str, source: Path) -> tuple[str, str]:
 
 
 class Maildir(SmallFileReader):
-    """Messages, each a file: a maildir, a tree of such files, or some of them."""
+    """Messages, each in a file: a maildir, a tree of such files, or some of them."""
 
     name = "maildir"
     endings = (".eml",)
@@ -215,7 +215,7 @@ class Maildir(SmallFileReader):
 
 
 class Mbox(Reader):
-    """Each message of an mbox, one in memory at a time; the mailbox is named after its file."""
+    """The messages of an mbox, one in memory at a time; the mailbox is named after its file."""
 
     name = "mbox"
     endings = (".mbox",)
@@ -246,7 +246,7 @@ def _parsed(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _mbox_messages(path: Path, how: How) -> Iterator[bytes]:
-    """Cut before each "From " line with a time that follows a blank one; one ">" is taken off ">From "."""
+    """Cut before each "From " line with a time that follows a blank line; remove one ">" from ">From "."""
     lines: list[bytes] = []
     started, after_blank, size = False, True, 0
     for number, line in lines_of(path, how):

@@ -1,4 +1,4 @@
-"""Files as bytes: regular ones alone, decompressed, to their true end, and never more at a time than is allowed."""
+"""Files as bytes: only regular files, decompressed, to their true end, never more at a time than is allowed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 from confide.data.readers.documents import LARGEST, Counts
 from confide.utils.errors import InputError
 
-# What the decompressors raise on a file that is cut short or altered.
+# The errors of decompressors for a file that is cut short or altered.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _PIECE = 1 << 16
 _DICTIONARY = 1 << 28  # bytes that an xz file may ask for: `xz -9` asks for a quarter of them
@@ -26,15 +26,15 @@ _DICTIONARY = 1 << 28  # bytes that an xz file may ask for: `xz -9` asks for a q
 
 @dataclass(frozen=True)
 class How:
-    """How files are read.
+    """The way in which files are read.
 
     Attributes:
-        delimiter: between the fields of a table; None: as its content has it.
-        encoding: of text; None: UTF-8, or what the content says.
-        largest: bytes of one document, decompressed; more of it is never held.
-        counts: what is passed over, and what was detected.
-        split: of a data set that has several.
-        fields: the only ones needed, where that saves work; None: all.
+        delimiter: between the fields of a table; None: detected from the content.
+        encoding: of text; None: UTF-8, or the one detected from the content.
+        largest: bytes of one document, decompressed; memory never holds more of it.
+        counts: the number of skipped items, and remarks on what was detected.
+        split: the split of a data set that has several.
+        fields: the only fields needed, where that saves work; None: all.
     """
 
     delimiter: str | None = None
@@ -45,16 +45,16 @@ class How:
     fields: Collection[str] | None = None
 
     def too_large(self, where: str) -> InputError:
-        """What is said of a document that is larger than allowed."""
+        """Build the error for a document that is larger than allowed."""
         return InputError(
             f"{where}: a document of more than {self.largest:,} bytes; split it, or raise data.max_document_bytes."
         )
 
 
 def check_regular(path: Path, key: str | None = None) -> None:
-    """Raises InputError for what is no plain file: a pipe or a device may never end, and is read but once.
+    """Raise InputError for anything but a plain file: a pipe or a device may never end, and can be read only once.
 
-    `key` is the config key that names it; whoever reads it then says what else is wrong.
+    `key` is the config key that names the path. Other faults are reported by whoever reads the file.
     """
     try:
         mode = path.stat().st_mode
@@ -73,7 +73,7 @@ def _reason(error: Exception) -> str:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's content, decompressed if its first bytes say gzip, xz or bzip2. Raises InputError."""
+    """Open the file's content, decompressed if its first bytes say gzip, xz or bzip2. Raises InputError."""
     check_regular(path)
     try:
         with path.open("rb") as file:
@@ -92,8 +92,8 @@ def open_bytes(path: Path) -> IO[bytes]:
 class _Streams(io.RawIOBase):
     """The content of compressed streams, one after the other.
 
-    The standard library takes what follows a stream for its end if it is not another stream: of a file that is
-    damaged there, it would give the first part as all.
+    The standard library ends the file if a stream is not followed by another stream. For a file that is damaged there,
+    it would return the first part as the whole.
     """
 
     def __init__(self, path: Path, decompressor: Callable[[], Any], padded: bool) -> None:
@@ -138,14 +138,14 @@ class _Streams(io.RawIOBase):
                 piece = b""
             try:
                 found = self._decompressor.decompress(piece, size)
-            except OSError as error:  # bzip2's word for damaged data, which is no fault of the disk
+            except OSError as error:  # bzip2's error for damaged data, which is no fault of the disk
                 raise EOFError(str(error)) from None
             if found:
                 return cast(bytes, found)
 
 
 def lines_of(path: Path, how: How) -> Iterator[tuple[int, bytes]]:
-    """Line numbers from 1 and raw lines. Raises InputError for a damaged or unreadable file, or too long a line."""
+    """Yield line numbers from 1 and raw lines. Raises InputError for an unreadable file or too long a line."""
     number = 0
     try:
         with open_bytes(path) as file:
@@ -161,7 +161,7 @@ def lines_of(path: Path, how: How) -> Iterator[tuple[int, bytes]]:
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:
-    """The content in pieces of a fixed size. Raises InputError for a damaged or unreadable file."""
+    """Yield the content in pieces of a fixed size. Raises InputError for a damaged or unreadable file."""
     read = 0
     try:
         with open_bytes(path) as file:
@@ -175,7 +175,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 
 def content_of(path: Path, how: How) -> bytes:
-    """The whole content, decompressed. Raises InputError if it cannot be read or is larger than allowed."""
+    """Return the whole content, decompressed. Raises InputError if it cannot be read or is larger than allowed."""
     pieces, length = [], 0
     for piece in pieces_of(path):
         pieces.append(piece)
@@ -186,7 +186,7 @@ def content_of(path: Path, how: How) -> bytes:
 
 
 def head_of(path: Path, size: int = 4096) -> bytes:
-    """The first bytes of the content. Raises InputError if they cannot be read."""
+    """Return the first bytes of the content. Raises InputError if they cannot be read."""
     try:
         with open_bytes(path) as file:
             return file.read(size)
@@ -195,7 +195,7 @@ def head_of(path: Path, size: int = 4096) -> bytes:
 
 
 def sample_of(path: Path, size: int) -> bytes:
-    """The first bytes of the content, as far as they can be read: whoever reads on meets the fault."""
+    """Return the first bytes of the content, as far as they can be read: later reading reports the fault."""
     found = b""
     with contextlib.suppress(*DAMAGE, OSError), open_bytes(path) as file:
         while len(found) < size and (piece := file.read(min(_PIECE, size - len(found)))):

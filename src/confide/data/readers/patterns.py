@@ -1,4 +1,4 @@
-"""The files that a pattern matches, found in bounded time; and paths that can be no file's."""
+"""Files that match a pattern, found in bounded time, and checks for paths that no file can have."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from confide.utils.errors import InputError
 
-_MOST = 1_000_000  # files and folders that are looked at
-_UNREAL = ("/proc", "/sys", "/dev")  # the system's own, whose files may never end
+_MOST = 1_000_000  # files and folders that are visited
+_UNREAL = ("/proc", "/sys", "/dev")  # folders of the system, whose files may never end
 
 
 def check_path(name: str, key: str = "data") -> None:
-    """Raises InputError for a path that no file system takes."""
+    """Raise InputError for a path that no file system takes."""
     if "\0" in name or re.search("[\ud800-\udfff]", name):
         raise InputError(f"{key}: the path {name!r} holds a character that no path may have.")
 
 
 def matching(pattern: str) -> list[Path]:
-    """What a pattern matches, sorted; `**` stands for any folders, and follows no link to one.
+    """Return the files that a pattern matches, sorted; `**` stands for any folders, and follows no link to one.
 
-    Raises InputError where it would look at more than a million files and folders.
+    Raises InputError if it would visit more than a million files and folders.
     """
     path = Path(pattern)
     start = Path(path.anchor)
@@ -34,13 +34,13 @@ def matching(pattern: str) -> list[Path]:
 
 
 class _Search:
-    """One search, which counts what it looks at."""
+    """One search, which counts the files and folders that it visits."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._looked_at = pattern, 0
 
     def expand(self, base: str, parts: tuple[str, ...]) -> Iterator[str]:
-        """The paths below a folder that the parts of a pattern match."""
+        """Yield the paths below a folder that the parts of a pattern match."""
         if not parts:
             yield base
             return
@@ -73,6 +73,6 @@ class _Search:
                             "looked at; give a narrower pattern."
                         )
                     found.append(entry)
-        except OSError:  # no folder, or one that may not be listed: it has nothing that matches
+        except OSError:  # no folder, or one that may not be listed: nothing in it matches
             return []
         return found

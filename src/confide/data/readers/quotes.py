@@ -1,8 +1,8 @@
-"""Other people's words out of a message: quoted replies, attribution lines, forwarded originals.
+"""Removal of other people's words from a message: quoted replies, attribution lines, forwarded originals.
 
-A reply carries the text of who it answers. Training on it as the replier's own leaves the quoted person's
-words in rows that they do not own, where their guarantee does not reach. What is found here is found by its
-form; a quote without any mark stays.
+A reply carries the text that it answers. Training on it as the replier's own leaves the quoted person's words in rows
+that they do not own, which their guarantee does not cover. Quotes are found by their form; a quote without any mark
+stays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from confide.data.readers.fields import clean_text
 
 _I = re.IGNORECASE
-# "> ", "|> ", "JS> ": always a quote. Other marks are one only below an attribution line.
+# "> ", "|> ", "JS> ": always a quote. Other marks are quotes only below an attribution line.
 _QUOTED = re.compile(r"[ \t]{0,3}(?:[|:}#]?[ ]?>|[A-Za-z]{1,4}[>|](?![A-Za-z/]))")
 _MARKS = "|:}#]%~{+=*!"
 _BANNER = re.compile(
@@ -38,12 +38,11 @@ _DATED = re.compile(r"[ \t]*(?:sent|date)[ \t]*:.*\d", _I)
 
 
 def strip_quotes(body: str) -> str:
-    """The message without what it quotes; unchanged, to the character, if it quotes nothing.
+    """Remove the quotes from a message; return it unchanged, to the character, if it quotes nothing.
 
-    Out go: lines marked as quotes, with their attribution ("On ... wrote:", "In article <...> ... writes:");
-    and all that follows a banner ("-----Original Message-----", "---- Forwarded by ...") or the header that
-    Lotus and Outlook put above a quoted original (To:, cc:, Subject: by a line with date and time). A signature
-    stays.
+    Removed are: lines marked as quotes, with their attribution ("On ... wrote:", "In article <...> ... writes:"); and
+    all that follows a banner ("-----Original Message-----", "---- Forwarded by ...") or the header that Lotus and
+    Outlook put above a quoted original (To:, cc:, Subject: by a line with date and time). A signature stays.
     """
     lines = clean_text(body).split("\n")
     end = _original_begins(lines)
@@ -56,7 +55,7 @@ def strip_quotes(body: str) -> str:
 
 
 def _original_begins(lines: list[str]) -> int:
-    """The line from which on all is a quoted original, or the number of lines."""
+    """Return the line from which on all is a quoted original, or the number of lines."""
     for index, line in enumerate(lines):
         if _BANNER.match(line):
             return index
@@ -68,7 +67,7 @@ def _original_begins(lines: list[str]) -> int:
 
 
 def _quoted_header(lines: list[str], first: int) -> int | None:
-    """Where a quoted header that has its first `Name:` line at `first` begins, or None if it is none.
+    """Return where a quoted header with its first `Name:` line at `first` begins, or None if it is none.
 
     It must name two of its fields within a few lines, one of them the sender or a receiver, and bear a date
     with the time: in a Sent: or Date: line, on the From: line, or in the lines above, where Lotus writes the
@@ -131,7 +130,7 @@ def _attributions(lines: list[str], drop: list[bool]) -> str:
 
 
 def _rest(lines: list[str], drop: list[bool]) -> list[str]:
-    """What stays, with the blank lines around a removed block made one, and none at the ends."""
+    """Return the remaining lines, blank lines around a removed block reduced to one and none at the ends."""
     kept: list[str] = []
     gap = True
     for line, dropped in zip(lines, drop, strict=True):

@@ -1,7 +1,7 @@
-"""What a source is, and its records: files, globs, folders, mail, archives, data sets. Everything streams.
+"""Sources and their records: files, globs, folders, mail, archives, data sets. Everything streams.
 
-Which formats there are is said by the registry, and what a format is by its reader (`base`): nothing here asks for one
-by name.
+The registry lists the formats, and each format is defined by its reader (`base`): nothing here asks for a format by
+name.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def read(
     split: str = "train",
     counts: Counts | None = None,
 ) -> Iterator[Document]:
-    """The documents of a source, one at a time: `records`, then `documents`; see there for the arguments.
+    """Yield the documents of a source: `records`, then `documents`; see there for the arguments.
 
-    A source that is missing or of no known format and a bad template raise InputError at once; the rest as it
-    is met. Memory holds one record (a Parquet batch of 256, a mail message), whatever the size of the source.
+    A source that is missing or of no known format and a bad template raise InputError at once; other errors are raised
+    as they are met. Memory holds one record (a Parquet batch of 256, a mail message), whatever the size of the source.
     """
     template = Template(text)
     names = [unit] if isinstance(unit, str) else list(unit or [])
@@ -74,15 +74,15 @@ def records(
     encoding: str | None = None,
     largest: int = LARGEST,
 ) -> Iterator[Record]:
-    """The records of a source, one at a time.
+    """Yield the records of a source, one at a time.
 
     `source` is a file, a glob, a folder, a tree of messages, a tar archive of small files, a code base, or a
     Hugging Face data set (a folder or `org/name`; only there `split` matters). `format` is one
     of the registry's; `auto` tells it by extension, then by content; a git work tree that tracks programs is `code`.
     jsonl, json, csv, tsv, text and mbox may be compressed with gzip, xz or bzip2.
-    `fields` are the only ones needed: a hint that saves work on Parquet and on data sets. `counts` takes what
-    is passed over, and notes of what was detected. `delimiter` (of csv and tsv) and `encoding` (of jsonl, json, csv,
-    tsv and text) are told by the content where they are None. No document is larger than `largest` bytes.
+    `fields` are the only ones needed: a hint that saves work on Parquet and on data sets. `counts` counts skipped
+    items, and takes notes of what was detected. `delimiter` (of csv and tsv) and `encoding` (of jsonl, json, csv, tsv
+    and text) are detected from the content where they are None. No document is larger than `largest` bytes.
 
     A text file is one record; a folder must hold files of one format (README and licence files beside data
     are passed over) and of one split. Links in a folder are followed only where they stay in it.
@@ -117,7 +117,7 @@ def records(
     if path.is_symlink():
         raise InputError(f"{name}: a link that leads to nothing, or round in a circle.")
     named = next((each for each in formats.own if each.recognises_name(name)), None)
-    # Only what can hardly be a mistyped path is asked of the network.
+    # The network is asked only about names that can hardly be a mistyped path.
     mistyped = "/" not in name or path.parent.exists() or is_tar(path) or formats.by_ending(path) is not None
     if reader is None and named is not None and not mistyped:
         return named.read_name(name, how)
@@ -126,7 +126,7 @@ def records(
 
 
 class Formats:
-    """The readers of all formats: our own, and those of other packages where no own one will do."""
+    """The readers of all formats: the built-in ones, and those of other packages for all other files."""
 
     @cached_property
     def own(self) -> list[Reader]:
@@ -134,7 +134,7 @@ class Formats:
 
     @cached_property
     def plugged(self) -> list[Reader]:
-        """Those of other packages. Raises InputError, naming the package, for one that cannot be imported."""
+        """The readers of other packages. Raises InputError, naming the package, for one that cannot be imported."""
         return [registry.readers.get(name, Reader)() for name in registry.readers.plugins()]
 
     @cached_property
@@ -142,7 +142,7 @@ class Formats:
         return next(reader for reader in self.own if reader.takes_any_text)
 
     def named(self, name: str) -> Reader:
-        """The reader of a format. Raises InputError, naming the key, if there is none."""
+        """Return the reader of a format. Raises InputError, naming the key, if there is none."""
         if not registry.readers.knows(name):
             known = registry.readers.names()
             raise InputError(
@@ -152,7 +152,7 @@ class Formats:
         return made
 
     def by_ending(self, path: Path) -> Reader | None:
-        """The reader to which a file's ending belongs."""
+        """Return the reader that a file's ending belongs to."""
         ending = _ending(path)
         if ending in self._own_endings:
             return self._own_endings[ending]
@@ -176,7 +176,7 @@ class Formats:
         return found
 
     def of_file(self, path: Path) -> Reader:
-        """The reader of a file by its ending, else by its first 4 KiB. Raises InputError for a binary."""
+        """Return the reader of a file by its ending, else by its first 4 KiB. Raises InputError for a binary."""
         head = Head.of(path)
         known = self.by_ending(path)
         if known is not None:
@@ -195,12 +195,15 @@ class Formats:
         return self.any_text
 
     def of_small_file(self, head: Head) -> Reader:
-        """The reader of files, each a document, of which the first begins so."""
+        """Return the reader of files that are a document each and of which the first begins with `head`."""
         small = (reader for reader in chain(self.own, self.plugged) if isinstance(reader, SmallFileReader))
         return next((reader for reader in small if reader.recognises(head)), self.any_text)
 
     def of_folder(self, folder: Path, how: How) -> Reader:
-        """The reader of a folder: as a whole, else by the endings of all its files, or by the content of the first."""
+        """Return the reader of a folder.
+
+        The folder as a whole decides, else the endings of all its files, or the content of the first.
+        """
         for reader in self.own:
             if reader.recognises_folder(folder):
                 return reader
@@ -254,7 +257,7 @@ def _near_path(path: Path) -> str:
 def _files(
     paths: Sequence[Path], source: Path, reader: Reader | None, formats: Formats, how: How
 ) -> Iterator[Record]:
-    """Files of one format, which is the stated one or that of all of them."""
+    """Yield the records of files of one format: the stated one, or the common format of all files."""
     if reader is not None:
         reader.check_files(source)
     archives = [path for path in paths if is_tar(path)]

@@ -1,4 +1,4 @@
-"""Records out of JSONL, JSON, CSV, TSV and Parquet, compressed or not."""
+"""Records from JSONL, JSON, CSV, TSV and Parquet files, compressed or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH_BYTES = 1 << 26  # of a Parquet file at a time, as far as its pages allow
 
 
 class JSONLines(Reader):
-    """One JSON object a line; blank lines are passed over."""
+    """JSON lines: one JSON object per line; blank lines are skipped."""
 
     name = "jsonl"
     endings = (".jsonl", ".ndjson")
@@ -48,7 +48,7 @@ class JSONLines(Reader):
 
 
 class JSONArray(Reader):
-    """One JSON array of objects, element by element: memory is bounded by the largest element."""
+    """One JSON array of objects, read element by element: memory is bounded by the largest element."""
 
     name = "json"
     endings = (".json",)
@@ -57,7 +57,7 @@ class JSONArray(Reader):
         return re.match(rb"\[\s*\{", head.start) is not None
 
     def told(self, head: Head) -> str:
-        """What a file named .json holds, which is as often JSON lines as an array."""
+        """Tell the contents of a file named .json, which is as often JSON lines as an array."""
         return self.name if head.start.startswith(b"[") else JSONLines.name
 
     def read(self, path: Path, how: How) -> Iterator[Record]:
@@ -105,7 +105,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
-    """Nothing follows an array; read to the end, where a compressed file has its checksum."""
+    """Check that nothing follows an array; read to the end, where a compressed file has its checksum."""
     while not rest or rest.isspace():
         piece = next(pieces, None)
         if piece is None:
@@ -115,7 +115,7 @@ def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
 
 
 def _refill(buffer: str, pieces: Iterator[str], wanted: int) -> tuple[str, bool]:
-    """At least `wanted` characters (one, if 0) without leading blanks; and whether that was the end."""
+    """Read at least `wanted` characters (one, if 0) without leading blanks; return whether that was the end, too."""
     parts = [buffer.lstrip()]
     length = len(parts[0])
     while length < max(wanted, 1):
@@ -152,7 +152,7 @@ class CSV(Reader):
 
 
 class TSV(Reader):
-    """A header line, then rows; fields are never quoted, as the media type has it."""
+    """A header line, then rows; fields are never quoted, as the media type says."""
 
     name = "tsv"
     endings = (".tsv",)
@@ -232,7 +232,7 @@ class Parquet(Reader):
 
         check_regular(path)
         number = 0
-        # A damaged file makes pyarrow, and its way to Python's values, fail in ways that have no common type.
+        # A damaged file makes pyarrow, and its conversion to Python values, fail in ways that have no common type.
         try:
             with ParquetFile(path, memory_map=False) as file:
                 fields = how.fields
@@ -245,7 +245,7 @@ class Parquet(Reader):
         except InputError:
             raise
         except Exception as error:
-            # Of a value that cannot be read, what pyarrow says may hold the value.
+            # For a value that cannot be read, pyarrow's message may hold the value.
             reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
             raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
         if not number:
@@ -253,14 +253,14 @@ class Parquet(Reader):
 
 
 def _rows_at_a_time(file: Any) -> int:
-    """As many rows as are sure to be small, by what the file says of its row groups."""
+    """Return a number of rows that is sure to be small, by the file's facts about its row groups."""
     groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
     heaviest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
     return int(min(_ROWS, max(1, _BATCH_BYTES // max(1, heaviest))))
 
 
 def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
-    """How many rows of a batch are made into Python's values at a time. Raises InputError for too large a one."""
+    """Return how many rows of a batch to convert to Python values at a time. Raises InputError for too large a row."""
     import pyarrow
     from pyarrow import compute
 
@@ -279,7 +279,7 @@ def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
 
 
 def _check_links(folder: Path) -> None:
-    """The library that reads data sets follows all links: none may lead out of the folder."""
+    """Check that no link leads out of the folder: the library that reads data sets follows all links."""
     passed_over = Counts()
     for _ in walk(folder, counts=passed_over):
         pass

@@ -1,4 +1,4 @@
-"""Text files: each of them one document."""
+"""Text files: each of them is one document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from confide.utils.errors import InputError
 
 
 class Text(SmallFileReader):
-    """Each file one record: `text`, `path`, `folder` (the path's folder, or the source's name) and `file`."""
+    """A text file as one record: `text`, `path`, `folder` (the path's folder, or the source's name) and `file`."""
 
     name = "text"
     endings = (".txt", ".text", ".md")
