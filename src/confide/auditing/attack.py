@@ -46,7 +46,8 @@ class Options:
         users, rows: for membership and user inference: the most users on each side, and the most rows of each user.
         prefix, suffix: for extraction: how many tokens the model is given, and how many it must give back, either
             greedily or in at least one of `samples` continuations with `probability` (Hayes et al. 2024).
-        secrets: the most numbers whose exposure is computed; planted and unplanted numbers are equally many.
+        secrets: the most numbers whose exposure is computed, shared equally among the counts of insertions (0 for
+            unplanted numbers).
         ranks: how ranks are found, one of `RANKS`. Sampled and extrapolated ranks use `draws` other numbers for each
             secret.
     """
@@ -378,7 +379,7 @@ class _Audit:
         return evaluation.row_losses(job.model, job.task, graph, job.micro_tokens, among=rows)[0]
 
     def exposed(self) -> ExposedNumbers:
-        """Compute the exposure of canaries' numbers in the model as it is, by how often they were planted."""
+        """Compute the exposure of canaries' numbers in the current model, by how often they were planted."""
         manifest, config = self.manifest, self.job.run.config.canaries
         assert manifest is not None
         candidates = Candidates.digits(config.template, config.digits)

@@ -14,7 +14,7 @@ from confide.utils.files import write_text
 
 
 def audit_run(run: Run, console: Console, options: Options | None = None) -> Audit:
-    """Attack a run in all ways. The result is kept in its folder and stated in its guarantee.
+    """Run all attacks on one run, as `audit` does; save the result in its folder and state it in its guarantee.
 
     Raises:
         InputError: see `audit`; or the released files are not the files that lie there.
