@@ -265,7 +265,7 @@ class ClippedSum:
         """Combine norms of parts of the units' gradients, each [U, parts], to those of the whole: float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
-        whole = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
+        whole: Tensor = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
         return whole.mul_(1 + last_error(units, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def run_norms(values: Tensor) -> Tensor:
     flat = values.reshape(values.shape[0], -1, _run(values))
     if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
         flat = flat.double()
-    return torch.linalg.vector_norm(flat, dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=-1)
+    return norms
 
 
 def norm_error(values: Tensor) -> float:

@@ -213,7 +213,8 @@ class Taps:
         kept = given if layer.rule.keeps_input(layer.trainable) else None
         if output.device not in self._anchors:
             self._anchors[output.device] = torch.zeros((), device=output.device, requires_grad=True)
-        tapped: Tensor = _Tap.apply(output, self._anchors[output.device], kept, partial(self._receive, layer))
+        anchor, receive = self._anchors[output.device], partial(self._receive, layer)
+        tapped: Tensor = _Tap.apply(output, anchor, kept, receive)  # type: ignore[no-untyped-call]
         return tapped.flatten(0, 1) if joined and count != 1 else tapped
 
     def _by_row(self, layer: Layer, given: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -279,7 +279,7 @@ def on_hub(name: str) -> str:
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public by its __all__ alone
 
     try:
         validate_repo_id(name)

@@ -210,7 +210,8 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # transformers is about to rename it
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
+    adapted: nn.Module = model
+    return adapted
 
 
 def check_length(settings: Any, config: "Config") -> None:

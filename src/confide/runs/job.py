@@ -380,7 +380,7 @@ def _placed_task(
     """
     config = run.config
     kind = registry.task(config.task)
-    task = kind.of(model, tokenizer, config.train.precision, ranks.device, run.given.loss)
+    task: Task = kind.of(model, tokenizer, config.train.precision, ranks.device, run.given.loss)
     if not _is_split(run, ranks):
         model.to(ranks.device)
     if mechanism.protects:

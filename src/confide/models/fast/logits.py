@@ -47,7 +47,7 @@ def _forward(head: nn.Linear, given: Tensor) -> Tensor:
     weight = head.weight
     if not (given.dtype == weight.dtype == torch.float32) or torch.is_autocast_enabled("cpu"):
         return functional.linear(given, weight)
-    logits: Tensor = _Product.apply(given, weight)
+    logits: Tensor = _Product.apply(given, weight)  # type: ignore[no-untyped-call]
     return logits
 
 

@@ -102,8 +102,9 @@ class OneDNNLayer:
         (given,) = args or kwargs.values()
         weight = self.weight
         if not is_on() or not _gains(given, weight, self.across):
-            return super().forward(given)  # type: ignore[misc]
-        found: Tensor = _Product.apply(given, weight, self.bias, self.across)
+            usual: Tensor = super().forward(given)  # type: ignore[misc]
+            return usual
+        found: Tensor = _Product.apply(given, weight, self.bias, self.across)  # type: ignore[no-untyped-call]
         return found
 
 
