@@ -170,8 +170,10 @@ def _roundoff(first: Tensor, second: Tensor, dtype: torch.dtype) -> float:
 
 
 def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[u, n, p], [u, n, q] -> float64[u] twice: squared norms of the matrices sum_t left_t (x) right_t, and what their
-    norms would be if all terms had one direction, sum_t |left_t| |right_t|; from inner products in `dtype`.
+    """Return the squared norms of the matrices sum_t left_t (x) right_t, and sum_t |left_t| |right_t|: float64[u] each.
+
+    The second are the norms that the matrices would have if all terms had one direction. `left` is [u, n, p] and
+    `right` [u, n, q]; inner products are in `dtype`.
 
     The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
     """
@@ -259,8 +261,11 @@ class Outer:
         return cls(torch.cat([use.left for use in uses], 1), torch.cat([use.right for use in uses], 1))
 
     def squares(self, units: Units) -> tuple[Tensor, Tensor]:
-        """float64[U] twice: squared norm of each unit's matrix, from the two Gram matrices of its positions, and
-        what its norm would be if all positions had one direction, sum_t |left_t| |right_t|."""
+        """Return the squared norm of each unit's matrix, and sum_t |left_t| |right_t|: float64[U] each.
+
+        The first comes from the two Gram matrices of its positions. The second is what the norm would be if all
+        positions had one direction.
+        """
         result = torch.empty(2, units.count, dtype=torch.float64, device=self.left.device)
         for group in units.groups:
             found = _gram_squares(group.by_unit(self.left), group.by_unit(self.right), self.dtype)
@@ -396,8 +401,10 @@ class Lookup:
         return result
 
     def cross_error(self, other: Outer, units: Units) -> float:
-        """By how much of the product of both lengths `cross` may differ from the inner product with `table`, whose
-        own sums are rounded."""
+        """Return by how much `cross` may differ from the inner product with `table`, relative to both lengths' product.
+
+        The sums of `table` are rounded too.
+        """
         pair = (other.right, self.grad)
         terms = 1 + _inner_terms(*pair, other.dtype)
         longest = self.positions * max(group.rows_each for group in units.groups)

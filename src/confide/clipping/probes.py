@@ -114,6 +114,7 @@ def is_scaled_embedding(module: nn.Embedding) -> bool:
 
 
 def embed_scale(module: nn.Embedding) -> Tensor | float:
+    """Return the factor by which an embedding multiplies its rows; 1 if it has none."""
     scale = getattr(module, "embed_scale", 1.0)
     return scale.to(module.weight.dtype) if isinstance(scale, Tensor) else scale
 
@@ -153,6 +154,7 @@ def centred(values: Tensor, epsilon: float) -> Tensor:
 
 
 def norm_epsilon(module: nn.Module, dtype: torch.dtype) -> float | None:
+    """Return the epsilon of a normalisation layer; None if it is not known."""
     for name in ("variance_epsilon", "eps"):
         if hasattr(module, name):
             value = getattr(module, name)

@@ -72,6 +72,7 @@ class Layer:
 
 
 def runs(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Tell whether a module computes by the `forward` of this class, unpatched."""
     return written(module).forward is kind.forward and probes.is_its_own(module)
 
 
@@ -95,4 +96,5 @@ def by_row(values: Tensor, shape: torch.Size) -> PerRow:
 
 
 def weight_only(trainable: frozenset[str]) -> bool:
+    """Tell whether the weight trains."""
     return "weight" in trainable

@@ -130,8 +130,10 @@ class Slot:
             self._errors = max(self._errors, (use.gram_error(self._units), use.sum_error(self._units.count)))
 
     def norms(self) -> Tensor | None:
-        """[U, parts]: norms of parts of each unit's gradient, whose squares, in float64, add up to its squared norm;
-        None where the loss used the parameter not at all."""
+        """Return the norms of parts of each unit's gradient: [U, parts].
+
+        Their squares, in float64, add up to its squared norm. None if the loss did not use the parameter.
+        """
         if self.doubt is not None:
             settle([self])
         return self._norms
@@ -182,8 +184,11 @@ class Slot:
         return torch.where(is_as_it_is, 1.0, bounds / norms)[:, None]
 
     def _bounded(self) -> tuple[Tensor, Tensor | None]:
-        """float64[U, 1], at least the norms of what is added (see `rounding`), from the factors in their precision;
-        bool[], whether for some unit that is more by rounding than should be."""
+        """Return upper bounds of the norms of what is added, float64[U, 1], and whether rounding is too large, bool[].
+
+        The bounds come from the factors in their precision (see `rounding`). The second is true if for some unit
+        rounding adds more than it should.
+        """
         units = self._units
         tables = [lookup.table(units, self._shape[0]) for lookup in self._lookups]
         self._table = tables[0] if tables else None

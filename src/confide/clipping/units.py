@@ -31,7 +31,7 @@ class Group:
         return values.reshape(-1, self.rows_each * positions, width)
 
     def of_units(self, values: Tensor) -> Tensor:
-        """[all units, ...] -> [units, ...]"""
+        """Return the values of these units: [all units, ...] -> [units, ...]."""
         return values if self.units == slice(0, len(values)) else values[self.units]
 
 

@@ -47,7 +47,8 @@ def test_an_installed_package_brings_a_format(site, world):
     assert json.loads(done.out)["counts"]["documents"] > 0
     assert confide("prepare", world.path, "data.format=cards").code == 0
     refused(
-        confide("prepare", world.path, "data.format=crads"), "one of auto, .*code, cards, did you mean cards"
+        confide("prepare", world.path, "data.format=crads"),
+        "one of auto, .*code,.* cards, did you mean cards",
     )
 
 

@@ -22,7 +22,11 @@ class Every(Section):
 
 @dataclass(frozen=True)
 class EverySecondRow(DPSGD):
-    """dp-sgd on every second row of the data; the others are dropped."""
+    """DP-SGD on every second row; the others are dropped.
+
+    Formal guarantee: that of DP-SGD on the rows that are left, under zero-out and replace-one, which move no row's
+    number. Under add-or-remove all numbers behind a row move, so the used rows before and after have none in common.
+    """
 
     every: int = 2
 
@@ -47,5 +51,10 @@ class EverySecondRow(DPSGD):
     @classmethod
     def validation_errors(cls, config) -> Iterator[tuple[str, str]]:
         yield from super().validation_errors(config)
+        if config.privacy.adjacency == "add-or-remove":
+            yield (
+                "privacy.adjacency",
+                "rows are dropped by number, and a row more moves all numbers: use zero-out",
+            )
         if config.every_second.every > 9:
             yield "every_second.every", "use dp-sgd on less data"

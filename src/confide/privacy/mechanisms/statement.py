@@ -61,8 +61,10 @@ class CalibratedMechanism:
         return self.mechanism.aggregation(self.parameters, self.noise_multiplier)
 
     def noise_per_gradient(self) -> float:
-        """Standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm; where it is
-        correlated over steps, of the first one."""
+        """Return the standard deviation of the noise on the mean of the clipped gradients, in clip norms.
+
+        If noise is correlated over steps, it is that of the first step.
+        """
         return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.parameters.divisor
 
 
