@@ -65,10 +65,10 @@ CLIPPING = [
         "clipping/factors.py::run_norms",
         "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
         "    flat = flat.double()\n"
-        "return torch.linalg.vector_norm(flat, dim=-1)",
+        "norms: Tensor = torch.linalg.vector_norm(flat, dim=-1)",
         "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
         "    flat = flat.flatten(1)\n"
-        "return torch.linalg.vector_norm(flat, dim=-1).view(len(flat), -1)",
+        "norms: Tensor = torch.linalg.vector_norm(flat, dim=-1).view(len(flat), -1)",
         "tests/clipping/test_precision.py",
     ),
 ]
