@@ -1,4 +1,4 @@
-"""Sum clipped per-unit gradients, in one backward pass. This room knows nothing of privacy."""
+"""Sum clipped per-unit gradients, in one backward pass. This package contains no privacy accounting."""
 
 from confide.clipping.engine import ClippedSum, NonFiniteGradient
 from confide.clipping.rule import UnsupportedModule, UnsupportedParameter

@@ -16,18 +16,18 @@ from confide.utils.errors import InputError
 
 
 class Buffers:
-    """The buffers of a model, watched while it runs."""
+    """Watches the buffers of a model while it runs."""
 
     def __init__(self, model: nn.Module) -> None:
-        # Not `named_buffers`: where one is made later, it is in a module that may have none yet.
+        # Not `named_buffers`: a buffer may be created later, in a module that has none yet.
         self._modules = list(model.named_modules())
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
         """Allow no buffer to change its values inside the context.
 
-        A buffer may move to another device, be made for the first time if it is never saved, or grow behind what
-        it holds, as tables of positions do.
+        Three changes are allowed: a buffer may move to another device; a buffer that is never saved may be
+        created; a buffer may grow at its end, as tables of positions do.
 
         Raises:
             InputError: names a buffer that changed.
@@ -61,7 +61,10 @@ class Buffers:
 
 
 def _version(values: Tensor) -> int:
-    """Return how often a tensor was written to; one made for inference cannot be while gradients are taken."""
+    """Return how often a tensor was written to.
+
+    Return 0 for a tensor made in inference mode: it cannot be written to while gradients are recorded.
+    """
     return 0 if values.is_inference() else values._version
 
 

@@ -27,31 +27,32 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class NonFiniteGradient(Diverged):
-    """Without a clip norm, where no unit is measured by itself: a sum is infinite or not a number."""
+    """A sum is infinite or not a number; raised only without a clip norm, where no unit is measured on its own."""
 
 
 class ClippedSum:
-    """The running sum of clipped unit gradients, at about the price of ordinary training.
+    """The running sum of clipped unit gradients, at about the cost of ordinary training.
 
     A unit's gradient is g_u = sum over its rows b of weight_b * grad(loss_b), over all trainable parameters
-    together; the sum gets min(1, C / |g_u|) g_u, or nothing where |g_u| is infinite or not a number: an error there
-    would tell of a unit what no noise covers. One forward and one backward pass serve a whole batch:
-    taps on the trainable layers see each layer's input and output gradient, take the norms there and then,
-    and the clipped sum is one product for each layer after the pass. Weights require no gradient meanwhile,
-    so the plain gradient of a weight is never formed.
+    together. The sum receives min(1, C / |g_u|) g_u. If |g_u| is infinite or not a number, the sum receives
+    nothing; an error instead would reveal something about the unit that no noise covers.
 
-    *Formal guarantee*: none on its own. What it gives is sensitivity: leaving out one unit's rows, or setting
-    their weights to 0, changes what `take` returns by a vector of norm at most C (rounding included, but
-    for how other units' terms round: `confide.clipping.rounding` has the theorem), *provided* each row's loss is a
-    function of that row and the weights alone. Modules known to break
-    that are refused; the loss is the caller's.
+    One forward and one backward pass serve a whole batch. Taps on the trainable layers see each layer's input and
+    output gradient and compute the norms at once. After the pass, the clipped sum takes one product per layer.
+    Weights require no gradient meanwhile, so the plain gradient of a weight is never computed.
+
+    *Formal guarantee*: none on its own. The sum has bounded sensitivity: leaving out one unit's rows, or setting
+    their weights to 0, changes the result of `take` by a vector of norm at most C, *provided* that each row's loss
+    is a function of that row and the weights alone. The bound includes rounding, except for how the terms of other
+    units round; `confide.clipping.rounding` has the theorem. Modules known to break the condition are refused. The
+    caller is responsible for the loss.
 
     Args:
         model: any module whose trainable parameters (those that require a gradient now) belong to layers
             with a rule; see `confide.clipping.rules`.
         loss: (model, batch) -> float[B], each row's loss, a function of that row alone.
         clip_norm: C > 0; None does not clip.
-        ranks: who else adds to the same sum.
+        ranks: the ranks that add to the same sum.
 
     Raises:
         UnsupportedParameter: a trainable parameter that no rule covers, by name.
@@ -75,7 +76,7 @@ class ClippedSum:
             raise InputError("the model has no trainable parameter: check the adapter")
         self._all = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
-        # model.parameters() would take as long as a small layer does
+        # Faster than model.parameters(), which takes as long as a small layer.
         self._places = [place for m in model.modules() for place in (m._modules, m._parameters)]
         self._built = self._contents()
         self._buffers = Buffers(model)
@@ -87,7 +88,7 @@ class ClippedSum:
         self._in_order: set[str] = set()
         self._has_looked = False
         self._sums: dict[str, Tensor] = {}
-        self._added = 0  # units in them
+        self._added = 0  # units in the sums
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -103,17 +104,17 @@ class ClippedSum:
             weight: float[B], each row's weight in its unit's gradient.
 
         Returns:
-            float32[U], the norms before clipping, inf of a unit that added nothing since its own is no finite number;
-            nan without a clip norm, when no unit is measured by itself.
+            float32[U], the norms before clipping. A norm is inf if it is not a finite number; that unit added
+            nothing. All are nan without a clip norm, when no unit is measured on its own.
 
         Raises:
-            InputError: a layer or the loss does not keep the rows apart, or the loss takes a gradient by itself; the
-                message says where.
+            InputError: a layer or the loss does not keep the rows apart, or the loss computes a gradient itself;
+                the message says where.
         """
         units = Units.of(unit)
         if units.rows == 0:
             return torch.zeros(0, device=self._device)
-        if self._clip_norm is None:  # ordinary training: one product a layer, no norm of any unit
+        if self._clip_norm is None:  # ordinary training: one product per layer, no unit's norm
             self._add_plain(batch, weight)
             return torch.full((units.count,), torch.nan)
         self._check(batch, weight, units.rows)
@@ -135,14 +136,14 @@ class ClippedSum:
     def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
         """Add the clipped gradient of one unit whose rows come in several micro-batches.
 
-        Memory is that of one micro-batch and of one gradient, however many rows the unit has. With several
-        ranks all must call this together, each with rows of the same unit or with none.
+        The memory needed is that of one micro-batch and one gradient, however many rows the unit has. With several
+        ranks, all must call this together, each with rows of the same unit or with none.
 
         Args:
-            batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows are one unit's.
+            batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows belong to one unit.
 
         Returns:
-            The norm before clipping, as of `add`; nan without a clip norm.
+            The norm before clipping, as from `add`; nan without a clip norm.
 
         Raises:
             InputError: as for `add`.
@@ -153,7 +154,8 @@ class ClippedSum:
                 self._add_plain(batch, weight)
             return math.nan
         gradient: dict[str, Tensor] = {}
-        whole = self._is_split or self._ranks.first  # what every rank has whole is added once
+        # A gradient that every rank holds in full is added by one rank only.
+        whole = self._is_split or self._ranks.first
         with self._failing_together():
             for batch, weight in batches:
                 self._add_part(gradient, batch, weight)
@@ -161,7 +163,7 @@ class ClippedSum:
                 for name, parameter in self._parameters.items():
                     gradient.setdefault(name, _zeros(parameter))
             for name in gradient if whole else ():
-                self._sum(name)  # its memory is taken while a failure is still everybody's
+                self._sum(name)  # allocated here, where running out of memory fails on all ranks together
         if self._ranks.several and not self._is_split:
             for name in self._parameters:
                 self._ranks.add_up([gradient[name]])
@@ -186,7 +188,7 @@ class ClippedSum:
         A tied parameter appears once. For a parameter that is split over the ranks, this rank's part is returned.
 
         Raises:
-            NonFiniteGradient: without a clip norm, where nothing was measured before, a sum is not finite.
+            NonFiniteGradient: a sum is not finite, and there is no clip norm, so nothing was measured before.
         """
         sums = {name: self._sum(name) for name in self._parameters}
         self.forget()
@@ -206,7 +208,7 @@ class ClippedSum:
         return next(iter(self._parameters.values())).device
 
     def _contents(self) -> list[int]:
-        """Return which module and which parameter stands at each place of the model."""
+        """Return the identity of each module and parameter of the model, place by place."""
         return [id(found) for place in self._places for found in place.values()]
 
     def _sum(self, name: str) -> Tensor:
@@ -215,7 +217,7 @@ class ClippedSum:
         return self._sums[name]
 
     def _add_scaled(self, name: str, slot: Slot | None, scale: Tensor) -> None:
-        """Add sum_u scale_u * (unit u's gradient) of one parameter; no slot where the loss did not use it."""
+        """Add sum_u scale_u * (unit u's gradient) of one parameter; `slot` is None if the loss did not use it."""
         parameter = self._parameters[name]
         if self._is_split:
             total = _zeros(parameter)
@@ -229,7 +231,7 @@ class ClippedSum:
             slot.add_scaled(self._sums[name], scale.to(parameter.device), fresh)
 
     def _add_part(self, gradient: dict[str, Tensor], batch: Batch, weight: Tensor) -> None:
-        """Add the gradient of all rows together to `gradient`, of which a split parameter has this rank's part."""
+        """Add the summed gradient of all rows to `gradient`; a split parameter's entry there is this rank's part."""
         units = Units.one(len(weight))
         if not units.rows:
             return
@@ -248,21 +250,21 @@ class ClippedSum:
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """Fail on all ranks if one runs out of memory: otherwise those that have enough would wait for ever."""
+        """Fail on all ranks if one runs out of memory: otherwise the others would wait for ever."""
         failed = False
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
-            if self._is_split:  # the ranks are in the middle of a pass that they take together
+            if self._is_split:  # the ranks are in the middle of a collective pass
                 raise OutOfMemory from error
             failed = True
         if not self._is_split and self._ranks.any(failed):
             raise OutOfMemory
 
     def _together(self, units: int, norms: list[Tensor | None]) -> Tensor:
-        """Combine norms of parts of the units' gradients, each [U, parts], to those of the whole: float64[U]."""
+        """Combine norms of parts of the units' gradients, each [U, parts], into norms of the whole: float64[U]."""
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
         whole: Tensor = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
@@ -276,7 +278,7 @@ class ClippedSum:
     def _check(self, batch: Batch, weight: Tensor, rows: int) -> None:
         if self._contents() != self._built or [p.requires_grad for p in self._all] != self._flags:
             raise ValueError("the model's trainable parameters have changed since this sum was made")
-        if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on since
+        if self._has_batch_norm:  # it mixes rows in train mode, which may have been switched on meanwhile
             refuse_mixing(self._model)
         if weight.shape != (rows,):
             raise ValueError(f"weight has shape {tuple(weight.shape)} where the batch has {rows} rows")
@@ -294,10 +296,10 @@ class ClippedSum:
         slots: dict[str, Slot],
         dense: dict[str, Tensor] | None,
     ) -> None:
-        """Take one forward and one backward pass; afterwards the slots hold what the taps saw.
+        """Take one forward and one backward pass; afterwards the slots hold the uses that the taps saw.
 
         Args:
-            dense: if given, the gradients of all rows are added up there, by name, and not measured.
+            dense: if given, the summed gradients of all rows are added to it, by name, and not measured.
         """
 
         def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
@@ -310,7 +312,7 @@ class ClippedSum:
                     slots[name].receive(use)
 
         allowance, seen = Allowance(0), Seen()
-        # Now, for the host waits for a copy: later, that would be for the whole forward pass.
+        # Copied now because the host waits for a copy: later, it would wait for the whole forward pass.
         weight = weight.to(self._device, torch.float32)
         units.on(self._device)
 
@@ -318,9 +320,9 @@ class ClippedSum:
             allowance.left = 2 * seen.largest
             return (losses.float() * weight.to(losses.device)).sum()
 
-        # Of one unit all rows are clipped together, however they lie.
+        # The rows of a single unit are clipped together, so their order does not matter.
         trusted = None if units.count == 1 else self._in_order
-        # A pass more is one that the ranks of a split model would have to take together.
+        # An additional pass over a split model would have to be taken by all ranks together.
         can_look = trusted is not None and not (self._is_split or self._has_looked)
         lots = _lots(self._device) if can_look else None
         try:
@@ -329,7 +331,7 @@ class ClippedSum:
         except InDoubt:
             if lots is None:
                 raise
-        # Not in the handler: the error holds what the pass had come to.
+        # Outside the handler, where the error would keep the tensors of the failed pass alive.
         self._look_for_order(batch, units.rows)
         _draw_again(lots, self._device)
         seen.uses.clear()
@@ -345,9 +347,9 @@ class ClippedSum:
         trusted: set[str] | None = None,
         doubts: bool = False,
     ) -> None:
-        """Take one forward and one backward pass of what `weigh` makes of the rows' losses."""
+        """Take one forward pass and a backward pass from the scalar that `weigh` computes from the rows' losses."""
 
-        # Were it this that held the taps, they would hold themselves, and the model.
+        # Refers to `seen` and not to the taps: a cycle through the taps would keep them and the model alive.
         def arrive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
             if not seen.is_over:
                 raise InputError(
@@ -358,7 +360,7 @@ class ClippedSum:
 
         widths = {values.shape[1] for values in batch.values() if values.dim() > 1}
         taps = Taps(self._parameters, self._layers, rows, widths, arrive, seen, trusted, doubts)
-        # Without a clip norm no unit is bounded, whatever is kept of it.
+        # Without a clip norm no unit is bounded, so it does not matter what buffers store.
         unmoved = nullcontext() if self._clip_norm is None else self._buffers.unmoved()
         with taps.attached(), torch.enable_grad(), unmoved:
             with taps.forward():
@@ -374,10 +376,10 @@ class ClippedSum:
             taps.refuse_unseen()
 
     def _look_for_order(self, batch: Batch, rows: int) -> None:
-        """Find the layers whose input and output hold the rows one after another, or once for all of them.
+        """Find the layers whose input and output hold the rows one after another, or one entry for all rows.
 
-        One row's loss has no gradient at what belongs to another row. So a pass back from one loss shows, layer by
-        layer, whether what is taken for that row's part is all that it has.
+        The loss of one row has no gradient at tensor entries that belong to another row. So a backward pass from one
+        row's loss shows, layer by layer, whether the gradient lies only in the part that is taken to be that row's.
 
         Raises:
             InputError: a layer has gradients elsewhere.
@@ -386,7 +388,7 @@ class ClippedSum:
 
         def weigh(losses: Tensor) -> Tensor:
             nonlocal own
-            own = int(losses.detach().argmax())  # one that has something to learn
+            own = int(losses.detach().argmax())  # the largest loss: a row that still has something to learn
             return losses[own].float()
 
         def receive(layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
@@ -417,7 +419,7 @@ class ClippedSum:
 
 
 def _lots(device: torch.device) -> list[Tensor]:
-    """Return the random states that drop-out will draw from."""
+    """Return the states of the random generators that dropout will draw from."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 

@@ -1,14 +1,13 @@
-"""One parameter's gradient for every row, in the factored form in which the backward pass yields it.
+"""Represent one parameter's gradient for every row in the factored form that the backward pass yields.
 
-A linear layer's gradient for one row is sum_t left_t (x) right_t over the row's positions t: the layer's
-input and its output gradient say all, and are far smaller than one matrix for every row. From them come
-the norm of a unit's gradient (Goodfellow 2015 for one position; Li et al. 2022, "ghost clipping", for
-several) and, once every unit's factor is known, the clipped sum as one product (Bu et al. 2023,
-"book-keeping": no second backward pass).
+A linear layer's gradient for one row is sum_t left_t (x) right_t over the row's positions t. The layer's input and
+output gradient determine it, and they are far smaller than one matrix per row. They give the norm of a unit's
+gradient (Goodfellow 2015 for one position; Li et al. 2022, "ghost clipping", for several). Once every unit's scale
+factor is known, they give the clipped sum as one product (Bu et al. 2023, "book-keeping": no second backward pass).
 
-All arithmetic is float32 whatever the factors' type: a norm taken in bf16 is wrong by parts in a hundred,
-and then clipped vectors exceed the bound that the noise was made for. Products of half-precision factors on a
-GPU are float32 too: of bf16 it multiplies exactly and adds up in float32, at the speed of bf16.
+All arithmetic is float32, whatever the type of the factors. A norm computed in bf16 is wrong by some percent, and
+clipped vectors would then exceed the bound that the noise was calibrated for. Products of bf16 factors on a GPU are
+float32, too: the GPU multiplies bf16 values exactly and adds up in float32, at the speed of bf16.
 """
 
 from __future__ import annotations
@@ -24,42 +23,43 @@ from torch import Tensor
 from confide.clipping.rounding import CUT_OFF, ROUNDOFF, gamma
 from confide.clipping.units import Units
 
-# Columns of a half-precision factor turned to float32 at a time: bounds the copy of a vocabulary-wide one.
+# Columns of a half-precision factor converted to float32 at a time. Bounds the copy of a vocabulary-wide factor.
 _BLOCK = 4096
 
-# Columns of two factors that are multiplied and added up in one go: the longer a sum, the more of it may be rounding.
-# A GPU's tensor cores, which round more, take shorter ones of half precision.
+# Columns of two factors that are multiplied and added up in one go: the longer a sum, the larger its rounding error.
+# _HALF_BLOCK is for half precision on a GPU's tensor cores, whose rounding is coarser; see `rounding.CUT_OFF`.
 _SHORT = 128
 _HALF_BLOCK = 256
 
-# Positions whose outer products are added up in one go, for the same reason; and how many of such sums are allowed for.
-# Neither follows the batch: a unit's norm must not depend on the rows beside it.
+# Positions whose outer products are added up in one go, for the same reason, and the number of such sums that the
+# error bound allows for. Both are constants: a unit's norm must not depend on the other rows of its batch.
 _TOGETHER = 1024
 _SUMS = 128
 
-# Gradients that are allowed for at one entry of a table.
+# Gradients at one entry of a table that the error bound allows for.
 _AT_ONE_ENTRY = 4096
 
-# Elements of a product on a GPU that is added to another tensor, at a time.
+# Elements computed at a time of a product on a GPU that is added to another tensor.
 _PIECE = 1 << 26
 
-# What a weighted sum over units is cut into, for threads.
+# Parts that a weighted sum over units is cut into, for threads.
 _PARTS = 32
 
-# Elements of a run whose norm is taken in float32, where a slice comes to that.
+# Elements of a run whose norm is computed in float32, if a slice's size is a multiple of this.
 _RUN = 1024
 
-# Positions whose inner products with all before them are taken at a time.
+# Positions whose inner products with all earlier positions are computed at a time.
 _STRIP = 64
 
 
 def run_norms(values: Tensor) -> Tensor:
-    """[U, ...] -> [U, runs], norms of parts of each slice: their squares, in float64, add up to its squared norm.
+    """Compute norms of parts of each slice, [U, ...] -> [U, runs].
 
-    Short runs are summed in float32: one float32 norm over a long run is biased low (by 3e-3 at 40 million
-    elements), which would let clipped vectors exceed the bound.
+    Their squares, in float64, add up to the slice's squared norm. Only short runs are summed in float32: one
+    float32 norm over a long run is biased low (by 3e-3 at 40 million elements), which would let clipped vectors
+    exceed the bound.
     """
-    if not values.numel():  # a rank may have nothing of a split bias
+    if not values.numel():  # a rank may hold no part of a split bias
         return values.new_zeros(values.shape[0], 1)
     flat = values.reshape(values.shape[0], -1, _run(values))
     if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
@@ -69,47 +69,47 @@ def run_norms(values: Tensor) -> Tensor:
 
 
 def norm_error(values: Tensor) -> float:
-    """By how much of itself a norm from `run_norms` may be too small."""
+    """Bound the relative amount by which a norm from `run_norms` may be too small."""
     run = _run(values)
     dtype = torch.float64 if run > _BLOCK else values.dtype
-    # Half of what the sum of squares errs by; and the root, with a product by this.
+    # Half the relative error of the sum of squares, plus the root and the product with this bound.
     return gamma(run / 2 + 4, ROUNDOFF[dtype])
 
 
 def _run(values: Tensor) -> int:
-    """Elements that a float32 sum of squares takes in one go."""
+    """Return how many elements `run_norms` sums in one go."""
     if math.prod(values.shape[1:]) % _RUN == 0:
-        return _RUN  # of runs that are shorter the calls weigh
+        return _RUN  # shorter runs would be slower: each has a fixed cost
     return values.shape[-1] if values.dim() > 1 else 1
 
 
 def add_weighted(total: Tensor, each: Tensor, scale: Tensor, fresh: bool) -> None:
-    """Add sum_u scale_u each_u to total; float32[n], [U, n] and [U]. What a fresh total holds does not count."""
+    """Add sum_u scale_u each_u to total; float32[n], [U, n] and [U]. The old values of a fresh total are ignored."""
     units, width = each.shape
     beta = 0 if fresh else 1
     parts = math.gcd(width, _PARTS)
     if each.is_cuda or parts == 1:
         total.addmv_(each.T, scale, beta=beta)
         return
-    # MKL's product with a vector is one thread's; those of a batch are spread over all.
+    # MKL runs one product with a vector in one thread, but spreads a batch of them over all threads.
     own = each.view(units, parts, -1).transpose(0, 1)
     total.view(parts, 1, -1).baddbmm_(scale.expand(parts, 1, units), own, beta=beta)
 
 
 def row_squares(values: Tensor) -> Tensor:
-    """[U, ...] -> float64[U], the squared norm of each slice."""
+    """Compute the squared norm of each slice, [U, ...] -> float64[U]."""
     return run_norms(values).double().square().sum(-1)
 
 
 def _wide(values: Tensor) -> Tensor:
-    """At least float32."""
+    """Convert to float32, unless the type is float64."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _blocks(
     values: Tensor, dtype: torch.dtype = torch.float32, size: int | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Column blocks in a type, of a size; without one, the whole at once where no copy is needed."""
+    """Yield column blocks converted to `dtype`, of `size` columns; without a size, all at once if no copy is needed."""
     if size is None and values.dtype == dtype:
         yield slice(None), values
         return
@@ -120,17 +120,17 @@ def _blocks(
 
 
 def has_half_products(*factors: Tensor) -> bool:
-    """Tell whether the device multiplies these bf16 factors into float32 by itself, as GPUs do."""
+    """Tell whether the device itself multiplies these bf16 factors with a float32 result, as GPUs do."""
     return all(x.is_cuda and x.dtype == torch.bfloat16 for x in factors)
 
 
 def _half_product(first: Tensor, second: Tensor) -> Tensor:
-    """bf16[u, n, m], bf16[u, m, k] -> float32[u, n, k]: products are exact, sums float32."""
+    """Multiply bf16[u, n, m] and bf16[u, m, k] -> float32[u, n, k]: products are exact, sums float32."""
     return torch.bmm(first, second, out_dtype=torch.float32)
 
 
 def _parts(values: Tensor) -> Iterator[Tensor]:
-    """Float32 values as a sum of three in bf16, which together have float32's 24 bits."""
+    """Split float32 values into a sum of three bf16 tensors, which together have the 24 bits of float32."""
     for _ in range(3):
         part = values.bfloat16()
         yield part
@@ -138,7 +138,7 @@ def _parts(values: Tensor) -> Iterator[Tensor]:
 
 
 def _inner(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """[u, n, width], [u, m, width] of one type -> [u, n, m] in `dtype`, inner products of positions."""
+    """Compute inner products of positions: [u, n, width], [u, m, width] of one type -> [u, n, m] in `dtype`."""
     if dtype == torch.float32 and has_half_products(first, second):
         blocks = [x.split(_HALF_BLOCK, -1) for x in (first, second)]
         products = (_half_product(a, b.mT) for a, b in zip(*blocks, strict=True))
@@ -153,7 +153,7 @@ def _inner(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _sum_size(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
-    """Terms that an inner product adds up in one go."""
+    """Return how many terms an inner product adds up in one go."""
     if dtype != torch.float32:
         return max(1, first.shape[-1])
     return _HALF_BLOCK if has_half_products(first, second) else _SHORT
@@ -170,15 +170,21 @@ def _roundoff(first: Tensor, second: Tensor, dtype: torch.dtype) -> float:
 
 
 def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the squared norms of the matrices sum_t left_t (x) right_t, and sum_t |left_t| |right_t|: float64[u] each.
+    """Compute squared norms and lengths from inner products in `dtype`.
 
-    The second are the norms that the matrices would have if all terms had one direction. `left` is [u, n, p] and
-    `right` [u, n, q]; inner products are in `dtype`.
+    The Gram matrices are symmetric, so little more than the diagonal and the part below it is computed.
 
-    The Gram matrices are symmetric: little more is computed than what lies on and below the diagonal.
+    Args:
+        left: [u, n, p].
+        right: [u, n, q].
+
+    Returns:
+        float64[u], the squared norms of the matrices sum_t left_t (x) right_t.
+        float64[u], the lengths sum_t |left_t| |right_t|: the norms if all terms had one direction.
     """
-    if dtype != torch.float32 or not has_half_products(left, right):  # once, and not for each strip
-        left, right = (x if x.shape[-1] > _BLOCK else x.to(dtype) for x in (left, right))  # wide: by blocks
+    if dtype != torch.float32 or not has_half_products(left, right):
+        # Convert once, not for each strip. Wide factors are converted block by block later.
+        left, right = (x if x.shape[-1] > _BLOCK else x.to(dtype) for x in (left, right))
     squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
     lengths = torch.zeros_like(squares)
     for start in range(0, left.shape[1], _STRIP):
@@ -191,12 +197,12 @@ def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 
 def _total(products: Tensor) -> Tensor:
-    """[u, n, m] -> float64[u], added up in float64."""
+    """Add up in float64, [u, n, m] -> float64[u]."""
     return products.sum(-1, dtype=torch.float64).sum(-1)
 
 
 def _total_error(units: Units, positions: int, others: int) -> float:
-    """By how much of sum |terms| a sum over pairs of positions by `_total`, strip after strip, may be wrong."""
+    """Bound the error of a sum by `_total` over pairs of positions, strip after strip, as a share of sum |terms|."""
     rows = max(group.rows_each for group in units.groups)
     terms = rows * (positions + others) + _STRIP + rows * positions / _STRIP
     return gamma(terms, ROUNDOFF[torch.float64])
@@ -204,12 +210,12 @@ def _total_error(units: Units, positions: int, others: int) -> float:
 
 @dataclass(frozen=True)
 class Outer:
-    """sum over positions of left (x) right: a matrix, out of a linear layer's input and output gradient.
+    """The sum over positions of left (x) right: a matrix, from a linear layer's input and output gradient.
 
     Attributes:
         left: [B, n, p] for a parameter of shape (p, q).
         right: [B, n, q].
-        dtype: of the inner products that norms are taken from, and of the sum.
+        dtype: type of the inner products that norms are computed from, and of the sum.
     """
 
     left: Tensor
@@ -226,7 +232,7 @@ class Outer:
 
     @property
     def width(self) -> int:
-        """Terms of the longest sum in an inner product of two positions."""
+        """The number of terms of the longest sum in an inner product of two positions."""
         return max(min(x.shape[-1], _sum_size(x, y, self.dtype)) for x, y in self._pairs)
 
     @property
@@ -234,16 +240,16 @@ class Outer:
         return (self.left, self.left), (self.right, self.right)
 
     def gram_error(self, units: Units) -> float:
-        """By how much of the squared lengths squared norms from `squares` may be wrong."""
+        """Bound the error of the squared norms from `squares`, as a share of the squared lengths."""
         terms = 1 + sum(_inner_terms(x, y, self.dtype) for x, y in self._pairs)
         roundoff = max(_roundoff(x, y, self.dtype) for x, y in self._pairs)
         return gamma(terms, roundoff) + _total_error(units, self.positions, 0)
 
     def sum_error(self, more: int) -> float:
-        """By how much of the lengths what `add_scaled` adds for a unit may be wrong.
+        """Bound the error of the term that `add_scaled` adds for a unit, as a share of the unit's length.
 
         Args:
-            more: terms that are added to the same elements by others.
+            more: number of terms that others add to the same elements.
         """
         sums = -(-self.left.shape[0] * self.positions // _TOGETHER)
         terms = _TOGETHER + max(_SUMS, sums + more + 4)
@@ -255,16 +261,17 @@ class Outer:
 
     @classmethod
     def join(cls, uses: list[Outer]) -> Outer:
-        """Several uses of one parameter are one use with more positions: cross terms come by themselves."""
+        """Join several uses of one parameter into one use with more positions, which includes the cross terms."""
         if len(uses) == 1:
             return uses[0]
         return cls(torch.cat([use.left for use in uses], 1), torch.cat([use.right for use in uses], 1))
 
     def squares(self, units: Units) -> tuple[Tensor, Tensor]:
-        """Return the squared norm of each unit's matrix, and sum_t |left_t| |right_t|: float64[U] each.
+        """Compute squared norms and lengths from the two Gram matrices of each unit's positions.
 
-        The first comes from the two Gram matrices of its positions. The second is what the norm would be if all
-        positions had one direction.
+        Returns:
+            float64[U], the squared norm of each unit's matrix.
+            float64[U], its length sum_t |left_t| |right_t|: the norm if all positions had one direction.
         """
         result = torch.empty(2, units.count, dtype=torch.float64, device=self.left.device)
         for group in units.groups:
@@ -273,20 +280,20 @@ class Outer:
         return result[0], result[1]
 
     def lengths(self, units: Units) -> Tensor:
-        """float64[U]: sum_t |left_t| |right_t|, without the Gram matrices."""
+        """Compute the lengths sum_t |left_t| |right_t| without the Gram matrices: float64[U]."""
         left, right = (torch.linalg.vector_norm(_wide(x), dim=-1).double() for x in (self.left, self.right))
         return units.total((left * right).sum(1))
 
     def double(self) -> Outer:
-        """Return the same factors, of which norms and sums are taken in float64: no copy of a vocabulary-wide one."""
+        """Return the same factors, with norms and sums in float64. A vocabulary-wide factor is not copied."""
         return Outer(self.left, self.right, torch.float64)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
-        """Add each unit's matrix to dense, float32[U, p, q]; what a fresh one holds does not count."""
+        """Add each unit's matrix to dense, float32[U, p, q]; the old values of a fresh one are ignored."""
         for group in units.groups:
             left, right, each = group.by_unit(self.left), group.by_unit(self.right), group.of_units(dense)
             if has_half_products(left, right):
-                some = max(1, _PIECE // each[0].numel())  # no second tensor as large as the first
+                some = max(1, _PIECE // each[0].numel())  # avoids a second tensor as large as the first
                 for own, a, b in zip(each.split(some), left.split(some), right.split(some), strict=True):
                     product = _half_product(a.mT, b)
                     own.copy_(product) if fresh else own.add_(product)
@@ -305,7 +312,7 @@ class Outer:
         else:
             right = right * each
         left, right = left.reshape(-1, p), right.reshape(-1, q)
-        if self.dtype == torch.float64:  # at once: between two pieces the sum would be rounded to float32
+        if self.dtype == torch.float64:  # all at once: between two pieces the sum would be rounded to float32
             _add_precisely(total, left, right, fresh)
             return
         for some in zip(left.split(_TOGETHER), right.split(_TOGETHER), strict=True):
@@ -313,7 +320,7 @@ class Outer:
             fresh = False
 
     def _add_product(self, total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
-        """Add left^T right to total, in float32; the thinner one is float32, the other as it is."""
+        """Add left^T right to total, in float32; the thinner factor is float32, the other has its own type."""
         p, q = total.shape
         beta = 0 if fresh else 1
         if has_half_products(self.left, self.right):
@@ -331,7 +338,7 @@ class Outer:
                 total[:, columns].addmm_(left.T, block, beta=beta)
 
     def without(self, rows: Tensor) -> Outer:
-        """With zeros in some rows, bool[B]."""
+        """Return a copy with zeros in the given rows, bool[B]."""
         out = rows[:, None, None]
         return Outer(self.left.masked_fill(out, 0), self.right.masked_fill(out, 0), self.dtype)
 
@@ -350,7 +357,7 @@ def _add_precisely(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> N
 
 @dataclass(frozen=True)
 class Lookup:
-    """Output gradients scattered to the rows of a table by index: an embedding, without a one-hot matrix.
+    """Output gradients scattered to the rows of a table by index: an embedding without a one-hot matrix.
 
     Attributes:
         index: int64[B, n] for a parameter of shape (p, q).
@@ -375,7 +382,7 @@ class Lookup:
         return cls(torch.cat([use.index for use in uses], 1), torch.cat([use.grad for use in uses], 1))
 
     def table(self, units: Units, entries: int) -> Table:
-        """Sum each unit's gradients at each entry that it looks up, of `entries` entries."""
+        """Sum each unit's gradients at each entry that it looks up in a table of `entries` entries."""
         keys, place = torch.unique(units.of_row[:, None] * entries + self.index, return_inverse=True)
         grad = _wide(self.grad.flatten(0, 1))
         sums = torch.zeros(keys.numel(), grad.shape[-1], dtype=grad.dtype, device=grad.device)
@@ -383,14 +390,14 @@ class Lookup:
         return Table(keys.div(entries, rounding_mode="floor"), keys.remainder(entries), sums)
 
     def lengths(self, units: Units) -> Tensor:
-        """float64[U]: the norm if all gradients met in one table row and had one direction."""
+        """Compute the norms if all gradients met in one table row and had one direction: float64[U]."""
         return units.total(torch.linalg.vector_norm(_wide(self.grad), dim=-1).double().sum(1))
 
     def double(self) -> Lookup:
         return Lookup(self.index, self.grad.double())
 
     def cross(self, other: Outer, units: Units) -> Tensor:
-        """float64[U]: inner product of each unit's table with its matrix of `other`, a tied parameter."""
+        """Compute the inner product of each unit's table with its matrix of `other`, a tied parameter: float64[U]."""
         result = torch.empty(units.count, dtype=torch.float64, device=self.grad.device)
         for group in units.groups:
             index = group.by_unit(self.index[..., None])[..., 0]
@@ -401,9 +408,9 @@ class Lookup:
         return result
 
     def cross_error(self, other: Outer, units: Units) -> float:
-        """Return by how much `cross` may differ from the inner product with `table`, relative to both lengths' product.
+        """Bound the error of `cross` against the product with `table`, as a share of the product of lengths.
 
-        The sums of `table` are rounded too.
+        The sums of `table` are rounded, too.
         """
         pair = (other.right, self.grad)
         terms = 1 + _inner_terms(*pair, other.dtype)
@@ -416,7 +423,7 @@ class Lookup:
         )
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
-        """Add each unit's table to dense, float32[U, p, q]; what a fresh one holds does not count."""
+        """Add each unit's table to dense, float32[U, p, q]; the old values of a fresh one are ignored."""
         if fresh:
             dense.zero_()
         table = dense.shape[1]
@@ -426,12 +433,14 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Table:
-    """Units' gradients by a table, at the entries where they have one: what is measured is what is added.
+    """Gradients of units with respect to a table, at the entries that they use.
+
+    The values that are measured are the values that are added.
 
     Attributes:
-        unit: int64[K], whose.
-        entry: int64[K], which entry of the table; a unit has each but once.
-        sums: [K, q], float32 or float64.
+        unit: int64[K], the unit of each gradient.
+        entry: int64[K], its entry of the table; a unit has each entry at most once.
+        sums: [K, q], the gradients, float32 or float64.
     """
 
     unit: Tensor
@@ -439,7 +448,7 @@ class Table:
     sums: Tensor
 
     def squares(self, units: Units) -> Tensor:
-        """float64[U]: the squared norm of each unit's table, rounded up."""
+        """Compute the squared norm of each unit's table, rounded up: float64[U]."""
         result = torch.zeros(units.count, dtype=torch.float64, device=self.sums.device)
         result.index_add_(0, self.unit, row_squares(self.sums))
         return result.mul_((1 + norm_error(self.sums)) ** 2)
@@ -452,13 +461,13 @@ class Table:
         total.index_add_(0, self.entry, scaled.to(total.dtype))
 
     def without(self, units: Tensor) -> Table:
-        """With zeros for some units, bool[U]."""
+        """Return a copy with zeros for the given units, bool[U]."""
         return Table(self.unit, self.entry, self.sums.masked_fill(units[self.unit][:, None], 0))
 
 
 @dataclass(frozen=True)
 class PerRow:
-    """Gradients that are small enough to have for every row: biases and the scales of norms.
+    """Gradients that are small enough to be held for every row: those of biases and of the scales of norms.
 
     Attributes:
         grad: float32[B, *shape].
@@ -471,7 +480,7 @@ class PerRow:
         return self.grad.device
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
-        """Add each unit's gradient to dense, float32[U, *shape]; what a fresh one holds does not count."""
+        """Add each unit's gradient to dense, float32[U, *shape]; the old values of a fresh one are ignored."""
         if fresh:
             dense.zero_()
         for group in units.groups:

@@ -1,8 +1,8 @@
-"""Find out what a layer computes by probing it: it runs with weights and inputs for which the answer is known.
+"""Find out what a layer computes by probing it: run it with weights and inputs for which the answer is known.
 
-Every family of models has classes of its own for the same few layers; what such a class computes is what counts, and
-neither its name nor its parent. A layer is asked in train mode and in eval mode: one that draws lots answers neither
-twice alike. A rule of `kinds` that asks in a way of its own does it with `has_only`, `line` and `gives`.
+Every family of models has its own classes for the same few layers. The computation of a class counts, neither its
+name nor its parent. A layer is probed in train mode and in eval mode, since dropout, for example, acts in train mode
+only. A rule of `kinds` that needs a probe of its own builds it from `has_only`, `line` and `gives`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn import functional
 
 from confide.utils.memory import ran_out
 
-# Relative rounding that a float32 answer may differ by from ours.
+# Relative rounding by which a float32 answer may differ from the expected one.
 _TOLERANCE = 16 * torch.finfo(torch.float32).eps
 
-_ROWS = 8  # of what a layer is asked about: lots that it draws, drop-out's say, show among so many values
+_ROWS = 8  # rows of a probe: enough values that random draws, such as dropout's, show among them
 
 
 def is_its_own(module: nn.Module) -> bool:
-    """Return True if the class defines what it computes; accelerate replaces `forward`, but only moves inputs."""
+    """Return True if the forward method is the class's own. accelerate replaces `forward`, but only moves inputs."""
     return "forward" not in vars(module) or hasattr(module, "_hf_hook")
 
 
@@ -35,9 +35,9 @@ def _answer(
     kwargs: Mapping[str, Any] | None = None,
     training: bool = False,
 ) -> Tensor | None:
-    """Return the output of a module with other weights; its own, which may be split, and its hooks do not count.
+    """Return the output of a module with other weights, or None if it cannot take such weights or inputs.
 
-    None if it cannot take such weights or inputs.
+    The module's own weights, which may be split, and its hooks are not used.
     """
     twin = copy.copy(module)
     twin.training = training
@@ -47,7 +47,7 @@ def _answer(
     try:
         result = type(module).forward(twin, *args, **(kwargs or {}))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        if ran_out(error):  # it might have answered
+        if ran_out(error):  # with more memory, it might have answered
             raise
         return None
     return result if isinstance(result, Tensor) else None
@@ -68,7 +68,7 @@ def gives(
 
 
 def line(start: float, end: float, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
-    """Return values from `start` to `end` in equal steps: weights and inputs of which no two are equal."""
+    """Return values from `start` to `end` in equal steps: weights or inputs that all differ."""
     count = torch.Size(shape).numel()
     return torch.linspace(start, end, count, device=device).view(shape)
 
@@ -80,14 +80,14 @@ def has_only(module: nn.Module, *parameters: str) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True if the layer is x W^T + b, in a class of its own (Falcon)."""
+    """Return True if the layer, of any class, computes x W^T + b (Falcon)."""
     if not isinstance(module, nn.Linear) or not has_only(module, "weight", "bias"):
         return False
     out, width = module.weight.shape if module.weight.dim() == 2 else (0, 0)
     if (out, width) != (
         module.out_features,
         module.in_features,
-    ):  # packed, or split: not a matrix to ask with
+    ):  # packed or split: it cannot be replaced by a matrix
         return False
     device = module.weight.device
     weights = {"weight": line(-1.0, 0.7, (out, width), device)}
@@ -114,21 +114,23 @@ def is_scaled_embedding(module: nn.Embedding) -> bool:
 
 
 def embed_scale(module: nn.Embedding) -> Tensor | float:
-    """Return the factor by which an embedding multiplies its rows; 1 if it has none."""
+    """Return the factor that the layer multiplies its table's rows by."""
     scale = getattr(module, "embed_scale", 1.0)
     return scale.to(module.weight.dtype) if isinstance(scale, Tensor) else scale
 
 
 def looked_up(module: nn.Embedding, args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
-    """int64[B, ...]: which rows of its table an embedding gives for what it is called with; None if it gives others.
+    """Return the indices of the table rows that an embedding returns for a call: int64[B, ...].
 
-    It is asked with two tables of one column, of the rows' numbers and of those from the other end: none but a mere
-    look-up answers both alike (OPT and BART compute positions by themselves).
+    Return None if the output is anything but rows of the table. The embedding is run with two tables of one column:
+    one holds the row numbers, the other the row numbers counted from the end. Only a plain look-up gives the same
+    indices for both. This serves embeddings that compute the indices themselves, such as the positions of OPT and
+    BART.
     """
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     last = module.num_embeddings - 1
     up = torch.arange(last + 1, dtype=torch.float32, device=given[0].device if given else None)[:, None]
-    with torch.enable_grad():  # what it looks up without a gradient, it would not learn
+    with torch.enable_grad():  # a look-up without a gradient would not be trained
         found = _answer(module, {"weight": up.requires_grad_()}, args, kwargs, module.training)
     with torch.no_grad():
         other = _answer(module, {"weight": last - up.detach()}, args, kwargs, module.training)
@@ -154,7 +156,7 @@ def centred(values: Tensor, epsilon: float) -> Tensor:
 
 
 def norm_epsilon(module: nn.Module, dtype: torch.dtype) -> float | None:
-    """Return the epsilon of a normalisation layer; None if it is not known."""
+    """Return the epsilon of a norm layer, or None if it has none; torch's default for `dtype` if it is unset."""
     for name in ("variance_epsilon", "eps"):
         if hasattr(module, name):
             value = getattr(module, name)
@@ -173,7 +175,7 @@ def is_norm(module: nn.Module, normal: Normal) -> bool:
         return False
     probe = line(-1.0, 2.0, (_ROWS, 1, *shape), device)
     probe[1::2] *= 1e-3  # small enough that a wrong epsilon shows
-    # Not with the weights it has: at 1 and 0, their usual initial values, formulas coincide.
+    # Not its present weights: at 1 and 0, the usual initial values, different formulas coincide.
     weights = {"weight": line(0.5, -1.5, shape, device), "bias": line(3.0, -2.0, shape, device)}
     shift = weights["bias"] if "bias" in own else 0.0
     asked = {name: weights[name] for name in own}

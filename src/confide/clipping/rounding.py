@@ -1,47 +1,48 @@
-"""Bound how far rounding takes a norm or a sum from the true one, so that no unit adds more than C.
+"""Bound the rounding errors of norms and sums, so that no unit adds more than C.
 
-Theorem. Let s_u = min(1, C / norm_u) with the norm that the engine gives a unit u, and let a_u be what is added for it.
-Then |a_u| <= C.
+Theorem. Let s_u = min(1, C / norm_u) with the norm that the engine computes for a unit u, and let a_u be the vector
+that is added for it. Then |a_u| <= C.
 
-What is added for a unit. Let g_u be its gradient as the layers' inputs and output gradients say, exactly. The sum that
-the engine computes is sum_u s_u g_u + E, where E is rounding. The bound below on E is a sum over units; a_u is s_u g_u
-and u's share of E. Where a unit is alone in the sum, a_u is what the sum holds. A unit's presence also moves how the
+The vector a_u. Let g_u be the exact gradient that the layers' inputs and output gradients determine. The sum that the
+engine computes is sum_u s_u g_u + E, where E is rounding. The bound below on E is a sum over units; a_u is s_u g_u
+plus u's share of E. If a unit is alone in the sum, a_u is the value of the sum. A unit's presence also changes how the
 terms of other units round, by at most their shares of E. That is not counted: no sum in floating point is free of it.
 
 Error model (Higham 2002, "Accuracy and Stability of Numerical Algorithms", sections 2.2, 3.1 and 3.5). One operation
 errs by at most `u` of its result. So a sum or an inner product of n terms errs by at most gamma(n) sum |terms|, where
 gamma(n) = n u / (1 - n u): in *any* order of summation, with or without fused operations, and for any terms, such as
-equal ones, whose errors all point one way. No smaller growth, like sqrt(n), may be assumed of a person's text.
+equal ones, whose errors all have one sign. No slower growth, such as sqrt(n), may be assumed for a person's text.
 
 Assumptions:
 
 - Float32 arithmetic has u = 2**-24, float64 has u = 2**-53. Products of two bf16 values are exact in float32.
-- Tensor cores that multiply bf16 cut sums off where float32 would round them: u = 2**-22.
-- Products are not taken in TF32 or bf16 where float32 is asked for; see `exact` and `refuse_coarse_products`.
+- Tensor cores that multiply bf16 truncate sums where float32 would round them: u = 2**-22.
+- Products are not computed in TF32 or bf16 where float32 is asked for; see `exact` and `refuse_coarse_products`.
 - Nothing underflows: values below 2**-63 count as 0 in a norm. C is far above that.
 
-Proof, by how a parameter's gradient is held; r is the length of the runs that a norm is summed in.
+Proof, by the form in which a parameter's gradient is held.
 
 - *Dense* (`PerRow`; other uses where it is faster) and *tables*: one tensor D_u is measured and added. Its norm errs by
   `norm_error`, relatively, since all squares have one sign. The sum over U units errs by gamma(U + 2) s_u |D_u|.
-- *Factors*, g_u = sum_t l_t (x) r_t, with L_u = sum_t |l_t| |r_t|: |g_u|^2 is sum_tt' (l_t . l_t') (r_t . r_t'), of
-  which inner products of n and m terms make at most gamma(n + m + 1) |l_t| |l_t'| |r_t| |r_t'| wrong: in all
-  `Outer.gram_error` L_u^2. The sum over N positions has an error of at most gamma(N + 3) s_u |l_ti| |r_tj| for each
-  position, that is a matrix of norm `Outer.sum_error` s_u L_u. So
+- *Factors*, g_u = sum_t l_t (x) r_t, with L_u = sum_t |l_t| |r_t|: |g_u|^2 is sum_tt' (l_t . l_t') (r_t . r_t');
+  each term, a product of inner products of n and m terms, errs by at most gamma(n + m + 1) |l_t| |l_t'| |r_t| |r_t'|:
+  in all `Outer.gram_error` L_u^2. The sum over N positions has an error of at most gamma(N + 3) s_u |l_ti| |r_tj| for
+  each position, that is a matrix of norm at most `Outer.sum_error` s_u L_u. So
   sqrt(squares + gram_error L_u^2) + sum_error L_u is at least |g_u| + |E_u| / s_u.
 - *Tied* parameters have factors and a table. The inner product of the two errs by `Lookup.cross_error` L_u K_u, where
   K_u is the table's sum of |gradients|.
 
 Where gradients cancel, L_u is far above |g_u|, and the bound is larger than the norm: the unit would be clipped more
-than it has to be. Its norm and the sum are then taken again, both in float64; other units keep their norms.
+than necessary. Its norm and the sum are then computed again, both in float64; other units keep their norms.
 
-The engine's last factor, 1 + `last_error`, is for what is left: the sum over units, C / norm, and the running sum. That
-is float32 and rounds with each call by up to u times its own norm, which counts as the share of the units of that call:
-equal parts round the same way there, too.
+The engine's last factor, 1 + `last_error`, covers the remaining errors: those of the sum over units, of C / norm, and
+of the running sum. The running sum is float32. Each call rounds it by up to u times its own norm, which counts as the
+share of that call's units: equal parts round the same way there, too.
 
-A unit's bound must not depend on the rows beside it, or more than C would hang on that unit: terms are counted up to
-constants, not up to what the batch holds. Rows beside it may decide whether its gradient is held dense or in factors,
-so a dense one is given the bound that its factors would have. What is left is the cross term of a tied parameter.
+A unit's bound must not depend on the other rows of its batch; otherwise, a unit's presence could change the clipping
+of others, and the sum would change by more than C. So terms are counted up to constants, not up to the size of a batch.
+The other rows may decide whether a unit's gradient is held dense or in factors, so a dense one is given the bound that
+its factors would have. One dependence remains: the cross term of a tied parameter.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ import torch
 
 from confide.utils.errors import InputError
 
-# The relative error of one operation.
+# The largest relative error of one operation.
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
-# The same of tensor cores. By how much they cut off is not published (Fasi et al. 2021 measured it); this allows for
-# more than was measured.
+# The same for tensor cores. The size of their truncation is not published. Fasi et al. 2021 measured it, and this value
+# allows for more than they measured.
 CUT_OFF = 2.0**-22
 
 _SINGLE = ROUNDOFF[torch.float32]
 
-# Settings from outside the process that make float32 products coarse, and the values that don't.
+# Environment variables that make float32 products coarse, and the values that do not.
 _OVERRIDES = {
     "NVIDIA_TF32_OVERRIDE": {"0"},
     "DNNL_DEFAULT_FPMATH_MODE": {"STRICT"},
@@ -72,7 +73,7 @@ _OVERRIDES = {
 
 
 def gamma(terms: float, roundoff: float) -> float:
-    """Bound the error of a sum of so many terms, in any order, as a share of sum |terms|."""
+    """Bound the error of a sum of `terms` terms, in any order, as a share of sum |terms|."""
     product = terms * roundoff
     if product > 0.5:
         raise ValueError(f"a sum of {terms} terms with roundoff {roundoff} has no digit that is certain")
@@ -80,26 +81,26 @@ def gamma(terms: float, roundoff: float) -> float:
 
 
 def last_error(units: int, before: int, ranks: int) -> float:
-    """Compute the relative error that a whole norm must allow for beyond that of its parts.
+    """Compute the relative error that a whole norm must allow for, in addition to the errors of its parts.
 
     Args:
-        units: units that are added up in this call.
-        before: units in the sum that they are added to.
-        ranks: ranks whose sums are added up.
+        units: number of units that are added up in this call.
+        before: number of units in the sum that they are added to.
+        ranks: number of ranks whose sums are added up.
     """
-    # Mostly a constant: a unit's norm must not depend on the rows beside it.
+    # Mostly a constant: a unit's norm must not depend on the other rows of its batch.
     return gamma(max(128, units + (before + units) / units + ranks + 8), _SINGLE)
 
 
 def exact(device: torch.device) -> AbstractContextManager[None]:
-    """Float32 products that are float32: neither autocast nor TF32 inside, and no graph.
+    """Compute float32 products in true float32 inside the context: no autocast, no TF32, no autograd graph.
 
     Raises:
-        InputError: torch does not tell what precision was asked for.
+        InputError: torch does not tell which precision was asked for.
     """
     precision = _precision()
     if precision == "highest" and not torch.is_autocast_enabled(device.type) and not torch.is_grad_enabled():
-        return nullcontext()  # as it mostly is, and every layer asks
+        return nullcontext()  # the usual case, made fast because every layer asks
     return _made_exact(device, precision)
 
 
@@ -124,10 +125,10 @@ def _made_exact(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def refuse_coarse_products(device: torch.device) -> None:
-    """Refuse a process whose float32 products are not float32; call it where products are to be exact.
+    """Refuse a process whose float32 products are coarser than float32; call it inside `exact`.
 
     Raises:
-        InputError: naming the setting.
+        InputError: names the setting or the device.
     """
     for name, harmless in _OVERRIDES.items():
         if os.environ.get(name, "").upper() not in {"", *harmless}:
@@ -135,7 +136,7 @@ def refuse_coarse_products(device: torch.device) -> None:
                 f"the environment variable {name}={os.environ[name]} makes float32 products coarser than the bound on "
                 "norms allows for: unset it"
             )
-    # TF32 has 10 bits behind the point, bf16 has 7; 1 + 2**-12 is 1 in both.
+    # TF32 has 10 bits after the point, bf16 has 7: 1 + 2**-12 is 1 in both.
     value = 1 + 2.0**-12
     probe = torch.full((1, 256, 256), value, device=device)
     if float((torch.bmm(probe, probe) - 256 * value**2).abs().max()) > 256 * value**2 * gamma(256, _SINGLE):

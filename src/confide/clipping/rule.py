@@ -1,8 +1,8 @@
-"""Define rules for one kind of layer each, and what the rules in `kinds` have in common.
+"""Define the rule of one kind of layer, and helpers that the rules in `kinds` share.
 
-A rule is matched by the layer's forward method, or by what the layer answers when asked (`probes`), not by its class: a
-subclass that computes something else (a scaled embedding, a quantised linear layer) must not fall under its parent's
-rule in silence.
+A rule is matched by the layer's forward method, or by the layer's answer to a probe (`probes`), not by its class. A
+subclass that computes something else, such as a scaled embedding or a quantised linear layer, must not silently fall
+under its parent's rule.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def _first(layer: Layer, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule by which one kind of layer yields per-row gradients.
+    """The rule by which one kind of layer yields per-row gradients.
 
     Attributes:
         parameters: names that the rule covers in such a layer.
-        matches: is a layer of this kind?
-        keeps_input: the trainable ones among the parameters -> must the input be kept for the backward?
+        matches: module -> True if the layer is of this kind.
+        keeps_input: names of the trainable parameters -> True if the backward pass needs the layer's input.
         uses: (layer, trainable names, input [B, ...], output gradient [B, ...]) -> (name, use) pairs.
-        reads: (layer, args, kwargs of a call) -> what counts as its input; its first argument.
+        reads: (layer, args, kwargs of a call) -> the tensor that counts as its input; default: the first argument.
     """
 
     parameters: frozenset[str]
@@ -57,8 +57,8 @@ class Layer:
     """A module with a rule and at least one trainable parameter.
 
     Attributes:
-        name: the module's, as in `model.named_modules()`.
-        parameters: parameter name in the module -> name in `model.named_parameters()`, trainable ones.
+        name: the module's name, as in `model.named_modules()`.
+        parameters: name in the module -> name in `model.named_parameters()`, of the trainable parameters.
     """
 
     name: str
@@ -72,17 +72,17 @@ class Layer:
 
 
 def runs(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Tell whether a module computes by the `forward` of this class, unpatched."""
+    """Return True if the module's forward method is that of `kind`."""
     return written(module).forward is kind.forward and probes.is_its_own(module)
 
 
 def positions(values: Tensor) -> Tensor:
-    """[B, ..., width] -> [B, n, width]."""
+    """Join the axes between rows and width: [B, ..., width] -> [B, n, width]."""
     return values.unsqueeze(1) if values.dim() == 2 else values.flatten(1, -2)
 
 
 def by_row(values: Tensor, shape: torch.Size) -> PerRow:
-    """[B, ..., *shape] -> the sum over positions, float32[B, *shape]."""
+    """Sum over positions: [B, ..., *shape] -> float32[B, *shape]."""
     between = list(range(1, values.dim() - len(shape)))
     if not between:
         return PerRow(values.float())
@@ -96,5 +96,5 @@ def by_row(values: Tensor, shape: torch.Size) -> PerRow:
 
 
 def weight_only(trainable: frozenset[str]) -> bool:
-    """Tell whether the weight trains."""
+    """Return True if the weight is trainable: the `keeps_input` of layers whose other parameters need no input."""
     return "weight" in trainable

@@ -8,7 +8,7 @@ from torch import nn
 
 from confide.clipping.rule import Layer, Rule, UnsupportedModule, UnsupportedParameter
 
-# The first that matches counts.
+# The first rule that matches a layer applies.
 RULES = {
     "linear": "confide.clipping.kinds.linear:LINEAR",
     "conv1d": "confide.clipping.kinds.linear:CONV1D",
@@ -22,19 +22,20 @@ RULES = {
 
 
 def rules() -> list[Rule]:
-    """Return the rules that RULES names, in its order."""
+    """Return the rules that RULES names, in the same order."""
     places = (place.partition(":") for place in RULES.values())
     return [getattr(import_module(module), name) for module, _, name in places]
 
 
-_LIMITED = {"capacity", "expert_capacity", "capacity_factor"}  # of tokens that an expert takes, over all rows
+# Limits on the tokens that an expert takes, over all rows.
+_LIMITED = {"capacity", "expert_capacity", "capacity_factor"}
 
 
 def refuse_mixing(model: nn.Module) -> None:
     """Refuse modules in which a row's loss depends on the other rows.
 
     Raises:
-        UnsupportedModule: naming the first such module.
+        UnsupportedModule: names the first such module.
     """
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -53,16 +54,16 @@ def refuse_mixing(model: nn.Module) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return True if compiled by `module.compile()`, or by `torch.compile(module)`, which wraps it."""
+    """Return True if the module was compiled by `module.compile()`, or wrapped by `torch.compile(module)`."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def layers(model: nn.Module) -> list[Layer]:
-    """Return the layers to watch, so that every trainable parameter is covered by a rule.
+    """Return the layers to watch, whose rules together cover every trainable parameter.
 
     Raises:
         UnsupportedParameter: names the first uncovered parameter, and the class of its module.
-        UnsupportedModule: a module that trains is compiled.
+        UnsupportedModule: a module with trainable parameters is compiled.
     """
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     known = rules()

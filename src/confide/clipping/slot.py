@@ -1,4 +1,4 @@
-"""One parameter's share of one backward pass: its uses as they arrive, its norms, its scaled sum."""
+"""Handle one parameter during one backward pass: collect its uses, compute its norms, add its scaled sum."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ from confide.clipping.factors import (
 )
 from confide.clipping.units import Units
 
-# A squared norm that is rounded up by more than this part of itself is taken again in float64, and so is the sum.
+# A squared norm that is rounded up by more than this share of itself is computed again in float64, as is the sum.
 _DOUBTFUL = 0.05
 
-# What an element of a dense gradient costs beside its product (being written, measured and summed), in products of
-# a Gram matrix, of which half are taken. Measured by benchmarks/cost_model.py.
+# Cost of one element of a dense gradient in addition to its product (it is written, measured and summed), in units of
+# one product of a Gram matrix, half of which is computed. Measured by benchmarks/cost_model.py.
 _TOUCHED = 20
 
-# Lengths are rounded, too: by less than this, as sums of no more than 16,000 terms of one sign at a time are.
+# Lengths are rounded, too, but by less than this factor: their sums have at most 16,000 terms at a time, of one sign.
 _LONGER = 1.001
 
 
 def dense_is_faster(units: Units, positions: int, p: int, q: int) -> bool:
     """Return True if, by the cost model, a dense p x q gradient per unit is less work than the Gram norm.
 
-    With n positions a unit, the Gram norm takes n^2 (p + q) / 2 products that a dense gradient does not, whose own
-    product replaces the one that the clipped sum would need; a dense gradient is written and read instead.
+    With n positions per unit, the Gram norm takes n^2 (p + q) / 2 products that a dense gradient does not need. The
+    product that forms a dense gradient replaces the product of the clipped sum. But a dense gradient has to be
+    written and read.
 
     Args:
-        positions: of a row; a unit of k rows has k times as many.
+        positions: positions per row; a unit of k rows has k times as many.
     """
     return _TOUCHED * units.count * p * q <= units.pairs * positions**2 * (p + q) / 2
 
 
 @dataclass
 class Allowance:
-    """Bytes that slots may hold beyond the inputs and output gradients of their layers.
+    """The bytes that slots may hold in addition to the inputs and output gradients of their layers.
 
-    Ordinary training is at its peak where torch's loss meets the largest output, of which there are then several
-    copies; those are gone when the first layer's gradient arrives. So dense gradients may take that much, and whatever
-    the factors that they replace would have taken, without a higher peak than that.
+    Ordinary training reaches its peak memory where torch computes the loss from the largest output: several copies of
+    that output exist then. They are freed before the first layer's gradient arrives. So dense gradients may take as
+    much memory as those copies, plus the memory of the factors that they replace, without raising the peak.
     """
 
     left: int
@@ -63,14 +64,14 @@ class Allowance:
 
 
 class Slot:
-    """Collects the uses of one parameter; exact for parameters with several (tied weights).
+    """Collects the uses of one parameter; exact also for parameters with several uses (tied weights).
 
     Args:
-        shape: the parameter's.
-        units: of the batch, on the parameter's device.
-        uses: how many uses the forward pass saw.
-        allowance: of the pass.
-        dense: float32[U, *shape] to add the units' gradients to, instead of what the cost model says.
+        shape: shape of the parameter.
+        units: units of the batch, on the parameter's device.
+        uses: number of uses that the forward pass saw.
+        allowance: memory allowance of the pass.
+        dense: float32[U, *shape]. If given, the units' gradients are added to it, whatever the cost model says.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class Slot:
         self._table: Table | None = None
         self._norms: Tensor | None = None
         self._doubt: Tensor | None = None
-        self._is_doubtful: Tensor | None = None  # bool[U, 1], of units
+        self._is_doubtful: Tensor | None = None  # bool[U, 1], by unit
         self._measures = dense is None
-        self._lengths: Tensor | None = None  # of what was folded, float64[U]
-        self._errors = (0.0, 0.0)  # of its Gram matrix and its sum, were it held in factors
+        self._lengths: Tensor | None = None  # lengths of the folded uses, float64[U]
+        self._errors = (0.0, 0.0)  # errors of its Gram matrix and its sum if it were held in factors
 
     def receive(self, use: Use) -> None:
-        """Take one use in, from inside the backward pass; with the last one awaited the norms follow."""
+        """Receive one use, from inside the backward pass. After the last awaited use, compute the norms."""
         if self._awaited == 0:
             raise AssertionError(
                 "a use arrived that the forward pass did not make: its norm would be left out"
@@ -130,9 +131,9 @@ class Slot:
             self._errors = max(self._errors, (use.gram_error(self._units), use.sum_error(self._units.count)))
 
     def norms(self) -> Tensor | None:
-        """Return the norms of parts of each unit's gradient: [U, parts].
+        """Return norms of parts of each unit's gradient, [U, parts], or None if the loss did not use the parameter.
 
-        Their squares, in float64, add up to its squared norm. None if the loss did not use the parameter.
+        Their squares, in float64, add up to the squared norm of the unit's gradient.
         """
         if self.doubt is not None:
             settle([self])
@@ -140,13 +141,13 @@ class Slot:
 
     @property
     def doubt(self) -> Tensor | None:
-        """bool[], on the device: may the norms be rounding for the most part? None where they cannot."""
+        """True if some unit's norm may be mostly rounding error: bool[], on the device. None if that cannot be."""
         if self._norms is None and (self._dense is not None or self._outers or self._lookups):
-            self._measure()  # a use whose output the loss ignored never arrives
+            self._measure()  # the use of an output that the loss ignored never arrives
         return self._doubt
 
     def resolve(self, is_doubtful: bool) -> None:
-        """Take norms and sum in float64 if need be; they are beyond doubt then."""
+        """Compute norms and sum in float64 if a norm is doubtful; afterwards none is."""
         if is_doubtful:
             self._outers = [use.double() for use in self._outers]
             self._lookups = [use.double() for use in self._lookups]
@@ -154,9 +155,9 @@ class Slot:
             self._norms, _ = self._bounded()
             assert first is not None
             assert self._is_doubtful is not None
-            # The others keep theirs, which must not depend on who is beside them; their sum is only better now.
+            # The other units keep their norms, which must not depend on the batch; their sum only gets more exact.
             self._norms = torch.where(self._is_doubtful, self._norms, first)
-        self._lookups = []  # their table is left
+        self._lookups = []  # replaced by their table
         self._doubt = None
 
     def _measure(self) -> None:
@@ -172,9 +173,9 @@ class Slot:
         self._norms, self._doubt = self._bounded()
 
     def _as_of_factors(self, parts: Tensor) -> Tensor:
-        """float64[U, 1]: what the norms of dense gradients are multiplied by to be what factors would make of them.
+        """Return the ratio between the norms that factors would give and those of dense gradients: float64[U, 1].
 
-        Rows beside a unit decide how it is held; they must not decide how much it is clipped.
+        The other rows of a batch may decide how a unit's gradient is held. They must not decide how much it is clipped.
         """
         assert self._lengths is not None
         gram, of_sum = self._errors
@@ -184,10 +185,11 @@ class Slot:
         return torch.where(is_as_it_is, 1.0, bounds / norms)[:, None]
 
     def _bounded(self) -> tuple[Tensor, Tensor | None]:
-        """Return upper bounds of the norms of what is added, float64[U, 1], and whether rounding is too large, bool[].
+        """Compute upper bounds on the norms from the factors, in their precision.
 
-        The bounds come from the factors in their precision (see `rounding`). The second is true if for some unit
-        rounding adds more than it should.
+        Returns:
+            float64[U, 1], at least the norm of the vector that is added for each unit (see `rounding`).
+            bool[], True if for some unit too much of the bound is rounding error; None if that cannot be.
         """
         units = self._units
         tables = [lookup.table(units, self._shape[0]) for lookup in self._lookups]
@@ -216,7 +218,7 @@ class Slot:
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool = False) -> None:
         """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U].
 
-        What a fresh total holds does not count: it is replaced.
+        The old values of a fresh total are ignored and replaced.
         """
         if self._dense is not None:
             add_weighted(total.view(-1), self._dense.view(len(scale), -1), scale, fresh)
@@ -228,7 +230,7 @@ class Slot:
             self._table.add_scaled(total, scale, fresh)
 
     def leave_out(self, units: Tensor) -> None:
-        """Make zeros of what some units, bool[U], would add: 0 times what is not finite is no number."""
+        """Set the gradients of the given units, bool[U], to 0: scaling by 0 would turn infinite values into nan."""
         units = units.to(self._units.of_row.device)
         rows = units[self._units.of_row]
         self._outers = [use.without(rows) for use in self._outers]
@@ -239,7 +241,7 @@ class Slot:
 
 
 def settle(slots: Sequence[Slot]) -> None:
-    """Put the norms of all slots beyond doubt. The host waits for the device once, and not for each slot."""
+    """Resolve the doubtful norms of all slots. The host waits for the device once, not once per slot."""
     doubts = [(slot, slot.doubt) for slot in slots if slot.doubt is not None]
     if not doubts:
         return

@@ -1,4 +1,4 @@
-"""Listening in on the backward pass: a tap on each trainable layer's output."""
+"""Watch the backward pass by a tap on the output of each trainable layer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Receive = Callable[[Layer, Tensor | None, Tensor], None]
 
 
 class _Tap(torch.autograd.Function):
-    """The identity; its backward hands the layer's input and output gradient on.
+    """The identity function; its backward passes the layer's input and output gradient on to a callback.
 
-    The input is kept by autograd itself, so that gradient checkpointing drops and recomputes it as any
-    other activation; and the one backward of the one graph runs once, however often forward hooks do.
-    The anchor, a scalar that requires a gradient, is why the pass reaches the tap although no weight does.
+    Autograd itself keeps the input, so that gradient checkpointing drops and recomputes it like any other activation.
+    The backward of the graph runs once, however often forward hooks run. The anchor is a scalar that requires a
+    gradient: because of it, the backward pass reaches the tap although no weight requires a gradient.
     """
 
     @staticmethod
@@ -43,12 +43,12 @@ class _Tap(torch.autograd.Function):
 
 @dataclass
 class Seen:
-    """Record of what a forward pass made of the layers.
+    """Record of how a forward pass used the layers.
 
     Attributes:
-        uses: parameter name -> how many uses it made of it.
+        uses: parameter name -> number of uses.
         largest: bytes of the largest output of a layer.
-        is_over: what arrives now is of the backward pass of its loss.
+        is_over: True once the forward pass is over: gradients that arrive now belong to the backward pass of its loss.
     """
 
     uses: dict[str, int] = field(default_factory=dict)
@@ -57,22 +57,22 @@ class Seen:
 
 
 class InDoubt(InputError):
-    """A layer ran on a tensor whose first axis is not the batch's rows; whose part is whose is not known yet."""
+    """A layer ran on a tensor whose first axis may not be the batch's rows: it is not known yet which part is whose."""
 
 
 class Taps:
     """Taps on the layers of a model for one forward and backward pass over a batch of `rows` rows.
 
-    A trainable parameter requires a gradient only *between* tapped layers, never inside one: autograd forms no
-    weight gradient in a layer, and of a use that no tap sees it forms one, which `refuse_unseen` finds.
+    A trainable parameter requires a gradient only *between* tapped layers, never inside one. So autograd forms no
+    weight gradient inside a layer. For a use that no tap sees, it does form one, which `refuse_unseen` finds.
 
     Args:
-        widths: how many tokens a row has in the batch: only so many can stand for a row where rows and positions are in
-            one axis. Others are what is left of them, such as those that are no padding.
-        seen: what the forward pass is written down in.
-        trusted: layers whose first axis may be rows and positions in one, row by row, or a single entry for all rows;
-            None trusts all.
-        doubts: whether a first axis as long as the batch must be seen to be its rows where it may be positions, too.
+        widths: possible numbers of tokens per row in the batch. Where one axis joins rows and positions, each row must
+            have one of these numbers of entries. Any other number is a selection, such as the tokens without padding.
+        seen: the record to which the forward pass is written.
+        trusted: names of the layers whose first axis may join rows and positions, row by row, or may hold a single
+            entry for all rows; None trusts all.
+        doubts: if True, raise `InDoubt` where a first axis as long as the batch may hold positions instead of rows.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Taps:
         self._rows = rows
         self._widths = widths
         self._receive = receive
-        self._spread: Layer | None = None  # the last that ran once for all rows and gave one for each
+        self._spread: Layer | None = None  # the last that ran once for all rows and gave one entry for each
         self._anchors: dict[torch.device, Tensor] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Attach the taps; on leaving, whatever happened, the model is as it was."""
+        """Attach the taps inside the context; afterwards, even after an error, the model is as it was before."""
         handles = self._handles
         before = {name: parameter.grad for name, parameter in self._trainable.items()}
         for name, parameter in self._trainable.items():
@@ -113,7 +113,8 @@ class Taps:
         try:
             for layer in self._watched:
                 handles.append(layer.module.register_forward_pre_hook(partial(self._enter, layer)))
-                # Before all others: what they make of the output is no part of the layer; autograd passes it first.
+                # Before all other hooks: their changes to the output are no part of the layer. In the backward pass,
+                # autograd goes through those changes first and reaches the tap afterwards.
                 leave = partial(self._leave, layer)
                 handles.append(layer.module.register_forward_hook(leave, prepend=True, with_kwargs=True))
                 self._first[layer.name] = handles[-1].id
@@ -129,10 +130,10 @@ class Taps:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Around the forward pass.
+        """Wrap the forward pass, to explain an error that the taps may have caused.
 
         Raises:
-            InputError: the model failed after it was given one entry for each row where it makes a single one for all.
+            InputError: the model failed after a tap returned one entry per row in place of a single entry for all rows.
         """
         try:
             yield
@@ -147,23 +148,23 @@ class Taps:
             ) from error
 
     def seal(self, loss: Tensor) -> None:
-        """End of the forward pass.
+        """Mark the end of the forward pass.
 
         Raises:
-            InputError: nothing that trains was used.
+            InputError: the loss depends on no trainable parameter.
         """
         self._seen.is_over = True
         if not loss.requires_grad:
             raise InputError("the loss depends on no trainable parameter: check the adapter and the loss")
 
     def refuse_unseen(self) -> None:
-        """After the backward pass: every use of a trainable parameter must have gone through a tap.
+        """Check, after the backward pass, that every use of a trainable parameter went through a tap.
 
         Raises:
-            InputError: naming a parameter that was used outside its layer.
+            InputError: names a parameter that was used outside its layer.
         """
-        # A checkpoint may end before a layer's bias requires a gradient again, which then gets none but calls its hook;
-        # a part of a weight split by FSDP gets one, but calls none.
+        # Both signs are needed. A checkpoint may end before a layer's bias requires a gradient again: the bias then
+        # gets no gradient, but its hook runs. A part of a weight split by FSDP gets a gradient, but runs no hook.
         unseen = self._unseen | {name for name, p in self._trainable.items() if p.grad is not None}
         if unseen:
             raise InputError(
@@ -175,7 +176,7 @@ class Taps:
         for own, name in layer.parameters.items():
             parameter = module._parameters[own]
             assert parameter is not None
-            if parameter is not self._live[name]:  # under FSDP the whole, for a while, and not the part
+            if parameter is not self._live[name]:  # under FSDP, for a while the whole and not the part
                 self._live[name] = parameter
                 self._handles.append(parameter.register_hook(partial(self._mark, name)))
             parameter.requires_grad_(False)
@@ -209,7 +210,7 @@ class Taps:
             for name in layer.parameters.values():
                 seen.uses[name] = seen.uses.get(name, 0) + 1
         if given.is_floating_point() and output.dtype.itemsize < given.dtype.itemsize:
-            given = given.to(output.dtype)  # what autocast multiplied with, and what it would have kept
+            given = given.to(output.dtype)  # the values that autocast multiplied with, and would have kept
         kept = given if layer.rule.keeps_input(layer.trainable) else None
         if output.device not in self._anchors:
             self._anchors[output.device] = torch.zeros((), device=output.device, requires_grad=True)
@@ -218,7 +219,7 @@ class Taps:
         return tapped.flatten(0, 1) if joined and count != 1 else tapped
 
     def _by_row(self, layer: Layer, given: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Input and output with a first axis of the batch's rows, where the model has joined it with the next."""
+        """Return input and output with the batch's rows as first axis, where the model joined it with the next."""
         rows, count = self._rows, len(output) if output.dim() else 0
         width, rest = divmod(count, rows)
         fits = width and not rest and (self._trusted is None or width in self._widths)
@@ -226,14 +227,14 @@ class Taps:
             raise InputError(_first_axis(layer, given, rows))
         if self._trusted is not None and layer.name not in self._trusted:
             raise InDoubt(_first_axis(layer, given, rows))
-        if count == 1:  # what is one for all rows gets a gradient for each
+        if count == 1:  # expanded, so that a single entry for all rows gets a gradient for each row
             self._spread = layer
             return given.expand(rows, *given.shape[1:]), output.expand(rows, *output.shape[1:])
         return given.unflatten(0, (rows, -1)), output.unflatten(0, (rows, -1))
 
 
 def _refuse_hooks(watched: Sequence[Layer]) -> None:
-    """Refuse hooks that come between a layer and its tap: the output gradient that arrives would be another's.
+    """Refuse hooks that come between a layer and its tap: the output gradient that arrives would not be the layer's.
 
     Raises:
         InputError: a hook on all modules, or one of the kind that changes gradients inside a layer.

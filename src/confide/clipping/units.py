@@ -16,7 +16,7 @@ class Group:
     Attributes:
         rows: the group's rows, after sorting.
         units: the group's units, in the internal numbering.
-        rows_each: how many rows each of these units has.
+        rows_each: number of rows of each of these units.
     """
 
     rows: slice
@@ -24,14 +24,14 @@ class Group:
     rows_each: int
 
     def by_unit(self, values: Tensor) -> Tensor:
-        """[rows, positions, width] of the whole batch -> [units, rows_each * positions, width]."""
+        """Group by unit: [rows, positions, width] of the whole batch -> [units, rows_each * positions, width]."""
         rows, positions, width = values.shape
         if self.rows != slice(0, rows):
             values = values[self.rows]
         return values.reshape(-1, self.rows_each * positions, width)
 
     def of_units(self, values: Tensor) -> Tensor:
-        """Return the values of these units: [all units, ...] -> [units, ...]."""
+        """Select the values of the group's units: [all units, ...] -> [units, ...]."""
         return values if self.units == slice(0, len(values)) else values[self.units]
 
 
@@ -40,7 +40,7 @@ class Units:
     """The units of one batch, renumbered so that units of equal size are neighbours.
 
     Attributes:
-        order: int64[B], the sorted row -> the caller's row; None where the batch already is in order.
+        order: int64[B], the sorted row -> the caller's row; None if the batch already is in order.
         number: int64[U], the caller's unit id -> the internal number.
         of_row: int64[B], the sorted row -> its unit's internal number.
         groups: the units by size.
@@ -62,7 +62,10 @@ class Units:
 
     @cached_property
     def pairs(self) -> int:
-        """Pairs of rows of one unit, over all units: times the square of a row's positions, pairs of positions."""
+        """The number of pairs of rows of one unit, over all units.
+
+        Times the square of a row's positions, it is the number of pairs of positions.
+        """
         return sum((group.units.stop - group.units.start) * group.rows_each**2 for group in self.groups)
 
     @classmethod
@@ -77,7 +80,7 @@ class Units:
 
     @classmethod
     def of(cls, unit: Tensor) -> Units:
-        """Make units from the unit id of every row, int64[B], in any order; the ids are 0..U-1 and each has a row.
+        """Make units from the unit id of every row, int64[B], in any order; the ids are 0..U-1, and each has a row.
 
         Raises:
             ValueError: the ids are not whole numbers from 0 without a gap.
@@ -101,7 +104,7 @@ class Units:
         return cls(None if in_order else order, number, internal[order], _groups(size[by_size]))
 
     def on(self, device: torch.device) -> Units:
-        """Return the same with its tensors on a device; copied there once, since the host waits for a copy."""
+        """Return the same units on a device. Their tensors are copied only once: the host waits for a copy."""
         if device == self.of_row.device:
             return self
         if device not in self._copies:
@@ -110,12 +113,12 @@ class Units:
         return self._copies[device]
 
     def total(self, values: Tensor) -> Tensor:
-        """One value for each sorted row -> its sum over each unit, float64[U]."""
+        """Sum values, one for each sorted row, over each unit: float64[U]."""
         result = torch.zeros(self.count, dtype=torch.float64, device=values.device)
         return result.index_add_(0, self.of_row, values.double())
 
     def sort(self, values: Tensor) -> Tensor:
-        """Sort the caller's rows."""
+        """Bring the caller's rows into the sorted order."""
         return values if self.order is None else values.index_select(0, self.order)
 
 

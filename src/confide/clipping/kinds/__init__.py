@@ -1,1 +1,1 @@
-"""Rules, a file for each few kinds of layers that compute alike."""
+"""Rules for kinds of layers; each file holds the kinds that compute alike."""

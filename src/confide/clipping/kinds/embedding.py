@@ -1,4 +1,4 @@
-"""Tables of which rows are looked up: torch's, scaled ones, and those that find their indices themselves."""
+"""Rules for embeddings: torch's own, scaled ones, and those that compute their indices themselves."""
 
 from __future__ import annotations
 

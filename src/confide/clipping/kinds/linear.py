@@ -1,4 +1,4 @@
-"""Linear layers: torch's, GPT-2's with a weight the other way round, and whatever else answers as one."""
+"""Rules for linear layers: torch's own, GPT-2's with a transposed weight, and any layer that answers a probe as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer norms: torch's, and whatever else normalises by the root mean square or after centring."""
+"""Rules for norm layers: torch's own, and any layer that normalises by the root mean square or after centring."""
 
 from __future__ import annotations
 

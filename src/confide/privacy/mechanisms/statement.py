@@ -1,6 +1,6 @@
-"""From a mechanism and the shape of the data to numbers, and from numbers to a claim.
+"""Calibrate a mechanism on data of a known shape, and write the guarantee of a run.
 
-The only place where noise is calibrated and a guarantee is written: plan, train and report all call it.
+Noise is calibrated and a guarantee is written here only: plan, train and report all call this module.
 """
 
 import math
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 PUBLISHED_KEY = "the run key is published: no guarantee against who knows it"
-"""Why the figures of a run with a published key are an estimate."""
+"""The reason why the figures of a run with a published key are an estimate."""
 
 _COARSE = 1e-3
-"""The interval at which many whole runs are composed: each of their curves may span a million points."""
+"""The interval for composing many whole runs. It is coarse because each of their curves may span a million points."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,27 @@ class CalibratedMechanism:
     tuning: SweepAccounting = UNTUNED
 
     def after(self, steps: int) -> PrivacyParameters:
-        """The terms after `steps` steps."""
+        """Return the privacy parameters after `steps` steps."""
         return self.tuning.parameters(self.mechanism.parameters(self.shape, steps))
 
     def curve(self, steps: int | None = None) -> PrivacyProfile:
-        """The privacy curve after `steps` steps; default: all."""
+        """Return the privacy curve after `steps` steps; default: all."""
         parameters = self.parameters if steps is None else self.after(steps)
         return parameters.process.curve(self.noise_multiplier)
 
     def claim(self, steps: int | None = None) -> ClaimParts:
-        """The mechanism's own part of the guarantee after `steps` steps; default: all."""
+        """Return the mechanism's own part of the guarantee after `steps` steps; default: all."""
         steps = self.mechanism.all_steps if steps is None else steps
         return self.mechanism.claim(self.shape, self.noise_multiplier, self.delta, steps)
 
     def aggregation(self) -> Aggregation:
-        """Clip, noise and scale of its steps."""
+        """Return clip norm, noise and scale of the mechanism's steps."""
         return self.mechanism.aggregation(self.parameters, self.noise_multiplier)
 
     def noise_per_gradient(self) -> float:
-        """Return the standard deviation of the noise on the mean of the clipped gradients, in clip norms.
+        """Return the standard deviation of the noise on the mean of the clipped gradients, in units of the clip norm.
 
-        If noise is correlated over steps, it is that of the first step.
+        If noise is correlated over steps, this is that of the first step.
         """
         return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.parameters.divisor
 
@@ -76,13 +76,13 @@ def calibrate(
     delta: float | None = None,
     tuning: SweepAccounting = UNTUNED,
 ) -> CalibratedMechanism:
-    """Resolve rates, delta and noise: from `epsilon` the least noise, or the noise as given.
+    """Resolve rates, delta and noise. The noise is as given, or the least that meets `epsilon`.
 
     Args:
-        tuning: how the other settings are found; `epsilon` is a target for all that it counts.
+        tuning: how the other settings are found; `epsilon` is the target for all runs that it counts.
 
     Raises:
-        InputError: the mechanism cannot run on such data or be tuned so, or no noise meets the target.
+        InputError: the mechanism cannot run on such data or be tuned in this way, or no noise meets the target.
     """
     parameters = tuning.parameters(mechanism.parameters(shape))
     if delta is None and parameters.delta >= 1 and mechanism.protects:
@@ -99,15 +99,16 @@ def calibrate(
 
 
 def recheck_claim(setting: CalibratedMechanism, steps: int) -> bool:
-    """See that `dp_accounting` by itself finds the epsilon of a run after `steps` steps, before it is claimed.
+    """Check that `dp_accounting` on its own finds the same epsilon for a run of `steps` steps, before it is claimed.
 
-    What is compared are the pairs of one run, also where a sweep is counted: what it makes of them is confide's own.
+    The dominating pairs of one run are compared, even if a sweep is counted: how a sweep is counted is confide's own
+    accounting.
 
     Returns:
-        False where `dp_accounting` has no mechanism for the pairs, or nothing is claimed.
+        False if `dp_accounting` has no mechanism for the pairs, or nothing is claimed.
 
     Raises:
-        CheckFailed: it finds another.
+        CheckFailed: `dp_accounting` finds another epsilon.
     """
     mechanism, s = setting.mechanism, setting.noise_multiplier
     if not mechanism.protects:
@@ -119,7 +120,10 @@ def recheck_claim(setting: CalibratedMechanism, steps: int) -> bool:
 
 
 def warnings(setting: CalibratedMechanism) -> list[str]:
-    """What to say of a setting before it is used. Private under add-or-remove: it tells how many units there are."""
+    """Return warnings about a setting, to be shown before it is used.
+
+    They are private under add-or-remove, since they reveal how many units there are.
+    """
     if not setting.mechanism.protects or not setting.noise_multiplier:
         return []
     found = large_delta(setting.parameters.units, setting.delta)
@@ -127,7 +131,7 @@ def warnings(setting: CalibratedMechanism) -> list[str]:
 
 
 def promise(setting: CalibratedMechanism, config: "Config") -> tuple[object, ...]:
-    """All that a claim rests on: what the candidates of a counted sweep must share."""
+    """Return everything that the claim depends on. All candidates of a counted sweep must agree on it."""
     mechanism, parameters, parts = setting.mechanism, setting.parameters, setting.claim()
     who = (mechanism.notion, mechanism.unit, mechanism.adjacency, mechanism.sampling, parts.worlds)
     published = config.privacy.published_key is not None
@@ -142,12 +146,14 @@ def promise(setting: CalibratedMechanism, config: "Config") -> tuple[object, ...
 
 
 def together(settings: Sequence[CalibratedMechanism]) -> tuple[float, float] | None:
-    """(epsilon, delta) of several runs on the same rows, each chosen in the light of those before; None: no protection.
+    """Compute (epsilon, delta) of several runs on the same rows, each chosen in view of the earlier results.
 
-    Formal guarantee: runs of one process and noise compose as their losses add up, whatever else differs between
-    them. Runs that differ in these, but all have the same target, compose as so many times that epsilon and delta;
-    where their noise was stated instead, the largest epsilon among those that were made stands for it, which is an
-    estimate.
+    Return None if they give no protection.
+
+    Formal guarantee: runs with the same process and noise compose by adding their privacy losses, whatever else differs
+    between them. Runs that differ in process or noise, but have the same target, compose to that epsilon and delta
+    times the number of runs. If their noise was stated instead, the largest epsilon among the runs that were made
+    takes the place of the target, which makes the result an estimate.
     """
     first = settings[0]
     if not all(setting.mechanism.protects for setting in settings):
@@ -184,12 +190,12 @@ _FLOATS = "real-number theorems, floating-point arithmetic: float32 noise lies o
 def state_guarantee(
     setting: CalibratedMechanism, steps: int, published: bool, config: "Config", provenance: Mapping[str, str]
 ) -> Guarantee:
-    """What a run of this setting protects once `steps` steps are taken, every line of it.
+    """Write the whole guarantee of a run of this setting after `steps` steps.
 
     Args:
-        published: whether the run key is known to others.
+        published: True if the run key is known to others.
     """
-    steps = max(1, steps)  # before the first, there is only the base model: one step's bound holds
+    steps = max(1, steps)  # after 0 steps, there is only the base model: the bound of one step holds
     mechanism, parameters, tuning = setting.mechanism, setting.after(steps), setting.tuning
     curve = parameters.process.curve(setting.noise_multiplier)
     zeroed = curve
@@ -280,7 +286,7 @@ def _canaries(count: int) -> tuple[str, ...]:
 def _estimates(
     setting: CalibratedMechanism, parts: ClaimParts, published: bool, config: "Config"
 ) -> tuple[str, ...]:
-    """Reasons why the figures of a claim are an estimate."""
+    """Return the reasons why the figures of a claim are an estimate."""
     reasons = [*parts.estimate_reasons, *setting.tuning.doubts()]
     if published:
         reasons.append(PUBLISHED_KEY)
