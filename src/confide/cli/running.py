@@ -1,5 +1,6 @@
 """The verbs of a run: from text to a trained model."""
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,7 @@ def init(
     """Look at a file or folder and write a commented config for it."""
     from confide.cli import show_look, starter
     from confide.cli.look import look
+    from confide.config.json_schema import FILE, json_schema
     from confide.utils.files import write_text
 
     if out.exists():
@@ -47,7 +49,19 @@ def init(
     unit = show_look.asked(found) if show_look.at_terminal() and not yes else found.unit()
     draft = starter.draft(found, unit)
     write_text(out, draft.config)
+    schema = out.parent / FILE  # the first line of the config names it
+    if not schema.exists():
+        write_text(schema, json.dumps(json_schema(), indent=2) + "\n")
     show_look.drafted(draft, unit, out)
+
+
+@app.command()
+@verb
+def schema() -> None:
+    """Print the JSON Schema of the config, for editors."""
+    from confide.config.json_schema import json_schema
+
+    print_json(json_schema())
 
 
 @app.command()
@@ -101,7 +115,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a config costs and guarantees, or rank settings to choose from."""
+    """Tell what a config costs and guarantees, or rank settings."""
     from confide.cli import show_plans
     from confide.planning.of_run import planned
     from confide.privacy import mechanisms
@@ -342,7 +356,7 @@ def quickstart(
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("confide-quickstart"),
     as_json: Json = False,
 ) -> None:
-    """The main job on bundled data, private beside non-private."""
+    """Train on bundled mails, with privacy and without, in minutes."""
     from confide.cli import quickstart as job
 
     job.run(folder, as_json)

@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from confide.cli.look import Candidate, Look, look, named
+from confide.config.json_schema import FILE
 from confide.config.schema import Data
 from confide.data.documents import side_of
 
@@ -46,6 +47,7 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
     above = [f"# WARNING: {line}" for warning in warnings for line in _wrapped(warning)]
     fields = f"fields here: {named(found.fields)}"
     lines = [
+        f"# yaml-language-server: $schema={FILE}",
         "# Written by `confide init`; look at `data.text` and `data.unit` first. All keys: docs/config.md",
         *above,
         "model: bundled              # or a folder or hub name of any causal LM",
