@@ -45,10 +45,10 @@ def test_an_expression_that_goes_back_and_forth_is_stopped(monkeypatch, expressi
     ],
 )
 def test_what_cannot_be_searched_for_is_refused_at_once(expression, said):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(InputError, match=f"^key: {re.escape(said)}") as caught:
         Expression(expression, "key")
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value).removesuffix("nobody's secret")
 
