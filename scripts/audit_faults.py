@@ -30,7 +30,7 @@ AUDIT = [
     Fault(
         "audit",
         "what noised sums show goes into the guarantee",
-        "auditing/of_run.py::audit_run",
+        "auditing/result.py::Audit.evidence",
         'game.view != "steps"',
         "True",
         "tests/auditing/test_attack.py",

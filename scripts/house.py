@@ -1,6 +1,6 @@
 """Count rooms, arrows between them, and lines of a source folder: python scripts/house.py [SRC]
 
-SRC is `src` by default. For an older commit: git worktree add /tmp/old COMMIT; python scripts/house.py /tmp/old/src
+SRC is `src` by default. For an older commit: git worktree add ../old COMMIT; python scripts/house.py ../old/src
 """
 
 import argparse
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import grimp  # comes with import-linter
 
-LOOP = ("step", "gradient_sum", "phases")  # of training; with runs/loop.py, what one reads to know the loop
+# One reads these to know the training loop; the names in the second line are those of before the rooms.
+LOOP = ("training/step.py", "training/gradient_sum.py", "training/phases.py", "runs/loop.py")
+LOOP += ("training.py", "course.py", "finetuning.py")
 
 
 def rooms_and_arrows(source: Path) -> tuple[int, int]:
@@ -49,8 +51,7 @@ def main() -> None:
     docstrings = sum(map(docstring_lines, texts.values()))
     rooms, arrows = rooms_and_arrows(source)
     longest = max(texts, key=lambda path: texts[path].count("\n"))
-    loop = [package / "training" / f"{name}.py" for name in LOOP] + [package / "runs" / "loop.py"]
-    figures = {
+    figures: dict[str, object] = {
         "loose modules": sum(path.name[:2] != "__" for path in package.glob("*.py")),
         "rooms": rooms,
         "arrows": arrows,
@@ -59,8 +60,11 @@ def main() -> None:
         "of which comments": sum(line.startswith("#") for line in lines),
         "empty, in docstrings too": sum(not line for line in lines),
         "lines of the longest file": f"{texts[longest].count(chr(10))} ({longest.relative_to(package)})",
-        "lines of the training loop": sum(texts[path].count("\n") for path in loop if path in texts) or "?",
+        "lines of the training loop": sum(texts.get(package / name, "").count("\n") for name in LOOP),
     }
+    for room in sorted(path for path in package.iterdir() if path.is_dir()):
+        inside = sum(len(text.splitlines()) for path, text in texts.items() if room in path.parents)
+        figures |= {f"lines of {room.name}": inside} if inside else {}
     for name, figure in figures.items():
         print(f"{name:28} {figure}")
 

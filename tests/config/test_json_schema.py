@@ -1,15 +1,19 @@
 """The JSON Schema takes every config that confide takes, and marks misspelt keys and names."""
 
 import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jsonschema
 import pytest
 import yaml
+from pydantic import create_model
 
 from confide.config import registry
-from confide.config.json_schema import FILE, json_schema
+from confide.config.json_schema import FILE, SHIPPED, json_schema
 from confide.config.loading import check
 from tests.command import confide
+from tests.privacy.mechanisms.every_second import Every, EverySecondRow
 
 
 @pytest.fixture(scope="module")
@@ -73,5 +77,41 @@ def test_init_writes_it_beside_a_config_that_names_it_and_is_valid(tmp_path, mon
     written = (tmp_path / "mail.yaml").read_text()
     assert written.startswith(f"# yaml-language-server: $schema={FILE}\n")
     assert faults(validator, yaml.safe_load(written)) == []
-    printed = confide("schema")
-    assert json.loads(printed.out) == json.loads((tmp_path / FILE).read_text())
+    assert (tmp_path / FILE).read_text() == SHIPPED.read_text("utf-8")
+
+
+def test_what_is_shipped_is_what_the_command_prints():
+    printed = confide("schema").out
+    made = "python -m confide.config.json_schema > src/confide/bundled/confide.schema.json"
+    assert printed == SHIPPED.read_text("utf-8"), made
+
+
+def test_an_own_file_of_that_name_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / FILE).write_text("mine")
+    (tmp_path / "mail.jsonl").write_text('{"text": "hello there", "sender": "ann"}\n' * 20)
+    assert confide("init", "mail.jsonl", "--yes").code == 0
+    assert (tmp_path / FILE).read_text() == "mine"
+
+
+def test_two_mechanisms_may_name_their_settings_alike(monkeypatch):
+    """Both classes are `Every`: each section keeps its own keys."""
+    for name in ("every-second", "every-third"):
+        monkeypatch.setitem(registry.MECHANISMS, name, f"{__name__}:{name.title().replace('-', '')}")
+    schema = json_schema()
+    keys = [
+        set(schema["$defs"][schema["properties"][section]["$ref"].split("/")[-1]]["properties"])
+        for section in ("every_second", "every_third")
+    ]
+    assert keys == [{"every"}, {"every", "first"}]
+
+
+_Third = create_model("Every", __base__=Every, first=(int, 0))
+EverySecond = EverySecondRow
+
+
+@dataclass(frozen=True)
+class EveryThird(EverySecondRow):
+    first: int = 0
+    name: ClassVar[str] = "every-third"
+    Settings: ClassVar[type] = _Third

@@ -407,11 +407,11 @@ class _Audit:
     def report(
         self, before: _Looked, after: _Looked, exposed: ExposedNumbers | None, lead: bool | None
     ) -> Audit:
-        bounded = self.claim.curve is not None and self._bounds_membership()
+        curve = self.claim.curve
         result = Audit(
             self.claim,
             self.steps,
-            ceiling=ceiling(self.claim.curve) if bounded and self.claim.curve is not None else None,
+            ceiling=ceiling(curve) if curve is not None and self._bounds_membership() else None,
             exposure=exposed,
             membership=self._members(before, after) if "membership" in self.attacks else None,
             users=self._users(before, after) if "users" in self.attacks else None,

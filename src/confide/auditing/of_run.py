@@ -23,12 +23,11 @@ def audit_run(run: Run, console: Console, options: Options | None = None) -> Aud
         job = Job.of(run, console)
         check_release(job)
         found = audit(job, options)
-        write_text(run.audit_path, json.dumps(found.to_json(), indent=2) + "\n")
-        # Guesses from noised sums subtract what all real units added: that is private, and no line of a guarantee.
-        shown = [game for game in found.games if game.view != "steps"]
-        keep(run, found.steps, [f"{game.verdict()}; {found.words(game)}" for game in shown])
+        facts = found.to_json()
+        write_text(run.audit_path, json.dumps(facts, indent=2) + "\n")
+        keep(run, found.steps, found.evidence())
         restate(job, found.steps)
-        picture = audit_svg(found.to_json())
+        picture = audit_svg(facts)
         if picture is not None:
             write_text(run.folder / "audit.svg", picture)
     return found

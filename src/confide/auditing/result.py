@@ -101,20 +101,24 @@ class Audit:
         """
         return verdict(self.claim, self.games)
 
-    def words(self, game: Played) -> str:
-        """Return a game's result in a sentence."""
-        return game.in_words(self.claim)
+    def evidence(self) -> tuple[str, ...]:
+        """Return what a guarantee may state of the games, a line each.
+
+        Guesses from noised sums subtract what all real units added. That is private, so they are left out.
+        """
+        shown = [game for game in self.games if game.view != "steps"]
+        return tuple(f"audit by canaries: {game.verdict()}; {game.in_words(self.claim)}" for game in shown)
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts, as `confide audit --json` prints them. A part that is None has no key."""
-        parts = {
+        parts: dict[str, Any] = {
             name: part.to_json()
             for name in ("ceiling", "exposure", "membership", "users", "extraction")
             if (part := getattr(self, name)) is not None
         }
         if self.game is not None:
             parts["game"] = self.game
-            parts["games"] = [game.to_json() | {"words": self.words(game)} for game in self.games]
+            parts["games"] = [game.to_json() | {"words": game.in_words(self.claim)} for game in self.games]
         if self.by_perplexity:
             parts["by_perplexity"] = [asdict(bucket) for bucket in self.by_perplexity]
         facts = {"verdict": self.verdict, "claim": self.claim.to_json(), "steps": self.steps}

@@ -1,6 +1,5 @@
 """The verbs of a run: from text to a trained model."""
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,7 +38,7 @@ def init(
     """Look at a file or folder and write a commented config for it."""
     from confide.cli import show_look, starter
     from confide.cli.look import look
-    from confide.config.json_schema import FILE, json_schema
+    from confide.config.json_schema import FILE, SHIPPED
     from confide.utils.files import write_text
 
     if out.exists():
@@ -51,7 +50,7 @@ def init(
     write_text(out, draft.config)
     schema = out.parent / FILE  # the first line of the config names it
     if not schema.exists():
-        write_text(schema, json.dumps(json_schema(), indent=2) + "\n")
+        write_text(schema, SHIPPED.read_text("utf-8"))
     show_look.drafted(draft, unit, out)
 
 

@@ -1,12 +1,19 @@
-"""Write the config's JSON Schema, by which editors complete keys, explain them and mark mistakes."""
+"""Write the config's JSON Schema, by which editors complete keys, explain them and mark mistakes.
 
+`python -m confide.config.json_schema > src/confide/bundled/confide.schema.json` makes the one that is shipped.
+"""
+
+import json
+from collections.abc import Iterable
+from importlib.resources import files
 from typing import Any
 
 from confide.config import registry
-from confide.config.schema import Config
-from confide.config.sections import schema_of
+from confide.config.sections import schema_of_all
 
 FILE = "confide.schema.json"
+SHIPPED = files("confide").joinpath("bundled", FILE)
+"""The schema of confide without other packages: making it imports every mechanism, which takes seconds."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -15,16 +22,7 @@ def json_schema() -> dict[str, Any]:
     It holds the sections of every mechanism and detector side by side, those of other packages too. Rules about several
     keys together are not in it: `confide plan` checks them.
     """
-    detectors = [*registry.DETECTORS, *registry.detectors.plugins()]
-    with_section = tuple(name for name in detectors if registry.detectors.get(name, object).has_section)
-    schema = schema_of(None, with_section, with_section).model_json_schema()
-    for name in registry.MECHANISMS:
-        section = registry.section(name)
-        own = schema_of(name)
-        if section in own.model_fields and section not in Config.model_fields:
-            found = own.model_json_schema()
-            schema["properties"][section] = found["properties"][section]
-            schema["$defs"] = found["$defs"] | schema["$defs"]
+    schema = schema_of_all().model_json_schema()
     _name(schema["properties"]["task"], registry.TASKS)
     _name(schema["$defs"]["Privacy"]["properties"]["mechanism"], registry.MECHANISMS)
     readers = ["auto", *registry.READERS, *registry.readers.plugins()]
@@ -32,6 +30,10 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"title": "confide config"}
 
 
-def _name(field: dict[str, Any], names: Any) -> None:
+def _name(field: dict[str, Any], names: Iterable[str]) -> None:
     """Let a field take these names alone."""
     field["enum"] = list(names)
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2))

@@ -46,12 +46,7 @@ def schema_of(
         detectors: those with a section in `detector`.
         of_secrets: those with a section in `secrets.detector`.
     """
-    own: dict[str, Any] = {}
-    settings = None if mechanism is None else registry.mechanism(mechanism).Settings
-    if mechanism is not None and settings is not None:
-        _check_settings(mechanism, settings)
-        section = Field(default_factory=settings, description=f"mechanism {mechanism}")
-        own[registry.section(mechanism)] = (settings, section)
+    own = {} if mechanism is None else _section(mechanism)
     # If no detector has a section, the class stays unchanged: objects of one class are compared by their values.
     if detectors:
         own["detector"] = _wider(Config, "detector", _with_sections(Policy, detectors))
@@ -59,6 +54,26 @@ def schema_of(
         inner = _wider(Secrets, "detector", _with_sections(Detector, of_secrets))
         own["secrets"] = _wider(Config, "secrets", create_model("Secrets", __base__=Secrets, detector=inner))
     return create_model("Config", __base__=Config, **own) if own else Config
+
+
+def schema_of_all() -> type[Config]:
+    """Build a schema with the sections of every mechanism and every detector, those of other packages too."""
+    detectors = [*registry.DETECTORS, *registry.detectors.plugins()]
+    with_section = tuple(name for name in detectors if registry.detectors.get(name, object).has_section)
+    own: dict[str, Any] = {}
+    for mechanism in registry.MECHANISMS:
+        own |= _section(mechanism)
+    return create_model("Config", __base__=schema_of(None, with_section, with_section), **own)
+
+
+def _section(mechanism: str) -> dict[str, Any]:
+    """Return the field for a mechanism's own settings, by its key; empty if it has none."""
+    settings = registry.mechanism(mechanism).Settings
+    if settings is None:
+        return {}
+    _check_settings(mechanism, settings)
+    section = Field(default_factory=settings, description=f"mechanism {mechanism}")
+    return {registry.section(mechanism): (settings, section)}
 
 
 def _wider(model: type[BaseModel], key: str, section: type[BaseModel]) -> Any:

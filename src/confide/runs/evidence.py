@@ -15,14 +15,10 @@ from confide.utils.errors import InputError
 _USE = "evidence"
 
 
-def keep(run: Run, steps: int, games: Sequence[str]) -> None:
+def keep(run: Run, steps: int, lines: Sequence[str]) -> None:
     """Keep what games played after so many steps have shown, a line each, until others are played on the same model."""
-    if games:
-        kept = {
-            "model": _model(run),
-            "steps": steps,
-            "lines": [f"audit by canaries: {game}" for game in games],
-        }
+    if lines:
+        kept = {"model": _model(run), "steps": steps, "lines": list(lines)}
         Seal(run.key()).write_json(run.evidence_path, _USE, kept)
 
 

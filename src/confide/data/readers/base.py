@@ -105,7 +105,7 @@ class Reader(ABC):
 
     def read_name(self, source: str, how: How) -> Iterator[Record]:
         """Yield the records behind a name, for a reader that `takes_names`."""
-        raise NotImplementedError
+        raise TypeError(f"reader {self.name} takes names, so it must define read_name")
 
 
 class SmallFileReader(Reader):
