@@ -62,9 +62,9 @@ BATCHES = [
     Fault(
         "25",
         "sums of bf16 products on a GPU are longer than the rounding that norms allow for",
-        "clipping/factors.py::_inner",
-        "x.split(_HALF_BLOCK, -1)",
-        "x.split(1 << 30, -1)",
+        "clipping/products.py::longest_sum",
+        "_HALF_BLOCK_OF_WIDE if width > _WIDE else _HALF_BLOCK",
+        "1 << 30",
         "tests/clipping/test_precision.py",
     ),
     Fault(

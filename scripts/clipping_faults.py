@@ -63,10 +63,10 @@ CLIPPING = [
         "25",
         "one float32 norm over a long run",
         "clipping/factors.py::run_norms",
-        "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
+        "if flat.shape[-1] > BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
         "    flat = flat.double()\n"
         "norms: Tensor = torch.linalg.vector_norm(flat, dim=-1)",
-        "if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
+        "if flat.shape[-1] > BLOCK:  # a wide vector, such as a bias over the vocabulary\n"
         "    flat = flat.flatten(1)\n"
         "norms: Tensor = torch.linalg.vector_norm(flat, dim=-1).view(len(flat), -1)",
         "tests/clipping/test_precision.py",

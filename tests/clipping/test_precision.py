@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from confide.clipping import ClippedSum, factors
+from confide.clipping import ClippedSum, factors, products
+from confide.clipping.rounding import TWO_PARTS
 from confide.clipping.rules import rules
 from confide.clipping.units import Units
+from tests.clipping.as_on_a_gpu import take_half_products
 from tests.clipping.brute_force import (
     ROWS,
     UNITS,
@@ -73,7 +77,7 @@ def test_norms_of_bf16_layers_are_float32(tokens: int, monkeypatch: pytest.Monke
     assert (right <= expected * (1 + 5e-4)).all()
     monkeypatch.setattr(
         factors,
-        "_inner",
+        "inner_products",
         lambda first, second, dtype: torch.bmm(first.bfloat16(), second.mT.bfloat16()).float(),
     )
     monkeypatch.setattr(
@@ -110,31 +114,66 @@ def test_products_of_bf16_factors_as_a_gpu_takes_them(shape, units, monkeypatch:
             use.add_scaled(total, scale, fresh)
         return [*use.squares(grouped), dense, total]
 
-    expected, taken, summed = everything(), [], []
-
-    def half_product(first: Tensor, second: Tensor) -> Tensor:
-        taken.append(first.dtype)
-        summed.append((first.shape[2], len(first)))
-        return torch.bmm(first.float(), second.float())
-
-    monkeypatch.setattr(factors, "has_half_products", lambda *given: given[0].dtype == torch.bfloat16)
-    monkeypatch.setattr(factors, "_half_product", half_product)
-    monkeypatch.setattr(factors, "_HALF_BLOCK", 8)
-    monkeypatch.setattr(factors, "_PIECE", 2 * p * q)
-    for found, wanted in zip(everything(), expected, strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    assert set(taken) == {torch.bfloat16}
+    expected, taken = everything(), []
+    take_half_products(monkeypatch, taken)
+    monkeypatch.setattr(products, "_HALF_BLOCK", 8)
+    largest = torch.einsum("b,bnp,bnq->pq", scale, use.left.float().abs(), use.right.float().abs())
+    *found, summed = everything()
+    for values, wanted in zip(found, expected, strict=False):
+        assert torch.allclose(values, wanted, rtol=1e-5, atol=1e-5)
+    assert ((summed - expected[-1]).abs() < TWO_PARTS * 2 * largest).all()  # it was added up twice
+    assert {dtype for dtype, _ in taken} == {torch.bfloat16}
     assert use.width == 8
     assert use.double().width == 20
-    summed.clear()
+    taken.clear()
     use.squares(grouped)
-    assert max(terms for terms, _ in summed) == 8, "a longer sum than the rounding that is allowed for"
-    summed.clear()
-    use.add_to(torch.zeros(grouped.count, p, q), grouped, True)
-    assert max(together for _, together in summed) <= 2, "a copy of all dense gradients"
+    assert max(terms for _, terms in taken) == 8, "a longer sum than the rounding that is allowed for"
     once = lambda values: iter([values.bfloat16()])  # noqa: E731 - the scaled factor rounded to bf16
-    monkeypatch.setattr(factors, "_parts", once)
-    assert not torch.allclose(everything()[-1], expected[-1], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(factors, "two_parts", once)
+    assert ((everything()[-1] - expected[-1]).abs() > TWO_PARTS * 2 * largest).any()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 50, 10_000])
+@pytest.mark.parametrize("together", [7, 1024])
+@pytest.mark.parametrize("units", ["1", "3", "8"])
+def test_norms_of_matrices_formed_a_piece_at_a_time(units, together, piece, monkeypatch) -> None:
+    torch.manual_seed(0)
+    use = factors.Outer(torch.randn(ROWS, 40, 6).bfloat16(), torch.randn(ROWS, 40, 5).bfloat16())
+    unit, taken = torch.tensor(UNITS[units]), []
+    grouped = Units.of(unit)
+    each = torch.einsum("bnp,bnq->bpq", use.left.double(), use.right.double())
+    dense = torch.zeros(grouped.count, 6, 5, dtype=torch.float64).index_add_(0, unit, each)
+    use = factors.Outer(grouped.sort(use.left), grouped.sort(use.right))
+    take_half_products(monkeypatch, taken)
+    monkeypatch.setattr(factors, "PIECE", piece)
+    monkeypatch.setattr(factors, "_TOGETHER", together)
+    squares = use.matrix_squares(grouped)[grouped.number]
+    exact = dense.square().sum((1, 2))
+    assert torch.allclose(squares, exact, rtol=1e-5)
+    assert max(terms for _, terms in taken) <= together, "a longer sum than the rounding that is allowed for"
+
+
+def test_bounds_hold_if_a_gpu_rounds_as_badly_as_it_may() -> None:
+    """The norm is of a matrix that is too small, the sum too large: of 1,024 positions, the longest of a sum."""
+    torch.manual_seed(0)
+    left, right = torch.rand(8, 128, 2).add(0.5).bfloat16(), torch.rand(8, 128, 3).add(0.5).bfloat16()
+    exact = torch.einsum("bnp,bnq->pq", left.double(), right.double())
+    use, units = factors.Outer(left, right), Units.one(8)
+    length = float((left.double().norm(dim=-1) * right.double().norm(dim=-1)).sum())
+    with pytest.MonkeyPatch.context() as patch:
+        take_half_products(patch, worst=-1)
+        norm = float(use.matrix_squares(units).sqrt())
+        assert norm < exact.norm() <= norm + use.matrix_error() * length
+        # No part of the allowance is idle: half of it would not do.
+        assert exact.norm() > norm + use.matrix_error() * length / 2
+    with pytest.MonkeyPatch.context() as patch:
+        take_half_products(patch, worst=1)
+        total = torch.empty(2, 3)
+        use.add_scaled(total, torch.full((8,), 1 / 3), True)
+        off = (total - exact / 3).norm()
+        assert use.sum_error(1) * length / 6 < off <= use.sum_error(1) * length / 3
+        patch.setattr(factors, "gamma", lambda terms, roundoff: 0.0)
+        assert use.sum_error(1) >= TWO_PARTS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -147,13 +186,15 @@ def test_norms_are_taken_again_in_float64_without_a_copy_of_wide_factors(
     grouped = Units.of(unit)
     each = torch.einsum("bnp,bnq->bpq", use.left.double(), use.right.double())
     dense = torch.zeros(3, 50, 6, dtype=torch.float64).index_add_(0, unit, each)
-    monkeypatch.setattr(factors, "_BLOCK", 16)
-    blocks = factors._blocks
-    monkeypatch.setattr(
-        factors,
-        "_blocks",
-        lambda *given: (seen.append(block) or (columns, block) for columns, block in blocks(*given)),
-    )
+    monkeypatch.setattr(products, "BLOCK", 16)
+    monkeypatch.setattr(factors, "BLOCK", 16)
+    blocks = products.blocks
+
+    def watched(*given: object) -> Iterator[tuple[slice, Tensor]]:
+        return (seen.append(block) or (columns, block) for columns, block in blocks(*given))
+
+    for module in (factors, products):
+        monkeypatch.setattr(module, "blocks", watched)
     squares, _ = use.double().squares(grouped)
     assert torch.allclose(squares[grouped.number], dense.square().sum((1, 2)), rtol=1e-12)
     assert {block.dtype for block in seen} == {torch.float64}

@@ -14,6 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 from confide.clipping import ClippedSum, engine
 from confide.clipping import slot as slots
+from confide.clipping.factors import Outer
+from tests.clipping.as_on_a_gpu import take_half_products
 
 torch.set_num_threads(1)
 
@@ -103,12 +105,13 @@ def added(
     spread=st.sampled_from([0.0, 1e-7, 1e-3, 1.0]),
     rest=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3]),
     clip=st.sampled_from([1e-6, 1e-4, 1e-2, 1.0]),
-    half=st.booleans(),
+    half=st.sampled_from([False, True, "as on a GPU"]),
     is_dense=st.booleans(),
+    is_held=st.booleans(),
     seed=st.integers(0, 1 << 20),
 )
 def test_no_unit_adds_more_than_c(
-    kind, rows, tokens, width, order, left, right, spread, rest, clip, half, is_dense, seed
+    kind, rows, tokens, width, order, left, right, spread, rest, clip, half, is_dense, is_held, seed
 ) -> None:
     torch.manual_seed(seed)
     model = KINDS[kind](width)
@@ -123,9 +126,11 @@ def test_no_unit_adds_more_than_c(
     else:
         x = (right * (1 + spread * torch.rand(width))).expand(rows, tokens, width).contiguous()
     with pytest.MonkeyPatch.context() as patch:
+        if half == "as on a GPU":
+            take_half_products(patch)
         patch.setattr(slots, "dense_is_faster", lambda *given: is_dense)
-        patch.setattr(slots.Allowance, "covers", lambda *given: True)
-        found, _ = added(model, x, g, clip, half)
+        patch.setattr(slots.Allowance, "covers", lambda *given: is_held)
+        found, _ = added(model, x, g, clip, bool(half))
     target(found)
     assert found <= MOST
 
@@ -186,7 +191,7 @@ def test_equal_parts_of_many_micro_batches_round_the_same_way(monkeypatch: pytes
     # So that no other bound covers it.
     monkeypatch.setattr(slots, "dense_is_faster", lambda *given: True)
     monkeypatch.setattr(slots.Allowance, "covers", lambda *given: True)
-    monkeypatch.setattr(slots.Slot, "_as_of_factors", lambda self, parts: 1.0)
+    monkeypatch.setattr(slots.Slot, "lift", lambda given: None)
 
     def found() -> Iterator[float]:
         model, one = nn.Linear(4, 4, bias=False), torch.ones(1, 1, 4)
@@ -207,17 +212,25 @@ def test_the_norm_of_equal_elements() -> None:
             assert found <= MOST
 
 
-def test_a_units_norm_does_not_depend_on_the_units_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_a_units_norm_does_not_depend_on_the_units_beside_it(
+    as_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On how many, how long or how cancelling they are: else more than C would hang on one of them."""
     monkeypatch.setattr(slots, "dense_is_faster", lambda *given: False)
+    if as_on_a_gpu:
+        take_half_products(monkeypatch)
     torch.manual_seed(0)
     model, x, g = nn.Linear(48, 48, bias=False), torch.randn(9, 60, 48), torch.randn(9, 60, 48)
     x[-1], g[-1] = x[-1, 0], signs(ORDERS[0], 60)[:, None] * g[-1, 0]
 
     def norms(rows: int) -> Tensor:
         batch = {"x": x[:rows], "g": g[:rows]}
-        return ClippedSum(model, product, 1.0).add(batch, torch.arange(rows), torch.ones(rows))
+        with torch.autocast("cpu", torch.bfloat16, enabled=as_on_a_gpu):
+            return ClippedSum(model, product, 1.0).add(batch, torch.arange(rows), torch.ones(rows))
 
+    if as_on_a_gpu:
+        x, g = x.bfloat16().float(), g.bfloat16().float()
     true = torch.stack([(b.double().T @ a.double()).norm() for a, b in zip(x, g, strict=True)])
     lifted = norms(8)[:4] / true[:4]
     assert (lifted > 1 + 1e-4).all(), "nothing is rounded up that could differ"
@@ -226,6 +239,30 @@ def test_a_units_norm_does_not_depend_on_the_units_beside_it(monkeypatch: pytest
         assert torch.allclose(others, whole, rtol=2e-6)
     # A long row beside it makes dense gradients the faster way.
     monkeypatch.setattr(slots, "dense_is_faster", lambda *given: True)
-    monkeypatch.setattr(slots.Allowance, "covers", lambda *given: True)
-    for others in (norms(4), norms(8)[:4], norms(9)[:4]):
-        assert torch.allclose(others, whole, rtol=2e-6)
+    for is_held in (True, False):
+        monkeypatch.setattr(slots.Allowance, "covers", lambda *given, is_held=is_held: is_held)
+        for others in (norms(4), norms(8)[:4], norms(9)[:4]):
+            assert torch.allclose(others, whole, rtol=2e-6)
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_what_cancels_on_a_gpu_is_measured_by_its_matrix(
+    is_dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in float64, which is slow there, unless more than that cancels."""
+    monkeypatch.setattr(slots, "dense_is_faster", lambda *given: is_dense)
+    monkeypatch.setattr(slots.Allowance, "covers", lambda *given: False)
+    take_half_products(monkeypatch)
+    again: list[bool] = []
+    double = Outer.double
+    monkeypatch.setattr(Outer, "double", lambda use: again.append(True) or double(use))
+    torch.manual_seed(0)
+    for positions, cancels in ((600, False), (20_000, True)):
+        x, g = (torch.randn(1, positions, 12).bfloat16().float() for _ in range(2))
+        true = float((g[0].double().T @ x[0].double()).norm())
+        length = float((g.norm(dim=-1) * x.norm(dim=-1)).sum())
+        assert length > 20 * true
+        found, norm = added(nn.Linear(12, 12, bias=False), x, g, true / 10, True)
+        assert bool(again) is cancels
+        assert true <= norm <= true * 1.03
+        assert 0.97 < found <= MOST

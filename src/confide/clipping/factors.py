@@ -12,24 +12,26 @@ float32, too: the GPU multiplies bf16 values exactly and adds up in float32, at 
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from confide.clipping.rounding import CUT_OFF, ROUNDOFF, gamma
+from confide.clipping.products import (
+    BLOCK,
+    PIECE,
+    add_half_product,
+    blocks,
+    has_half_products,
+    inner_error,
+    inner_products,
+    longest_sum,
+    two_parts,
+    wide,
+)
+from confide.clipping.rounding import CUT_OFF, ROUNDOFF, TWO_PARTS, gamma
 from confide.clipping.units import Units
-
-# Columns of a half-precision factor converted to float32 at a time. Bounds the copy of a vocabulary-wide factor.
-_BLOCK = 4096
-
-# Columns of two factors that are multiplied and added up in one go: the longer a sum, the larger its rounding error.
-# _HALF_BLOCK is for half precision on a GPU's tensor cores, whose rounding is coarser; see `rounding.CUT_OFF`.
-_SHORT = 128
-_HALF_BLOCK = 256
 
 # Positions whose outer products are added up in one go, for the same reason, and the number of such sums that the
 # error bound allows for. Both are constants: a unit's norm must not depend on the other rows of its batch.
@@ -39,17 +41,16 @@ _SUMS = 128
 # Gradients at one entry of a table that the error bound allows for.
 _AT_ONE_ENTRY = 4096
 
-# Elements computed at a time of a product on a GPU that is added to another tensor.
-_PIECE = 1 << 26
-
 # Parts that a weighted sum over units is cut into, for threads.
 _PARTS = 32
 
 # Elements of a run whose norm is computed in float32, if a slice's size is a multiple of this.
 _RUN = 1024
 
-# Positions whose inner products with all earlier positions are computed at a time.
+# Positions whose inner products with all earlier positions are computed at a time. A GPU takes more of them: it waits
+# less for many products than for many calls.
 _STRIP = 64
+_GPU_STRIP = 256
 
 
 def run_norms(values: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def run_norms(values: Tensor) -> Tensor:
     if not values.numel():  # a rank may hold no part of a split bias
         return values.new_zeros(values.shape[0], 1)
     flat = values.reshape(values.shape[0], -1, _run(values))
-    if flat.shape[-1] > _BLOCK:  # a wide vector, such as a bias over the vocabulary
+    if flat.shape[-1] > BLOCK:  # a wide vector, such as a bias over the vocabulary
         flat = flat.double()
     norms: Tensor = torch.linalg.vector_norm(flat, dim=-1)
     return norms
@@ -71,7 +72,7 @@ def run_norms(values: Tensor) -> Tensor:
 def norm_error(values: Tensor) -> float:
     """Bound the relative amount by which a norm from `run_norms` may be too small."""
     run = _run(values)
-    dtype = torch.float64 if run > _BLOCK else values.dtype
+    dtype = torch.float64 if run > BLOCK else values.dtype
     # Half the relative error of the sum of squares, plus the root and the product with this bound.
     return gamma(run / 2 + 4, ROUNDOFF[dtype])
 
@@ -101,74 +102,6 @@ def row_squares(values: Tensor) -> Tensor:
     return run_norms(values).double().square().sum(-1)
 
 
-def _wide(values: Tensor) -> Tensor:
-    """Convert to float32, unless the type is float64."""
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def _blocks(
-    values: Tensor, dtype: torch.dtype = torch.float32, size: int | None = None
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield column blocks converted to `dtype`, of `size` columns; without a size, all at once if no copy is needed."""
-    if size is None and values.dtype == dtype:
-        yield slice(None), values
-        return
-    size = min(size or _BLOCK, _BLOCK)
-    for start in range(0, values.shape[-1], size):
-        columns = slice(start, start + size)
-        yield columns, values[..., columns].to(dtype)
-
-
-def has_half_products(*factors: Tensor) -> bool:
-    """Tell whether the device itself multiplies these bf16 factors with a float32 result, as GPUs do."""
-    return all(x.is_cuda and x.dtype == torch.bfloat16 for x in factors)
-
-
-def _half_product(first: Tensor, second: Tensor) -> Tensor:
-    """Multiply bf16[u, n, m] and bf16[u, m, k] -> float32[u, n, k]: products are exact, sums float32."""
-    return torch.bmm(first, second, out_dtype=torch.float32)
-
-
-def _parts(values: Tensor) -> Iterator[Tensor]:
-    """Split float32 values into a sum of three bf16 tensors, which together have the 24 bits of float32."""
-    for _ in range(3):
-        part = values.bfloat16()
-        yield part
-        values = values - part.float()
-
-
-def _inner(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute inner products of positions: [u, n, width], [u, m, width] of one type -> [u, n, m] in `dtype`."""
-    if dtype == torch.float32 and has_half_products(first, second):
-        blocks = [x.split(_HALF_BLOCK, -1) for x in (first, second)]
-        products = (_half_product(a, b.mT) for a, b in zip(*blocks, strict=True))
-        return functools.reduce(Tensor.add_, products)
-    size = _sum_size(first, second, dtype)
-    if size >= first.shape[-1] and first.dtype == second.dtype == dtype:
-        return torch.bmm(first, second.mT)
-    total = torch.zeros(first.shape[0], first.shape[1], second.shape[1], dtype=dtype, device=first.device)
-    for (_, a), (_, b) in zip(_blocks(first, dtype, size), _blocks(second, dtype, size), strict=True):
-        total.baddbmm_(a, b.mT)
-    return total
-
-
-def _sum_size(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
-    """Return how many terms an inner product adds up in one go."""
-    if dtype != torch.float32:
-        return max(1, first.shape[-1])
-    return _HALF_BLOCK if has_half_products(first, second) else _SHORT
-
-
-def _inner_terms(first: Tensor, second: Tensor, dtype: torch.dtype) -> int:
-    """Count the terms that the rounding of an inner product depends on: those of a block, and the blocks."""
-    width, size = first.shape[-1], _sum_size(first, second, dtype)
-    return min(width, size) + -(-width // size)
-
-
-def _roundoff(first: Tensor, second: Tensor, dtype: torch.dtype) -> float:
-    return CUT_OFF if dtype == torch.float32 and has_half_products(first, second) else ROUNDOFF[dtype]
-
-
 def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Compute squared norms and lengths from inner products in `dtype`.
 
@@ -184,16 +117,31 @@ def _gram_squares(left: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tens
     """
     if dtype != torch.float32 or not has_half_products(left, right):
         # Convert once, not for each strip. Wide factors are converted block by block later.
-        left, right = (x if x.shape[-1] > _BLOCK else x.to(dtype) for x in (left, right))
+        left, right = (x if x.shape[-1] > BLOCK else x.to(dtype) for x in (left, right))
     squares = torch.zeros(left.shape[0], dtype=torch.float64, device=left.device)
     lengths = torch.zeros_like(squares)
-    for start in range(0, left.shape[1], _STRIP):
-        now, so_far = slice(start, start + _STRIP), slice(0, start + _STRIP)
-        products = _inner(left[:, now], left[:, so_far], dtype)
-        products *= _inner(right[:, now], right[:, so_far], dtype)
+    strip = _GPU_STRIP if left.is_cuda else _STRIP
+    for start in range(0, left.shape[1], strip):
+        now, so_far = slice(start, start + strip), slice(0, start + strip)
+        products = inner_products(left[:, now], left[:, so_far], dtype)
+        products *= inner_products(right[:, now], right[:, so_far], dtype)
         squares += 2 * _total(products[..., :start]) + _total(products[..., start:])
         lengths += products[..., start:].diagonal(dim1=1, dim2=2).double().clamp(min=0).sqrt().sum(-1)
     return squares, lengths
+
+
+def _matrix_squares(left: Tensor, right: Tensor) -> Tensor:
+    """Compute squared norms of left^T right, rounded up: bf16[u, n, p] and [u, n, q] -> float64[u]."""
+    matrices = torch.empty(left.shape[0], left.shape[2], right.shape[2], device=left.device)
+    for start in range(0, left.shape[1], _TOGETHER):
+        rows = slice(start, start + _TOGETHER)
+        add_half_product(matrices, left[:, rows].mT, right[:, rows], start == 0)
+    return row_squares(matrices).mul_((1 + norm_error(matrices)) ** 2)
+
+
+def _type(values: Tensor) -> torch.dtype:
+    """Return float32, unless the values are float64."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def _total(products: Tensor) -> Tensor:
@@ -204,7 +152,7 @@ def _total(products: Tensor) -> Tensor:
 def _total_error(units: Units, positions: int, others: int) -> float:
     """Bound the error of a sum by `_total` over pairs of positions, strip after strip, as a share of sum |terms|."""
     rows = max(group.rows_each for group in units.groups)
-    terms = rows * (positions + others) + _STRIP + rows * positions / _STRIP
+    terms = rows * (positions + others) + _GPU_STRIP + rows * positions / _STRIP
     return gamma(terms, ROUNDOFF[torch.float64])
 
 
@@ -233,7 +181,7 @@ class Outer:
     @property
     def width(self) -> int:
         """The number of terms of the longest sum in an inner product of two positions."""
-        return max(min(x.shape[-1], _sum_size(x, y, self.dtype)) for x, y in self._pairs)
+        return max(longest_sum(x, y, self.dtype) for x, y in self._pairs)
 
     @property
     def _pairs(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -241,9 +189,8 @@ class Outer:
 
     def gram_error(self, units: Units) -> float:
         """Bound the error of the squared norms from `squares`, as a share of the squared lengths."""
-        terms = 1 + sum(_inner_terms(x, y, self.dtype) for x, y in self._pairs)
-        roundoff = max(_roundoff(x, y, self.dtype) for x, y in self._pairs)
-        return gamma(terms, roundoff) + _total_error(units, self.positions, 0)
+        a, b = (inner_error(x, y, self.dtype) for x, y in self._pairs)
+        return (1 + a) * (1 + b) * (1 + ROUNDOFF[self.dtype]) - 1 + _total_error(units, self.positions, 0)
 
     def sum_error(self, more: int) -> float:
         """Bound the error of the term that `add_scaled` adds for a unit, as a share of the unit's length.
@@ -252,8 +199,39 @@ class Outer:
             more: number of terms that others add to the same elements.
         """
         sums = -(-self.left.shape[0] * self.positions // _TOGETHER)
-        terms = _TOGETHER + max(_SUMS, sums + more + 4)
-        return gamma(terms, _roundoff(self.left, self.right, self.dtype))
+        if not self.has_half_products:
+            return gamma(_TOGETHER + max(_SUMS, sums + more + 4), ROUNDOFF[self.dtype])
+        of_piece = (1 + gamma(_TOGETHER, CUT_OFF)) * (1 + TWO_PARTS) - 1
+        of_sums = gamma(max(_SUMS, 2 * sums + more + 4), ROUNDOFF[self.dtype])
+        return of_piece + of_sums + of_piece * of_sums
+
+    @property
+    def has_half_products(self) -> bool:
+        """True if the device itself multiplies the factors, with a float32 result."""
+        return self.dtype == torch.float32 and has_half_products(self.left, self.right)
+
+    def matrix_error(self) -> float:
+        """Bound the error of the matrices that `matrix_squares` measures, as shares of the units' lengths."""
+        sums = -(-self.left.shape[0] * self.positions // _TOGETHER)
+        return gamma(_TOGETHER, CUT_OFF) + gamma(max(_SUMS, sums), ROUNDOFF[torch.float32]) * (1 + 2.0**-10)
+
+    def matrix_squares(self, units: Units) -> Tensor:
+        """Compute squared norms from the units' matrices, of which only a piece is held at a time: float64[U].
+
+        For a GPU that multiplies half-precision factors. Each norm is rounded up, so it is at least that of the matrix
+        as it was computed; see `matrix_error`.
+        """
+        result = torch.zeros(units.count, dtype=torch.float64, device=self.device)
+        for group in units.groups:
+            left, right = group.by_unit(self.left), group.by_unit(self.right)
+            columns = max(1, min(left.shape[-1], PIECE // right.shape[-1]))
+            some = max(1, PIECE // (columns * right.shape[-1]))
+            for own, a, b in zip(
+                group.of_units(result).split(some), left.split(some), right.split(some), strict=True
+            ):
+                for part in a.split(columns, -1):
+                    own += _matrix_squares(part, b)
+        return result
 
     @property
     def bytes(self) -> int:
@@ -281,7 +259,9 @@ class Outer:
 
     def lengths(self, units: Units) -> Tensor:
         """Compute the lengths sum_t |left_t| |right_t| without the Gram matrices: float64[U]."""
-        left, right = (torch.linalg.vector_norm(_wide(x), dim=-1).double() for x in (self.left, self.right))
+        left, right = (
+            torch.linalg.vector_norm(x, dim=-1, dtype=_type(x)).double() for x in (self.left, self.right)
+        )
         return units.total((left * right).sum(1))
 
     def double(self) -> Outer:
@@ -293,13 +273,10 @@ class Outer:
         for group in units.groups:
             left, right, each = group.by_unit(self.left), group.by_unit(self.right), group.of_units(dense)
             if has_half_products(left, right):
-                some = max(1, _PIECE // each[0].numel())  # avoids a second tensor as large as the first
-                for own, a, b in zip(each.split(some), left.split(some), right.split(some), strict=True):
-                    product = _half_product(a.mT, b)
-                    own.copy_(product) if fresh else own.add_(product)
+                add_half_product(each, left.mT, right, fresh)
                 continue
             right = right.float()
-            for rows, block in _blocks(left):
+            for rows, block in blocks(left):
                 each[:, rows].baddbmm_(block.mT, right, beta=0 if fresh else 1)
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool) -> None:
@@ -315,26 +292,27 @@ class Outer:
         if self.dtype == torch.float64:  # all at once: between two pieces the sum would be rounded to float32
             _add_precisely(total, left, right, fresh)
             return
-        for some in zip(left.split(_TOGETHER), right.split(_TOGETHER), strict=True):
-            self._add_product(total, *some, fresh)
-            fresh = False
+        # A float32 factor is taken apart as a whole: piece by piece, a GPU would wait for its host.
+        pairs = [(left, right)]
+        if self.has_half_products:
+            pairs = [
+                (part, right) if p <= q else (left, part) for part in two_parts(left if p <= q else right)
+            ]
+        for pair in pairs:
+            for a, b in zip(*(factor.split(_TOGETHER) for factor in pair), strict=True):
+                self._add_product(total, a, b, fresh)
+                fresh = False
 
     def _add_product(self, total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
-        """Add left^T right to total, in float32; the thinner factor is float32, the other has its own type."""
-        p, q = total.shape
+        """Add left^T right to total, in float32."""
         beta = 0 if fresh else 1
-        if has_half_products(self.left, self.right):
-            thin, wide = (left, right) if p <= q else (right, left)
-            for part in _parts(thin):
-                pair = (part.T, wide) if p <= q else (wide.T, part)
-                product = _half_product(pair[0][None], pair[1][None])[0]
-                total.copy_(product) if fresh else total.add_(product)
-                fresh = False
+        if self.has_half_products:
+            add_half_product(total[None], left.T[None], right[None], fresh)
         elif right.dtype == torch.float32:
-            for rows, block in _blocks(left):
+            for rows, block in blocks(left):
                 total[rows].addmm_(block.T, right, beta=beta)
-        else:
-            for columns, block in _blocks(right):
+        else:  # the thinner factor, which is scaled, is float32
+            for columns, block in blocks(right):
                 total[:, columns].addmm_(left.T, block, beta=beta)
 
     def without(self, rows: Tensor) -> Outer:
@@ -346,11 +324,11 @@ class Outer:
 def _add_precisely(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
     """Add left^T right to total, float32; one of the two is float64, and so is the product until it is added."""
     if right.dtype == torch.float64:
-        for rows, block in _blocks(left, torch.float64):
+        for rows, block in blocks(left, torch.float64):
             product = block.T @ right
             total[rows].copy_(product) if fresh else total[rows].add_(product)
     else:
-        for columns, block in _blocks(right, torch.float64):
+        for columns, block in blocks(right, torch.float64):
             product = left.T @ block
             total[:, columns].copy_(product) if fresh else total[:, columns].add_(product)
 
@@ -384,14 +362,14 @@ class Lookup:
     def table(self, units: Units, entries: int) -> Table:
         """Sum each unit's gradients at each entry that it looks up in a table of `entries` entries."""
         keys, place = torch.unique(units.of_row[:, None] * entries + self.index, return_inverse=True)
-        grad = _wide(self.grad.flatten(0, 1))
+        grad = wide(self.grad.flatten(0, 1))
         sums = torch.zeros(keys.numel(), grad.shape[-1], dtype=grad.dtype, device=grad.device)
         sums.index_add_(0, place.flatten(), grad)
         return Table(keys.div(entries, rounding_mode="floor"), keys.remainder(entries), sums)
 
     def lengths(self, units: Units) -> Tensor:
         """Compute the norms if all gradients met in one table row and had one direction: float64[U]."""
-        return units.total(torch.linalg.vector_norm(_wide(self.grad), dim=-1).double().sum(1))
+        return units.total(torch.linalg.vector_norm(wide(self.grad), dim=-1).double().sum(1))
 
     def double(self) -> Lookup:
         return Lookup(self.index, self.grad.double())
@@ -402,7 +380,7 @@ class Lookup:
         for group in units.groups:
             index = group.by_unit(self.index[..., None])[..., 0]
             left, right = group.by_unit(other.left), group.by_unit(other.right)
-            products = _inner(right, group.by_unit(self.grad), other.dtype)
+            products = inner_products(right, group.by_unit(self.grad), other.dtype)
             products *= left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1))
             result[group.units] = _total(products)
         return result
@@ -413,12 +391,12 @@ class Lookup:
         The sums of `table` are rounded, too.
         """
         pair = (other.right, self.grad)
-        terms = 1 + _inner_terms(*pair, other.dtype)
         longest = self.positions * max(group.rows_each for group in units.groups)
         sums = max(_AT_ONE_ENTRY, longest)
         return (
-            gamma(terms, _roundoff(*pair, other.dtype))
-            + gamma(sums, ROUNDOFF[_wide(self.grad).dtype])
+            (1 + inner_error(*pair, other.dtype)) * (1 + ROUNDOFF[other.dtype])
+            - 1
+            + gamma(sums, ROUNDOFF[wide(self.grad).dtype])
             + _total_error(units, self.positions, other.positions)
         )
 

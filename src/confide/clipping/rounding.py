@@ -35,6 +35,10 @@ Proof, by the form in which a parameter's gradient is held.
 Where gradients cancel, L_u is far above |g_u|, and the bound is larger than the norm: the unit would be clipped more
 than necessary. Its norm and the sum are then computed again, both in float64; other units keep their norms.
 
+On a GPU with bf16 factors, where float64 is slow, the norm is first taken of the matrix G_u that a product of the
+factors gives (`Outer.matrix_squares`). |g_u| is at most |G_u| + `Outer.matrix_error` L_u, and the error is far smaller
+than that of inner products if there are many positions. Only if this bound is too large as well, float64 follows.
+
 The engine's last factor, 1 + `last_error`, covers the remaining errors: those of the sum over units, of C / norm, and
 of the running sum. The running sum is float32. Each call rounds it by up to u times its own norm, which counts as the
 share of that call's units: equal parts round the same way there, too.
@@ -61,6 +65,10 @@ ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 # The same for tensor cores. The size of their truncation is not published. Fasi et al. 2021 measured it, and this value
 # allows for more than they measured.
 CUT_OFF = 2.0**-22
+
+# The same for a float32 factor that tensor cores take as a sum of two bf16 parts. The parts leave over less than 2**-18
+# of it; the rounding of the second product, whose terms are below 2**-9 of those of the first, is far smaller.
+TWO_PARTS = 2.0**-17
 
 _SINGLE = ROUNDOFF[torch.float32]
 

@@ -63,6 +63,58 @@ class Allowance:
         return True
 
 
+@dataclass(frozen=True)
+class _Errors:
+    """Errors of factors, as shares of a unit's length or its square: see `rounding`.
+
+    Attributes:
+        gram: of a squared norm from inner products.
+        sum: of the term that is added for the unit.
+        matrix: of a norm from a matrix formed for that; 1, which makes every bound too large, where none is formed.
+    """
+
+    gram: float | Tensor = 0.0
+    sum: float | Tensor = 0.0
+    matrix: float | Tensor = 0.0
+
+    @classmethod
+    def of(cls, use: Outer, units: Units) -> _Errors:
+        matrix = use.matrix_error() if use.has_half_products else 1.0
+        return cls(use.gram_error(units), use.sum_error(units.count), matrix)
+
+    def or_larger(self, other: _Errors) -> _Errors:
+        return _Errors(max(self.gram, other.gram), max(self.sum, other.sum), max(self.matrix, other.matrix))
+
+    @classmethod
+    def stack(cls, errors: Sequence[_Errors], device: torch.device) -> _Errors:
+        """Stack the errors of several slots, each as float64[slots, 1]."""
+        values = [[own.gram, own.sum, own.matrix] for own in errors]
+        return cls(*torch.tensor(values, dtype=torch.float64, device=device).T[..., None])
+
+    def bounds(self, norms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound norms that were taken of matrices as if they were taken of factors.
+
+        The way in which a unit's gradient is held depends on the other rows of the batch; its bound must not.
+
+        Args:
+            norms: float64[..., U].
+            lengths: float64[..., U].
+
+        Returns:
+            float64[..., U], the bounds: those from inner products; if too large, those from a matrix that is formed.
+            bool[..., U], True if these are too large as well.
+        """
+        bounds = (norms.square() + self.gram * lengths.square()).sqrt_() + self.sum * lengths
+        closer = norms + (self.matrix + self.sum) * lengths
+        bounds = torch.where(_is_doubtful(bounds, norms), closer, bounds)
+        return bounds, _is_doubtful(bounds, norms)
+
+
+def _is_doubtful(bounds: Tensor, norms: Tensor) -> Tensor:
+    """Tell which bounds are far above the norms, which must be exact or rounded up themselves."""
+    return bounds.square() > (1 + _DOUBTFUL) * norms.square()
+
+
 class Slot:
     """Collects the uses of one parameter; exact also for parameters with several uses (tied weights).
 
@@ -90,7 +142,8 @@ class Slot:
         self._is_doubtful: Tensor | None = None  # bool[U, 1], by unit
         self._measures = dense is None
         self._lengths: Tensor | None = None  # lengths of the folded uses, float64[U]
-        self._errors = (0.0, 0.0)  # errors of its Gram matrix and its sum if it were held in factors
+        self._errors = _Errors()  # of the folded uses, if they were held in factors
+        self._is_to_lift = False
 
     def receive(self, use: Use) -> None:
         """Receive one use, from inside the backward pass. After the last awaited use, compute the norms."""
@@ -128,15 +181,14 @@ class Slot:
         if isinstance(use, Outer) and self._measures:
             lengths = use.lengths(self._units)
             self._lengths = lengths if self._lengths is None else self._lengths + lengths
-            self._errors = max(self._errors, (use.gram_error(self._units), use.sum_error(self._units.count)))
+            self._errors = self._errors.or_larger(_Errors.of(use, self._units))
 
     def norms(self) -> Tensor | None:
         """Return norms of parts of each unit's gradient, [U, parts], or None if the loss did not use the parameter.
 
         Their squares, in float64, add up to the squared norm of the unit's gradient.
         """
-        if self.doubt is not None:
-            settle([self])
+        settle([self])
         return self._norms
 
     @property
@@ -148,48 +200,76 @@ class Slot:
 
     def resolve(self, is_doubtful: bool) -> None:
         """Compute norms and sum in float64 if a norm is doubtful; afterwards none is."""
+        if is_doubtful and self._takes_matrices:
+            is_doubtful = bool(self._replace_doubtful(*self._bounded_by_matrices()).any())
         if is_doubtful:
             self._outers = [use.double() for use in self._outers]
             self._lookups = [use.double() for use in self._lookups]
-            first = self._norms
-            self._norms, _ = self._bounded()
-            assert first is not None
-            assert self._is_doubtful is not None
-            # The other units keep their norms, which must not depend on the batch; their sum only gets more exact.
-            self._norms = torch.where(self._is_doubtful, self._norms, first)
+            self._replace_doubtful(*self._bounded())
         self._lookups = []  # replaced by their table
         self._doubt = None
 
     def _measure(self) -> None:
         if self._dense is not None:
             self._norms = run_norms(self._dense).mul_(1 + norm_error(self._dense))
-            if self._lengths is not None:
-                self._norms = self._norms * self._as_of_factors(self._norms)
+            self._is_to_lift = self._lengths is not None
             return
         if self._outers:
             self._outers = [Outer.join(self._outers)]
         if self._lookups:
             self._lookups = [Lookup.join(self._lookups)]
-        self._norms, self._doubt = self._bounded()
+        if self._takes_matrices and dense_is_faster(self._units, self._outers[0].positions, *self._shape):
+            self._norms, self._is_doubtful = self._bounded_by_matrices()
+        else:
+            self._norms, self._is_doubtful = self._bounded()
+        self._doubt = None if self._is_doubtful is None else self._is_doubtful.any()
 
-    def _as_of_factors(self, parts: Tensor) -> Tensor:
-        """Return the ratio between the norms that factors would give and those of dense gradients: float64[U, 1].
+    @property
+    def _takes_matrices(self) -> bool:
+        """True if norms can be taken of matrices that are formed for that alone."""
+        return not self._lookups and all(use.has_half_products for use in self._outers)
 
-        The other rows of a batch may decide how a unit's gradient is held. They must not decide how much it is clipped.
+    def _replace_doubtful(self, norms: Tensor, is_doubtful: Tensor | None) -> Tensor:
+        """Give the doubtful units these norms. Return which are still doubtful, bool[U, 1].
+
+        The other units keep their norms, which must not depend on the batch; their sum only gets more exact.
         """
-        assert self._lengths is not None
-        gram, of_sum = self._errors
-        norms, lengths = parts.double().square().sum(1).sqrt(), self._lengths * _LONGER
-        bounds = (norms.square() + gram * lengths.square()).sqrt().add_(lengths, alpha=of_sum)
-        is_as_it_is = (bounds.square() > (1 + _DOUBTFUL) * norms.square()) | (norms == 0)
-        return torch.where(is_as_it_is, 1.0, bounds / norms)[:, None]
+        assert self._norms is not None
+        assert self._is_doubtful is not None
+        assert is_doubtful is not None
+        self._norms = torch.where(self._is_doubtful, norms, self._norms)
+        self._is_doubtful = self._is_doubtful & is_doubtful
+        return self._is_doubtful
+
+    @staticmethod
+    def lift(slots: Sequence[Slot]) -> None:
+        """Give norms of dense gradients the bounds that factors would have; for all slots in a few operations."""
+        by_device: dict[torch.device, list[Slot]] = {}
+        for slot in slots:
+            if slot._is_to_lift and slot._norms is not None:
+                by_device.setdefault(slot._norms.device, []).append(slot)
+        for device, own in by_device.items():
+            parts = [slot._norms for slot in own if slot._norms is not None]
+            norms = torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in parts])
+            lengths = torch.stack([slot._lengths for slot in own if slot._lengths is not None]) * _LONGER
+            bounds, is_as_it_is = _Errors.stack([slot._errors for slot in own], device).bounds(norms, lengths)
+            lifted = torch.where(is_as_it_is | (norms == 0), norms, bounds)
+            for slot, values in zip(own, lifted, strict=True):
+                slot._norms, slot._is_to_lift = values[:, None], False
+
+    def _bounded_by_matrices(self) -> tuple[Tensor, Tensor]:
+        """Compute the bounds of `_bounded` from the matrices themselves: float64[U, 1] and bool[U, 1]."""
+        [outer] = self._outers
+        norms = outer.matrix_squares(self._units).sqrt_()
+        bounds, doubtful = _Errors.of(outer, self._units).bounds(norms, outer.lengths(self._units) * _LONGER)
+        return bounds[:, None], doubtful[:, None]
 
     def _bounded(self) -> tuple[Tensor, Tensor | None]:
         """Compute upper bounds on the norms from the factors, in their precision.
 
         Returns:
             float64[U, 1], at least the norm of the vector that is added for each unit (see `rounding`).
-            bool[], True if for some unit too much of the bound is rounding error; None if that cannot be.
+            bool[U, 1], True if too much of the bound is rounding error; None if that cannot be.
         """
         units = self._units
         tables = [lookup.table(units, self._shape[0]) for lookup in self._lookups]
@@ -210,10 +290,7 @@ class Slot:
             slack += 2 * lookup.cross_error(outer, units) * lengths * lookup.lengths(units) * _LONGER
         squares.clamp_(min=0)
         norms = (squares + slack).sqrt_().add_(lengths, alpha=outer.sum_error(units.count))
-        doubtful = norms.square() > (1 + _DOUBTFUL) * squares
-        if self._is_doubtful is None:
-            self._is_doubtful = doubtful[:, None]
-        return norms[:, None], doubtful.any()
+        return norms[:, None], (norms.square() > (1 + _DOUBTFUL) * squares)[:, None]
 
     def add_scaled(self, total: Tensor, scale: Tensor, fresh: bool = False) -> None:
         """Add sum_u scale_u * (unit u's gradient) to total, float32[*shape]; scale is float32[U].
@@ -241,8 +318,9 @@ class Slot:
 
 
 def settle(slots: Sequence[Slot]) -> None:
-    """Resolve the doubtful norms of all slots. The host waits for the device once, not once per slot."""
+    """Make the norms of all slots final. A GPU is asked once for all of them, not once per slot."""
     doubts = [(slot, slot.doubt) for slot in slots if slot.doubt is not None]
+    Slot.lift(slots)
     if not doubts:
         return
     device = doubts[0][1].device
