@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 import pytest
 from pydantic import Field, create_model
 
+from confide.config.data_section import Data
 from confide.config.loading import check
-from confide.config.schema import Data
 from confide.privacy.mechanisms.concentration import ConcentrationAggregation
 from confide.privacy.mechanisms.values import Aggregation
 from confide.runs import folder as runs

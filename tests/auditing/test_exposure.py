@@ -36,7 +36,8 @@ from confide.auditing.exposure import (
 from confide.auditing.likelihood import totals
 from confide.auditing.skewnormal import SkewNormal
 from confide.auditing.trie import Trie, search
-from confide.config.schema import Canaries, Config, Data
+from confide.config.data_section import Data
+from confide.config.schema import Canaries, Config
 from confide.models import loading as models
 from confide.utils.errors import CheckFailed, Diverged, InputError
 

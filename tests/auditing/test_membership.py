@@ -22,7 +22,8 @@ from confide.auditing.membership import (
     scores,
     unit_of,
 )
-from confide.config.schema import Config, Data
+from confide.config.data_section import Data
+from confide.config.schema import Config
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.models import loading as models
 from confide.training.evaluation import row_losses

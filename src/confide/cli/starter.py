@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from confide.cli.look import Candidate, Look, look, named
+from confide.config.data_section import Data
 from confide.config.json_schema import FILE
-from confide.config.schema import Data
 from confide.data.documents import side_of
 
 _SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none

@@ -6,19 +6,13 @@ It knows nothing of files or mechanisms: `confide.config.loading` reads and chec
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from confide.config import registry
+from confide.config.base import Count, Positive, Section
+from confide.config.data_section import Data
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
-
-
-class Section(BaseModel):
-    """A section of the config. Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Adapter(Section):
@@ -33,69 +27,6 @@ class Adapter(Section):
     targets: str | list[str] = Field(
         "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
     )
-
-
-def _a_format(name: str) -> str:
-    if name != registry.AUTO and not registry.readers.knows(name):
-        raise ValueError("a format that can be read")
-    return name
-
-
-class Data(Section):
-    """The source of the text, and how rows and units are made of it."""
-
-    train: str = Field(
-        description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
-    )
-    eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
-        0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
-    )
-    format: Annotated[str, AfterValidator(_a_format)] = Field(
-        registry.AUTO, description="told by what `train` is, or stated here"
-    )
-    split: str = Field("train", description="which split of a hub data set")
-    delimiter: str | None = Field(
-        None,
-        description="what stands between the fields of a CSV or TSV; null: as its content has it, and told",
-    )
-    encoding: str | None = Field(
-        None,
-        description="of JSON, CSV and text files, as `cp1252` or `utf-16`; null: UTF-8, or what the bytes say beyond "
-        "doubt, which is told",
-    )
-    max_document_bytes: Count = Field(
-        1 << 27,
-        description="what no document may be larger than, decompressed (128 MiB): a bound on memory, and on what a "
-        "small compressed file may grow to",
-    )
-    text: str = Field("text", description='field that holds the text, or a template: "{subject}\\n{body}"')
-    speakers: dict[str, str] = Field(
-        default_factory=dict,
-        description="of dialogues (data.text names a list of turns): the prompt that stands for each speaker; default: "
-        "the name and a colon",
-    )
-    unit: str | list[str] | None = Field(
-        None,
-        description="field that names the privacy unit; a list makes several owners; null: each document",
-    )
-    without_unit: Literal["refuse", "drop", "own"] = Field(
-        "refuse",
-        description="documents whose unit is empty: `refuse` the data and say how many; `drop` them; or make each a "
-        "unit of its `own`: of somebody who wrote several, each is then protected by itself, not all of them together",
-    )
-    label: str | None = Field(None, description="field that holds the class, for `task: classification`")
-    clean: Literal["none", "enron"] = Field(
-        "none",
-        description="`enron`: the mail cleaning of Chua et al. 2024, appendix B (receiver copies, 20-grams, forwards)",
-    )
-    strip_quotes: bool = Field(
-        False, description="remove quoted replies, so that other people's words stay theirs"
-    )
-    duplicates: bool = Field(True, description="report text that stands in several units; nothing is removed")
-    max_length: Annotated[int, Field(ge=2)] = Field(
-        128, description="tokens a row; longer documents are cut into rows"
-    )
-    max_documents: Count | None = Field(None, description="read only the first documents, for a trial")
 
 
 class Privacy(Section):
@@ -387,6 +318,12 @@ class Train(Section):
         None, description="literal divisor of the noised sum; default: the expected batch, a public constant"
     )
     learning_rate: Positive = Field(1e-3, description="peak learning rate")
+    loss_on: Literal["all", "assistant", "completion"] | None = Field(
+        None,
+        description="what is learnt: every token; what the assistant says, with the mark that ends its turn; or the "
+        "completion, of messages the last turn. The rest is read and not predicted. Default: assistant for "
+        "`data.messages`, completion for `data.completion`, else all",
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay after the warm-up"
     )
@@ -468,6 +405,10 @@ class Config(Section):
     special_tokens: list[str] = Field(
         default_factory=list,
         description="added to the vocabulary, with new embeddings: <mask>, or prompts as in `data.speakers`",
+    )
+    chat_template: str | None = Field(
+        None,
+        description="of `data.messages`: `chatml`, or a file with a Jinja template; default: the tokenizer's own",
     )
     task: Annotated[str, AfterValidator(_known_task)] = Field("causal-lm", description="what is trained")
     trust_remote_code: bool = Field(False, description="let code from the model's repository run")

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from confide.config.schema import Config, Data
+from confide.config.data_section import Data
+from confide.config.schema import Config
 from confide.data.unit_graph import UnitGraph
 from confide.models import loading as models
 from confide.training.evaluation import batches

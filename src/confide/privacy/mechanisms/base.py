@@ -41,7 +41,8 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:
-    from confide.config.schema import Config, Section
+    from confide.config.base import Section
+    from confide.config.schema import Config
 
 
 @lru_cache(maxsize=256)  # the alternatives of a plan often share a process

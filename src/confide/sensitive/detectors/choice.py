@@ -9,8 +9,9 @@ from importlib import metadata
 from typing import Any
 
 from confide.config import registry
+from confide.config.base import Section
 from confide.config.schema import Detector as DetectorSection
-from confide.config.schema import Policy, Section
+from confide.config.schema import Policy
 from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.spans import Span
 from confide.utils.errors import InputError

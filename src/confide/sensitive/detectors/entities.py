@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from confide.config.base import Section
 from confide.config.schema import Detector as DetectorSection
-from confide.config.schema import Section
 from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.spans import Span
 from confide.utils.errors import InputError

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from confide.config.base import Section
 from confide.config.schema import Detector as DetectorSection
-from confide.config.schema import Section
 from confide.data.readers.fields import nearest
 from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.keys import KEYS, Keys

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from confide.config import registry
+from confide.config.base import Section
 from confide.config.schema import Detector as DetectorSection
-from confide.config.schema import Section
 from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.choice import Asked, asked, fingerprint, kinds_of, made
 from confide.sensitive.detectors.spans import Span

@@ -26,7 +26,8 @@ from confide.utils.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from confide.config.schema import Config, Data
+    from confide.config.data_section import Data
+    from confide.config.schema import Config
     from confide.randomness.streams import RunKey
 
 WORD = "WORD"  # the kind of a listed word
