@@ -22,6 +22,7 @@ import torch
 from scipy import special, stats
 
 from confide.auditing.likelihood import check_numbers, chosen, following, reading, refuse_long, together
+from confide.data.loss_mask import ids_of
 from confide.data.unit_graph import UnitGraph
 from confide.utils.errors import InputError
 
@@ -157,7 +158,7 @@ def extract(
     with reading(model):
         for first in range(0, len(rows), at_once):
             part = slice(first, first + at_once)
-            tokens = np.stack([row[:length] for row in graph.fetch(rows[part])]).astype(np.int64)
+            tokens = np.stack([ids_of(row[:length]) for row in graph.fetch(rows[part])])
             ids = torch.from_numpy(tokens).to(device)
             logits, wanted = following(model, ids, suffix), ids[:, prefix:]
             greedy[part] = (logits.argmax(-1) == wanted).all(1).cpu().numpy()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from confide.auditing.rates import CONFIDENCE, FPRS, Rates, rates
+from confide.data.loss_mask import ids_of
 from confide.data.unit_graph import UnitGraph
 from confide.training.evaluation import batches, row_losses
 from confide.training.tasks import Batch, Task
@@ -155,7 +156,7 @@ def compressed_lengths(graph: UnitGraph, rows: np.ndarray, tokenizer: Any) -> np
     """Return the bytes of each row's text as zlib compresses it, special tokens left out: int64[len(rows)]."""
     found = np.zeros(len(rows), dtype=np.int64)
     for start in range(0, len(rows), _BLOCK):
-        tokens = [row.tolist() for row in graph.fetch(rows[start : start + _BLOCK])]
+        tokens = [ids_of(row).tolist() for row in graph.fetch(rows[start : start + _BLOCK])]
         texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         sizes = [len(zlib.compress(text.encode("utf-8", "surrogatepass"))) for text in texts]
         found[start : start + len(sizes)] = sizes

@@ -75,7 +75,7 @@ def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> 
     console, path = Console(), run.root / "redaction.html"
     tokenizer = models.load_tokenizer(run.config)
     with console.track("documents searched") as track:
-        text = training_documents(with_annotations(run.config, against))
+        text = training_documents(with_annotations(run.config, against), tokenizer)
         found = survey(
             run.config, text, run.key(), track, documents, against, run.root / "spans.db", tokenizer
         )
@@ -92,6 +92,8 @@ def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_jso
     from functools import partial
 
     from confide.data.documents import training_documents
+    from confide.data.wording import is_worded
+    from confide.models import loading as models
     from confide.sensitive.redaction.policy import Policy
     from confide.sensitive.redaction.screening import sample
     from confide.utils.console import Console
@@ -104,7 +106,8 @@ def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_jso
         Policy.of(run.config, run.root / "spans.db", run.data_key()) as policy,
         Console().track("documents written") as track,
     ):
-        read = partial(training_documents, run.config)
+        tokenizer = models.load_tokenizer(run.config) if is_worded(run.config) else None
+        read = partial(training_documents, run.config, tokenizer)
         found = sample(read, policy, run.key(), share, draws, out, track)
     if as_json:
         print_json(found)

@@ -11,6 +11,7 @@ import numpy as np
 from confide.data.documents import training_documents
 from confide.data.shape import Shape
 from confide.data.spans import Mention
+from confide.data.wording import is_worded
 from confide.privacy.accounting import Accountant, achieved, least_noise_for_secrets
 from confide.privacy.mechanisms.secret import SecretProtection, published
 from confide.privacy.row_weights import Spread
@@ -31,7 +32,10 @@ _BATCH = 200
 
 def examples(config: "Config", most: int = 5) -> Iterator[tuple[str, str]]:
     """Yield (id, context) of a few mentions, of different secrets if possible; secrets in the context are masked."""
-    documents, found = training_documents(config), searchers(config)
+    from confide.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(config) if is_worded(config) else None
+    documents, found = training_documents(config, tokenizer), searchers(config)
     shown: set[str] = set()
     for _ in range(_LOOKED_AT // _BATCH):
         batch = list(islice(documents, _BATCH))

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
+from confide.config.data_section import Data
 from confide.config.schema import Average, Config
 from confide.config.sections import schema_for
 from confide.utils.errors import Faults, InputError
@@ -380,7 +381,37 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.unit", "an empty list names no unit: give a field, or null for each document"
     if data.unit is None and data.without_unit != "refuse":
         yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
+    yield from _of_wording(config)
     yield from _of_the_mechanism(config)
+
+
+def _of_wording(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield faults in how chats and completions are described."""
+    data, chosen = config.data, config.train.loss_on
+    worded = "messages" if data.messages is not None else "completion"
+    if (data.prompt is None) != (data.completion is None):
+        lacking, there = ("completion", "prompt") if data.completion is None else ("prompt", "completion")
+        yield f"data.{lacking}", f"data.{there} is given, and the two go together"
+    if data.messages is not None and data.completion is not None:
+        yield "data.messages", "give messages, or prompt and completion, not both"
+    if data.messages is None and data.tools is not None:
+        yield "data.tools", "is of messages, and data.messages names none"
+    if config.chat_template is not None and data.messages is None and data.completion is None:
+        yield "chat_template", "is of conversations: name their field in data.messages"
+    if data.messages is None and data.completion is None:
+        if chosen not in (None, "all"):
+            need = "data.messages" if chosen == "assistant" else "data.messages or data.completion"
+            yield "train.loss_on", f"{chosen} needs {need}: of a plain text every token is learnt"
+        return
+    if data.text != Data.model_fields["text"].default:
+        yield "data.text", f"data.{worded} is in place of it: remove one of the two"
+    if config.task != "causal-lm":
+        yield f"data.{worded}", f"is for task causal-lm, and this is {config.task}"
+    if data.strip_quotes or data.clean != "none":
+        key = "strip_quotes" if data.strip_quotes else "clean"
+        yield f"data.{key}", f"is for mails, and data.{worded} is another way to make the text"
+    if data.messages is None and chosen == "assistant":
+        yield "train.loss_on", "assistant needs data.messages; of a prompt and its completion say completion"
 
 
 def _of_the_mechanism(config: Config) -> Iterator[tuple[str, str]]:

@@ -8,33 +8,44 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confide.data.readers import Counts, Document, Record, documents, records
+from confide.data.readers.documents import Wording
 from confide.data.readers.enron import clean_enron
 from confide.data.readers.quotes import strip_quotes
+from confide.data.wording import wording_of
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
 
 
-def training_documents(config: "Config") -> Iterator[Document]:
-    """Yield the documents that training rows are cut from, as `prepare` reads them: none that is held out."""
+def training_documents(config: "Config", tokenizer: Any = None) -> Iterator[Document]:
+    """Yield the documents that training rows are cut from, as `prepare` reads them: none that is held out.
+
+    `tokenizer` is as for `documents_of`.
+    """
     share = config.data.eval if isinstance(config.data.eval, float) else 0.0
-    found = documents_of(config, config.data.train, Counts())
+    found = documents_of(config, config.data.train, Counts(), tokenizer=tokenizer)
     return (document for document in found if side_of(document.units, share) == "train")
 
 
 def documents_of(
-    config: "Config", source: str, counts: Counts, given: Iterable[Record] | None = None
+    config: "Config",
+    source: str,
+    counts: Counts,
+    given: Iterable[Record] | None = None,
+    tokenizer: Any = None,
 ) -> Iterator[Document]:
     """Yield the cleaned documents of one source of the config, as many as the config allows.
 
     Args:
         given: records that a program passes; they are read in place of the source.
+        tokenizer: that of the model, for a config that `is_worded`.
     """
     found = _records(config, source, counts) if given is None else given
-    return islice(_documents(config, found, counts), config.data.max_documents)
+    made = _documents(config, found, counts, wording_of(config, tokenizer))
+    return islice(made, config.data.max_documents)
 
 
 def _records(config: "Config", source: str, counts: Counts) -> Iterator[Record]:
@@ -50,7 +61,9 @@ def _records(config: "Config", source: str, counts: Counts) -> Iterator[Record]:
     )
 
 
-def _documents(config: "Config", found: Iterable[Record], counts: Counts) -> Iterator[Document]:
+def _documents(
+    config: "Config", found: Iterable[Record], counts: Counts, wording: Wording | None
+) -> Iterator[Document]:
     data = config.data
     if data.clean == "enron":
         found = clean_enron(found, counts)
@@ -64,6 +77,7 @@ def _documents(config: "Config", found: Iterable[Record], counts: Counts) -> Ite
         config.detector.spans,
         data.without_unit,
         data.max_document_bytes,
+        wording,
     )
     for document in made:
         body = document.text

@@ -4,7 +4,7 @@ A graph is a folder of raw little-endian arrays and one `meta.json` that names t
 
 | file | type | length | holds |
 |---|---|---|---|
-| `tokens.bin` | uint16 or uint32 | tokens | all rows, one after the other |
+| `tokens.bin` | uint16, uint32 or int32 | tokens | all rows, one after the other; see `loss_mask` for int32 |
 | `row_offsets.bin` | int64 | M + 1 | row i is `tokens[row_offsets[i]:row_offsets[i + 1]]` |
 | `unit_rows.bin` | int64 | incidences | rows of unit 0, in ascending order, then of unit 1, ... |
 | `unit_offsets.bin` | int64 | N + 1 | where each unit starts in `unit_rows` |
@@ -30,23 +30,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, map_array, read_header
 from confide.data.shape import Shape
 from confide.utils.errors import InputError
 from confide.utils.files import sync
 
-FORMAT, VERSION = "confide unit graph", 1
-META = "meta.json"
-ARRAYS = (
-    "tokens",
-    "row_offsets",
-    "unit_rows",
-    "unit_offsets",
-    "owners",
-    "owner_offsets",
-    "names",
-    "name_offsets",
-    "labels",
-)
 BLOCK = 1 << 20  # rows sorted, or bytes read, at a time: bounds the memory of building and of the digest
 
 
@@ -75,9 +63,9 @@ class UnitGraph:
     def open(cls, folder: str | os.PathLike[str]) -> "UnitGraph":
         """Open a graph. Raises InputError if the folder is no graph, of another version, or damaged."""
         folder = Path(folder)
-        header = _read_header(folder)
+        header = read_header(folder)
         try:
-            arrays = {name: _map(folder, name, entry) for name, entry in header["arrays"].items()}
+            arrays = {name: map_array(folder, name, entry) for name, entry in header["arrays"].items()}
             graph = cls(folder, header, arrays)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{folder / META} is damaged: prepare the data again") from error
@@ -145,8 +133,8 @@ class UnitGraph:
     def fetch(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return the tokens of each row, in the order of `rows`.
 
-        The arrays are read-only views in the stored type (uint16 or uint32): nothing is copied, and torch needs an
-        `astype(np.int64)`. Raises IndexError for a row that is not there.
+        The arrays are read-only views in the stored type (uint16, uint32, or int32 with marks): nothing is copied.
+        `loss_mask.ids_of` gives the tokens themselves, as int64. Raises IndexError for a row that is not there.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows):
@@ -215,6 +203,7 @@ class GraphWriter:
         vocabulary: number of token ids; up to 65,536 are stored as uint16, more as uint32.
         meta: any JSON, stored with the graph.
         unowned: whether a row may be without a unit, such as one that holds no secret.
+        marked: whether rows mark tokens that are not predicted, see `loss_mask`; they are then stored as int32.
 
     Raises:
         InputError: `folder` exists and is not empty, or cannot be written.
@@ -226,6 +215,7 @@ class GraphWriter:
         vocabulary: int,
         meta: Mapping[str, Any] | None = None,
         unowned: bool = False,
+        marked: bool = False,
     ) -> None:
         if not 0 < vocabulary <= 1 << 32:
             raise ValueError(f"a vocabulary of {vocabulary} tokens cannot be stored")
@@ -235,6 +225,9 @@ class GraphWriter:
         self._meta = json.loads(json.dumps(dict(meta or {})))  # fails now rather than after an hour
         self._types = dict.fromkeys(ARRAYS, "<i8")
         self._types |= {"tokens": "<u2" if vocabulary <= 1 << 16 else "<u4", "names": "|u1"}
+        if marked:
+            self._types["tokens"] = "<i4"
+        self._least = -vocabulary if marked else 0
         self._numbers = _Numbers()
         self._tokens = self._incidences = 0
         self._unowned, self._one_each = unowned, True
@@ -335,9 +328,9 @@ class GraphWriter:
         return UnitGraph.open(self.folder)
 
     def _check_tokens(self, tokens: np.ndarray, ends: np.ndarray) -> None:
-        if tokens.min() >= 0 and tokens.max() < self.vocabulary:
+        if tokens.min() >= self._least and tokens.max() < self.vocabulary:
             return
-        place = int(np.argmax((tokens < 0) | (tokens >= self.vocabulary)))
+        place = int(np.argmax((tokens < self._least) | (tokens >= self.vocabulary)))
         row = self.rows + int(np.searchsorted(ends, place, side="right"))
         raise InputError(
             f"row {row} has token {tokens[place]}, outside the vocabulary of {self.vocabulary}: "
@@ -457,35 +450,6 @@ class _Numbers(dict[str, int]):
     def __missing__(self, name: str) -> int:
         self[name] = number = len(self)
         return number
-
-
-def _read_header(folder: Path) -> dict[str, Any]:
-    path = folder / META
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{folder} is not a unit graph: {META} cannot be read there") from error
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: prepare the data again") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise InputError(f"{folder} is not a unit graph: its {META} is of another kind")
-    if header.get("version") != VERSION:
-        raise InputError(
-            f"{folder} is a unit graph of version {header.get('version')}, and this confide reads "
-            f"version {VERSION}: prepare the data again"
-        )
-    return header
-
-
-def _map(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
-    path = folder / f"{name}.bin"
-    dtype = np.dtype(entry["type"])
-    expected = dtype.itemsize * entry["length"]
-    size = path.stat().st_size if path.exists() else 0
-    if size != expected:
-        raise InputError(f"{path} has {size} bytes where {expected} were written: prepare the data again")
-    # A plain array over the map: slicing a memmap object costs ten times as much.
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 def _summary(counts: np.ndarray) -> dict[str, float]:

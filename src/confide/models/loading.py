@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from confide.config import registry
 from confide.config.schema import Policy
+from confide.data.chat import template_text
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
 from confide.models.fast.activations import install_fast_layers
@@ -106,6 +107,8 @@ def ready_tokenizer(tokenizer: Any, config: "Config") -> Any:
             )
         tokenizer.pad_token = spare  # padded positions carry no loss and are never attended to
     _add_tokens(tokenizer, config)
+    if config.chat_template is not None:
+        tokenizer.chat_template = template_text(config.chat_template)
     if registry.task_facts(config.task).hides_tokens and tokenizer.mask_token_id is None:
         raise InputError(
             f"{key}: task {config.task} needs a mask token, and the tokenizer of {name!r} has none"

@@ -1,35 +1,32 @@
 """Turn text into unit graphs: tokenise, cut into rows, hold units out, report what happened."""
 
-import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from confide.config import registry
-from confide.config.schema import Detector, Policy
-from confide.data.cutting import Cutter
+from confide.data.cutting import Cutter, Row
 from confide.data.documents import documents_of, side_of
 from confide.data.readers import Counts, Document
 from confide.data.readers.duplicates import find_duplicates
-from confide.data.readers.patterns import check_path, matching
 from confide.data.spans import Mention
+from confide.data.turn_cutting import TurnCutter
 from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.data.wording import is_worded, loss_on
 from confide.privacy import mechanisms
 from confide.privacy.secret_targets import class_of
 from confide.randomness.streams import RunKey
 from confide.runs import canaries
 from confide.runs.canaries import Manifest
+from confide.runs.data_source import files_of, marks_of, source_of
 from confide.runs.given import Given
 from confide.runs.planting import Planting
 from confide.runs.records import RECORD, check_files, read_record, write_record
-from confide.sensitive.detectors import asked
 from confide.sensitive.redaction.rows import RedactedRow
 from confide.sensitive.secrets.finders import find_all
 from confide.sensitive.secrets.sources import check_rows, counts_of, searchers
@@ -71,37 +68,6 @@ class Prepared:
         return len(names) if names is not None else None
 
 
-def source_of(config: "Config", given: Given | None = None) -> str:
-    """Return the part of a config, and of a calling program's objects, that decides the content of the graphs."""
-    parts: dict[str, Any] = {"data": config.data.model_dump(mode="json"), "task": config.task}
-    parts["tokenizer"] = config.tokenizer or config.model
-    if config.special_tokens:
-        parts["special_tokens"] = config.special_tokens
-    if config.detector != Policy():
-        parts["detector"] = config.detector.model_dump(mode="json", exclude={"recall"})  # a mere claim
-    needs = mechanisms.needs_of(config)
-    if needs.secrets:
-        parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)
-    if needs.redaction != "none":
-        parts["redaction"] = [needs.redaction, config.redacted.span_tokens, _marks(config)]
-    if config.canaries.count:
-        parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
-        parts["canaries"] |= {"game": needs.game.name, "model": config.model}
-    if given is not None and (source := given.source()):
-        parts["given"] = source
-    return json.dumps(parts, sort_keys=True)
-
-
-# The keys of `secrets` that decide where secrets are found.
-_SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
-
-
-def _marks(config: "Config") -> str | None:
-    """Return the sample that a person has screened, if the rows depend on it."""
-    screened = mechanisms.needs_of(config).redaction == "beside" and config.redacted.mode == "screened"
-    return config.redacted.marks if screened else None
-
-
 def load(
     config: "Config", folder: Path, key: RunKey | None = None, given: Given | None = None
 ) -> Prepared | None:
@@ -132,39 +98,6 @@ def load(
 def outdated(config: "Config", folder: Path, key: RunKey | None = None) -> bool:
     """Return True if the files that the graphs in `folder` were made from have changed since."""
     return bool(read_record(folder, key)["files"] != files_of(config))
-
-
-def files_of(config: "Config") -> dict[str, list[list[int]]]:
-    """Return size and time of last change of each local file that is read; for a folder, the sums over its files."""
-    found = {}
-    sources = [config.data.train, config.data.eval]
-    needs = mechanisms.needs_of(config)
-    if needs.secrets:
-        secrets = config.secrets
-        sources += [secrets.words, secrets.rows, secrets.repository.root]
-        sources += _files_of_detectors(secrets.detector)
-    if needs.redaction != "none":
-        sources += [config.detector.words, _marks(config)]
-        sources += _files_of_detectors(config.detector)
-    for source in sources:
-        if isinstance(source, str):
-            check_path(source)
-            path = Path(source).expanduser()
-            paths = [path] if path.exists() else matching(str(path)) if has_magic(str(path)) else []
-            found[source] = [_stamp(path) for path in paths if path.exists()]
-    return found
-
-
-def _files_of_detectors(section: Detector) -> list[str]:
-    return [file for each, settings in asked(section) for file in each.files(settings)]
-
-
-def _stamp(path: Path) -> list[int]:
-    if not path.is_dir():
-        facts = path.stat()
-        return [facts.st_size, facts.st_mtime_ns]
-    parts = [_stamp(Path(entry.path)) for entry in os.scandir(path) if not entry.is_symlink()]
-    return [sum(size for size, _ in parts), sum(changed for _, changed in parts)]
 
 
 def prepare(
@@ -224,6 +157,8 @@ class _Preparation:
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
         self.finders = searchers(config) if self.needs.secrets else None
         self.cutter = Cutter(tokenizer, config.task, config.data.max_length, self.finders is not None)
+        if is_worded(config):
+            self.turns = TurnCutter(tokenizer, config.data.max_length, self.counts)
         self.redacted: RedactedDocuments | None = None  # while the training text is read
         self.any_found = False
         self.manifest = Manifest.draw(config, tokenizer, key) if config.canaries.count else None
@@ -279,16 +214,19 @@ class _Preparation:
         return Planting(self.manifest, self.config, self.cutter, self.redacted, self._mentions)
 
     def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
-        return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned))
+        marked = loss_on(self.config) != "all"
+        return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned, marked))
 
     def _training(self, counts: Counts) -> Iterator[Document]:
         given = self.given.records() if self.given.documents is not None else None
-        return documents_of(self.config, self.config.data.train, counts, given)
+        return documents_of(self.config, self.config.data.train, counts, given, self.tokenizer)
 
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Write every row of `source` into the graph of its side; `share` of the units are held out."""
         trains = "train" in writers
-        found = self._training(self.counts) if trains else documents_of(self.config, source, self.counts)
+        found = self._training(self.counts)
+        if not trains:
+            found = documents_of(self.config, source, self.counts, tokenizer=self.tokenizer)
         for batch in _batches(found, _BATCH):
             self._write(batch, list(self._placed(batch, share)), writers)
             if self.progress is not None:
@@ -321,14 +259,22 @@ class _Preparation:
             self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
             placed = [entry for entry in placed if entry[1] != "train"]
         used = [batch[at] for at, _, _ in placed]
-        rows = self.cutter.rows([document.text for document in used], [document.where for document in used])
-        for (at, side, label), own in zip(placed, rows, strict=True):
+        for (at, side, label), own in zip(placed, self._cut(used), strict=True):
             for row in own:
                 units: Sequence[str] = batch[at].units
                 if mentioned is not None and side == "train":
                     planted = units if batch[at].where == canaries.WHERE else ()
                     units = [*planted, *row.secrets(mentioned[at])]
                 writers[side].add(row.tokens, units, label)
+
+    def _cut(self, documents: Sequence[Document]) -> list[Iterable[Row]]:
+        """Cut documents into rows: chats and completions by their layout."""
+        plain = [document for document in documents if document.layout is None]
+        rows = iter(self.cutter.rows([each.text for each in plain], [each.where for each in plain]))
+        return [
+            next(rows) if each.layout is None else self.turns.rows(each.text, each.layout, each.where)
+            for each in documents
+        ]
 
     def _plant(self, planting: Planting, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
         """Write canaries among the training rows; `beside` gets the rows of all contents, planted or not."""
@@ -385,18 +331,18 @@ class _Preparation:
         source, config = self.config.data.train, self.config
         if self.finders is not None and not self.any_found:
             raise InputError(
-                f"secrets: none was found in {source}: check what `secrets` lists, and that data.text "
-                f"({config.data.text!r}) is the text that holds them"
+                f"secrets: none was found in {source}: check what `secrets` lists, and that "
+                f"{self._text()} is the text that holds them"
             )
         if self.redacted is None:
             return
         if not self.redacted.any_found:
             raise InputError(
                 f"detector: nothing sensitive was found in {source}: check what `detector` looks for, and that "
-                f"data.text ({config.data.text!r}) is the text that holds it"
+                f"{self._text()} is the text that holds it"
             )
         if "public" in writers and not writers["public"].rows:
-            if _marks(config) is not None:
+            if marks_of(config) is not None:
                 raise InputError("redacted.marks: none of its documents has a row that is trained on")
             raise InputError(
                 f"detector: every row of {source} has a finding, and crt takes its ordinary steps on rows without "
@@ -404,6 +350,18 @@ class _Preparation:
             )
         if not writers["train"].rows:
             raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
+
+    def _text(self) -> str:
+        """Return the key that says which text is read, with its value."""
+        data = self.config.data
+        key = (
+            "messages"
+            if data.messages is not None
+            else "completion"
+            if data.completion is not None
+            else "text"
+        )
+        return f"data.{key} ({getattr(data, key)!r})"
 
     def _duplicates(self) -> dict[str, Any]:
         """Read the text again, held out or not, for text that occurs in several units. Return figures, never text."""

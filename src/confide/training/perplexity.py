@@ -7,6 +7,7 @@ import torch
 
 from confide.config.data_section import Data
 from confide.config.schema import Config
+from confide.data.loss_mask import ids_of
 from confide.data.unit_graph import UnitGraph
 from confide.models import loading as models
 from confide.training.evaluation import batches
@@ -63,7 +64,7 @@ def _rows(tokenizer: Any, own: Any, graph: UnitGraph, longest: int | None) -> li
     start = own.bos_token_id if own.bos_token_id is not None else own.eos_token_id
     before = [] if start is None else [start]
     rows = []
-    for tokens in graph.fetch(np.arange(graph.n_rows)):
+    for tokens in map(ids_of, graph.fetch(np.arange(graph.n_rows))):
         text = tokenizer.decode(tokens[~np.isin(tokens, [s for s in separators if s is not None])])
         ids = own(text, add_special_tokens=False)["input_ids"]
         rows.append(np.array((before + ids)[:longest] or [0], dtype=np.int64))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from confide.data.loss_mask import ids_of
 from confide.distributed.ranks import Ranks
 from confide.models.loading import routes
 from confide.randomness.streams import RunKey
@@ -109,7 +110,7 @@ def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
 
 def _two(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return a short and a long row."""
-    short, long = min(rows, key=len)[:_PROBED], max(rows, key=len)[:_PROBED]
+    short, long = (ids_of(row)[:_PROBED] for row in (min(rows, key=len), max(rows, key=len)))
     if len(short) == len(long):  # rows of equal length have no padding until one is cut
         short = short[: max(1, len(short) // 2)]
     return short, long

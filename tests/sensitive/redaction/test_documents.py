@@ -11,7 +11,7 @@ from confide.cli import show
 from confide.config.loading import check
 from confide.data import documents as reading
 from confide.models import loading as models
-from confide.runs import preparation
+from confide.runs import data_source, preparation
 from confide.sensitive.redaction.rows import Redactor
 from confide.utils.errors import InputError
 from tests.runs.test_preparation import WORDS, write
@@ -252,14 +252,14 @@ def test_files_that_findings_come_from_are_watched(tmp_path):
         "detector__pipeline": str(pipeline),
     }
     settings = config(write(tmp_path / "t.jsonl", people()), **changes)
-    before = preparation.files_of(settings)
+    before = data_source.files_of(settings)
     assert len(before) == 3
     words.write_text("ann\nbob\n")
-    changed = preparation.files_of(settings)
+    changed = data_source.files_of(settings)
     assert changed != before
     (pipeline / "meta.json").write_text("{}")
-    assert preparation.files_of(settings) != changed
-    assert len(preparation.files_of(config(tmp_path / "t.jsonl"))) == 1
+    assert data_source.files_of(settings) != changed
+    assert len(data_source.files_of(config(tmp_path / "t.jsonl"))) == 1
 
 
 def screened(folder: Path, share: float = 0.3, **changes):

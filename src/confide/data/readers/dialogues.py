@@ -47,7 +47,7 @@ class Dialogue:
                 turn.
         """
         turns = tuple(
-            (_prompt(turn, speakers, f"{where}: turn {number}"), _said(turn, f"{where}: turn {number}"))
+            (_prompt(turn, speakers, f"{where}: turn {number}"), said_in(turn, f"{where}: turn {number}"))
             for number, turn in enumerate(value, 1)
         )
         if not any(said.strip() for _, said in turns):
@@ -73,7 +73,7 @@ class Dialogue:
         position = 0
         for number, (turn, (prompt, said)) in enumerate(zip(value, self.turns, strict=True), 1):
             position += len(prompt)
-            for start, end, *kind in _spans(turn, field, len(said), f"{where}: turn {number}"):
+            for start, end, *kind in spans_in(turn, field, len(said), f"{where}: turn {number}"):
                 # One character is left of a two-character line end; it is sensitive if either of the two was.
                 begin = start - (said[start - 1 : start + 1] == "\r\n" and start > 0)
                 found.append([position + len(clean_text(said[:place])) for place in (begin, end)] + kind)
@@ -101,7 +101,12 @@ def _prompt(turn: Any, speakers: Mapping[str, str], where: str) -> str:
     return prompt if not prompt or prompt[-1].isspace() else f"{prompt} "
 
 
-def _said(turn: Any, where: str) -> str:
+def said_in(turn: Any, where: str) -> str:
+    """Return what a turn says, "" for null. Text that comes in parts is put together.
+
+    Raises:
+        InputError: the turn has no text, or holds something else.
+    """
     if isinstance(turn, str):
         return turn
     said = [turn[key] for key in _TEXTS if key in turn]
@@ -110,12 +115,24 @@ def _said(turn: Any, where: str) -> str:
         raise InputError(f"{where}: has no field {', '.join(_TEXTS)}; its fields are {fields}")
     if said[0] is None:
         return ""
-    if not isinstance(said[0], str):
-        raise InputError(f"{where}: holds a {type(said[0]).__name__}, not text")
-    return said[0]
+    parts = said[0] if isinstance(said[0], list | tuple) else [said[0]]
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+        for part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        what = next(part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))
+        kind = str(what.get("type", "mapping"))[:40] if isinstance(what, Mapping) else type(what).__name__
+        raise InputError(f"{where}: holds a {kind}, not text")
+    return "".join(map(str, texts))
 
 
-def _spans(turn: Any, field: str, length: int, where: str) -> Iterator[Sequence[Any]]:
+def spans_in(turn: Any, field: str, length: int, where: str) -> Iterator[Sequence[Any]]:
+    """Yield the spans that a field of a turn lists: [start, end] or [start, end, kind], within its `length` characters.
+
+    Raises:
+        InputError: it lists none, or one outside its text.
+    """
     listed = turn.get(field) if isinstance(turn, Mapping) else None
     if not isinstance(listed, list | tuple):
         raise InputError(

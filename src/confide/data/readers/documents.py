@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+from confide.data.layout import Layout, Place
 from confide.data.readers.dialogues import Dialogue, is_dialogue
 from confide.data.readers.fields import Template, clean_text, label_of, lookup, owners_of
 from confide.utils.errors import InputError
@@ -38,6 +39,7 @@ class Document:
         number: the number of the record in its source, counted from 0.
         given: characters [start, end) that come from the config, not from the record, and are therefore never
             sensitive.
+        layout: where turns begin and what is predicted; None for a text that is one piece and all learnt.
     """
 
     text: str = field(repr=False)
@@ -46,7 +48,26 @@ class Document:
     where: str
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     number: int = 0
-    given: tuple[tuple[int, int], ...] = ()
+    given: tuple[Place, ...] = ()
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worded:
+    """The text of a record, as a rule other than a template writes it.
+
+    Attributes:
+        given, layout: as of `Document`.
+        spans: the record's sensitive spans, counted in the text; None if it lists none.
+    """
+
+    text: str = field(repr=False)
+    given: tuple[Place, ...] = ()
+    layout: Layout | None = None
+    spans: list[list[Any]] | None = None
+
+
+Wording = Callable[[Record], Worded]
 
 
 class Counts(Counter[str]):
@@ -91,6 +112,7 @@ def documents(
     spans: str | None = None,
     without_unit: WithoutUnit = "refuse",
     largest: int = LARGEST,
+    wording: Wording | None = None,
 ) -> Iterator[Document]:
     r"""Turn records into documents, one at a time.
 
@@ -102,6 +124,8 @@ def documents(
     A `text` field that holds a list of turns is a dialogue, `dialogues.Dialogue`, with the prompts of `speakers`.
     `spans` names the field of each turn that lists its spans: of the document, this field then holds all of them,
     counted in the whole text.
+
+    With `wording`, this makes the text of each record, and `text` and `speakers` are not used.
 
     Only carriage returns, NUL characters and lone surrogates are touched in a text. Blank texts are skipped
     and counted. Counts: `records`, `empty texts`, `documents`, and `without <field>` where one of several
@@ -116,7 +140,9 @@ def documents(
     """
     template = Template(text)
     counts = Counts() if counts is None else counts
-    return _documents(records, template, unit, label, counts, speakers or {}, spans, without_unit, largest)
+    return _documents(
+        records, template, unit, label, counts, speakers or {}, spans, without_unit, largest, wording
+    )
 
 
 def _documents(
@@ -129,6 +155,7 @@ def _documents(
     spans: str | None,
     without_unit: WithoutUnit,
     largest: int,
+    wording: Wording | None,
 ) -> Iterator[Document]:
     counts.declare("records", "empty texts", "documents")
     names = [unit] if isinstance(unit, str) else unit
@@ -140,21 +167,10 @@ def _documents(
         counts["records"] += 1
         where = record.where
         fields = record.fields
-        turns = lookup(fields, template.field, where, "data.text") if template.field is not None else None
-        given: tuple[tuple[int, int], ...] = ()
-        if is_dialogue(turns):
-            dialogue = Dialogue.of(turns, speakers, where)
-            content = dialogue.text
-            if speakers:  # without speakers, prompts are names out of the data
-                given = dialogue.prompts()
-            if spans is not None:
-                fields = {**fields, spans: dialogue.shifted(turns, spans, where)}
-        elif speakers:
-            raise InputError(
-                f"{where}: data.speakers is for dialogues, and data.text ({template.source!r}) names no list of turns"
-            )
-        else:
-            content = clean_text(template.fill(fields, where))
+        worded = _by_template(record, template, speakers, spans) if wording is None else wording(record)
+        content = worded.text
+        if spans is not None and worded.spans is not None:
+            fields = {**fields, spans: worded.spans}
         if not content or content.isspace():
             counts["empty texts"] += 1
             continue
@@ -167,7 +183,7 @@ def _documents(
         else:
             owners, blank = owners_of(record.fields, names, where)
             if not owners and without_unit == "refuse":
-                raise _nobody(records, template, names, read, where)
+                raise _nobody(records, template, names, read, where, wording)
             for name in blank if owners else ():
                 counts[f"without {name}"] += 1
         if not owners and without_unit == "drop":
@@ -179,7 +195,7 @@ def _documents(
         tag = None if label is None else label_of(record.fields, label, where)
         kept += 1
         counts["documents"] += 1
-        yield Document(content, owners, tag, where, fields, read - 1, given)
+        yield Document(content, owners, tag, where, fields, read - 1, worded.given, worded.layout)
     if not read:
         raise InputError("no record is left to read: every one was removed before it became a document.")
     if not kept and counts[DROPPED]:
@@ -193,14 +209,41 @@ def _documents(
         )
 
 
+def _by_template(
+    record: Record, template: Template, speakers: Mapping[str, str], spans: str | None
+) -> Worded:
+    """Return the text of a record: that of a template, or a dialogue."""
+    fields, where = record.fields, record.where
+    turns = lookup(fields, template.field, where, "data.text") if template.field is not None else None
+    if is_dialogue(turns):
+        dialogue = Dialogue.of(turns, speakers, where)
+        return Worded(
+            dialogue.text,
+            given=dialogue.prompts()
+            if speakers
+            else (),  # without speakers, prompts are names out of the data
+            spans=None if spans is None else dialogue.shifted(turns, spans, where),
+        )
+    if speakers:
+        raise InputError(
+            f"{where}: data.speakers is for dialogues, and data.text ({template.source!r}) names no list of turns"
+        )
+    return Worded(clean_text(template.fill(fields, where)))
+
+
 def _nobody(
-    records: Iterator[Record], template: Template, names: Sequence[str], read: int, where: str
+    records: Iterator[Record],
+    template: Template,
+    names: Sequence[str],
+    read: int,
+    where: str,
+    wording: Wording | None,
 ) -> InputError:
     """Build the error for the first document that nobody owns, with the number of all such documents."""
     number, limit = 1, read + _COUNTED
     for record in islice(records, _COUNTED):
         read += 1
-        number += not owners_of(record.fields, names, record.where)[0] and _says(record, template)
+        number += not owners_of(record.fields, names, record.where)[0] and _says(record, template, wording)
     what = f"field {names[0]!r} is" if len(names) == 1 else f"fields {', '.join(names)} are"
     of = f"the first {read:,} records" if read == limit else f"{read:,} records"
     return InputError(
@@ -209,8 +252,10 @@ def _nobody(
     )
 
 
-def _says(record: Record, template: Template) -> bool:
+def _says(record: Record, template: Template, wording: Wording | None) -> bool:
     """Tell whether a record has a text."""
+    if wording is not None:
+        return bool(wording(record).text.strip())
     if template.field is not None and is_dialogue(
         lookup(record.fields, template.field, record.where, "data.text")
     ):

@@ -14,6 +14,7 @@ from confide.utils.errors import InputError
 _MISSING = object()
 _DEEPEST = 8  # lists within lists of names
 _HOST = r"[\w-]+(?:\.[\w-]+)+"
+_OF_MESSAGES = re.compile(r"(?P<list>[^.\[\]]+)(?:\[(?P<role>[^\]]+)\])?\.(?P<part>.+)")
 _ADDRESS = re.compile(rf"[\w.!#$%&'*+/=?^`{{|}}~-]+@{_HOST}")
 _BARE_ADDRESS = re.compile(r"[^\s@<>,;:\"()\[\]]+@[^\s@<>,;:\"()\[\]]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -152,11 +153,28 @@ def owners_of(
     owners: dict[str, None] = {}
     blank = []
     for name in names:
-        found = _names_in(lookup(fields, name, where, "data.unit"), name, where)
+        found = _names_in(_unit_value(fields, name, where), name, where)
         if not found:
             blank.append(name)
         owners.update(dict.fromkeys(found))
     return tuple(owners), blank
+
+
+def _unit_value(fields: Mapping[str, Any], name: str, where: str) -> Any:
+    """Return the value of a unit field; that of `messages[user].name` is a list, of the messages of that role."""
+    found = _OF_MESSAGES.fullmatch(name)
+    holder, role, part = (found["list"], found["role"], found["part"]) if found else ("", None, "")
+    messages = fields.get(holder)
+    if name in fields or not isinstance(messages, list | tuple):
+        return lookup(fields, name, where, "data.unit")
+    own = [each for each in messages if isinstance(each, Mapping) and role in (None, _role(each))]
+    if not own and role is not None:
+        raise InputError(f"{where}: data.unit names role {role!r}, and no message of {holder!r} has it")
+    return [lookup(message, part, where, "data.unit") for message in own]
+
+
+def _role(message: Mapping[str, Any]) -> Any:
+    return next((message[key] for key in ("speaker", "role", "from") if key in message), None)
 
 
 def _names_in(value: Any, name: str, where: str, depth: int = 0) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from confide.config import registry
 from confide.data.shape import Shape
+from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
 from confide.privacy.correlated_noise import sensitivity
@@ -172,6 +173,19 @@ _IN_ROWS = (
     "each document is tokenised, ended by a separator and cut into rows of at most {} tokens; no row holds text of two "
     "documents"
 )
+_IN_TURNS = (
+    "each conversation is written by the chat template, tokenised and cut into rows of at most {} tokens, between its "
+    "turns if they fit; no row holds text of two conversations"
+)
+_COMPLETIONS = (
+    "each prompt with its completion is tokenised, ended by a separator and cut into rows of at most {} tokens; no row "
+    "holds text of two documents"
+)
+_LEARNT = {
+    "all": "",
+    "assistant": "; only what the assistant says is predicted, and the rest is read as its context",
+    "completion": "; only the completion is predicted, and the rest is read as its context",
+}
 _ONE_ROW = "each document is one row, cut off at {} tokens"
 _CHUNKS = (
     "; a random chunk is a stretch of at most {} tokens of one unit's rows, put one after the other, and may hold text "
@@ -254,6 +268,7 @@ def state_guarantee(
         not_covered=(
             *tuning.not_covered,
             *parts.not_covered,
+            *_other_sides(mechanism, config),
             *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
@@ -279,6 +294,18 @@ _OF_NOBODY = (
 )
 
 
+def _other_sides(mechanism: Mechanism, config: "Config") -> tuple[str, ...]:
+    """Say who of a conversation is not protected: it has several sides, and a unit is one of them."""
+    unit = config.data.unit
+    if config.data.messages is None or unit is None or not mechanism.needs.named_unit:
+        return ()
+    names = unit if isinstance(unit, str) else " and ".join(unit)
+    return (
+        f"the other sides of a conversation: data.unit names {names}, and whoever else speaks in a conversation is "
+        "protected as a part of it alone, not as a person with many conversations",
+    )
+
+
 def _canaries(count: int) -> tuple[str, ...]:
     return (f"{count} of the units are made up, for an audit, and count in every number",) if count else ()
 
@@ -297,7 +324,10 @@ def _estimates(
 
 def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
     task = registry.task_facts(config.task)
-    cut = (_IN_ROWS if task.cuts_documents else _ONE_ROW).format(config.data.max_length)
+    how = _IN_ROWS if task.cuts_documents else _ONE_ROW
+    if is_worded(config):
+        how = (_COMPLETIONS if config.data.messages is None else _IN_TURNS) + _LEARNT[loss_on(config)]
+    cut = how.format(config.data.max_length)
     if config.data.without_unit == "drop":
         cut = f"documents that name no unit are left out; {cut}"
     if mechanism.draws_chunks:

@@ -92,7 +92,8 @@ class RedactedDocuments:
         return self._cut(documents, self._sensitive(documents))
 
     def _cut(self, documents: Sequence[Document], spans: Sequence[Sequence[Span]]) -> list[list[RedactedRow]]:
-        return self._redactor.many([d.text for d in documents], [merged(own) for own in spans])
+        layouts = [document.layout for document in documents]
+        return self._redactor.many([d.text for d in documents], [merged(own) for own in spans], layouts)
 
     def public(self, documents: Sequence[Document]) -> list[bytes | None]:
         """Return each document's redacted tokens as bytes; None if nothing was found or there is more than one row."""

@@ -159,8 +159,12 @@ class _Stated:
     """
 
     def __init__(self, name: str, data: Data) -> None:
-        field = Template(data.text).field
-        if field is None:
+        if data.completion is not None:
+            raise InputError(
+                "detector.spans: positions count in the text of one field, and a completion has two"
+            )
+        field = None if data.messages is not None else Template(data.text).field
+        if field is None and data.messages is None:
             raise InputError(
                 f"detector.spans: positions count in the text of one field, and data.text is the template {data.text!r}"
             )
@@ -181,8 +185,8 @@ class _Stated:
             raise InputError(
                 f"{where} holds no list, nor JSON of one; an empty one says that nothing is sensitive"
             )
-        own = lookup(document.fields, self._field, document.where, "data.text")
-        # When the text of a dialogue was made, the spans of its turns were moved to their places in it.
+        own = [] if self._field is None else lookup(document.fields, self._field, document.where, "data.text")
+        # When the text of a conversation was made, the spans of its turns were moved to their places in it.
         original = document.text if is_dialogue(own) else own
         if not isinstance(original, str):
             raise InputError(

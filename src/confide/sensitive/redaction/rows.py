@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 
 from confide.config import registry
+from confide.data.layout import Layout
+from confide.data.loss_mask import marked
 from confide.data.pieces import PIECE, beginning, whole
+from confide.data.turn_cutting import last_of, predicted_tokens
 from confide.sensitive.redaction.masking import Origin, Place, masked
 from confide.utils.errors import InputError
 
@@ -38,13 +41,28 @@ class RedactedRow:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A row whose original is not tokenised yet: redacted tokens, original text, special tokens before and after it."""
+    """A row whose original is not tokenised yet: redacted tokens, original text, special tokens before and after it.
+
+    Attributes:
+        begin: where the original text begins in its document, in characters.
+        layout: that of the document.
+    """
 
     masked: np.ndarray
     text: str
     has_finding: bool
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    begin: int = 0
+    layout: Layout | None = None
+
+    def marked(self, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Mark which tokens of the original row are predicted; `offsets` are those without special tokens."""
+        if self.layout is None or self.layout.predicted is None:
+            return ids
+        own = predicted_tokens(offsets + self.begin, self.layout.predicted)
+        known = np.concatenate([np.zeros(len(self.before), bool), own, np.ones(len(self.after), bool)])
+        return marked(ids, known[: len(ids)])
 
 
 class Redactor:
@@ -91,8 +109,16 @@ class Redactor:
         """
         return self.many([text], [places])[0]
 
-    def many(self, texts: Sequence[str], places: Sequence[Sequence[Place]]) -> list[list[RedactedRow]]:
+    def many(
+        self,
+        texts: Sequence[str],
+        places: Sequence[Sequence[Place]],
+        layouts: Sequence[Layout | None] | None = None,
+    ) -> list[list[RedactedRow]]:
         """Return the rows of each document; `places` are as `merged` returns them.
+
+        A document with a layout is cut between turns if they fit, and its rows mark what is not predicted. Rows of
+        whose redacted form nothing is predicted are left out.
 
         Raises:
             InputError: the tokenizer splits the text of the mask into several tokens.
@@ -102,9 +128,13 @@ class Redactor:
         mask = self._tokenizer.mask_token
         redacted = [masked(text, own, mask) for text, own in zip(texts, places, strict=True)]
         cuts = [
-            self._cut(text, short, origin, ids, offsets)
-            for text, (short, origin), (ids, offsets) in zip(
-                texts, redacted, self._encoded([short for short, _ in redacted]), strict=True
+            self._cut(text, short, origin, ids, offsets, layout)
+            for text, (short, origin), (ids, offsets), layout in zip(
+                texts,
+                redacted,
+                self._encoded([short for short, _ in redacted]),
+                layouts or [None] * len(texts),
+                strict=True,
             )
         ]
         originals = iter(self._originals([cut for found in cuts for cut in found if cut.has_finding]))
@@ -146,7 +176,13 @@ class Redactor:
         return {"truncation": True, "max_length": self._length}
 
     def _cut(
-        self, text: str, redacted: str, origin: Origin, ids: np.ndarray, offsets: np.ndarray
+        self,
+        text: str,
+        redacted: str,
+        origin: Origin,
+        ids: np.ndarray,
+        offsets: np.ndarray,
+        layout: Layout | None = None,
     ) -> list[_Cut]:
         if not self._in_rows:
             own = offsets[offsets[:, 0] < offsets[:, 1]]
@@ -155,8 +191,10 @@ class Redactor:
             self._tokens_of(kept, ids, offsets)
             return [_Cut(ids, text, len(kept) > 0)]
         stands = self._tokens_of(origin.masks, ids, offsets)
-        b, a = len(self._before), len(self._after)
-        ids = np.concatenate([self._before, ids, self._after]).astype(np.int64)
+        ends = layout is None or not layout.has_ends
+        before, after = (self._before, self._after) if ends else ((), ())
+        b, a = len(before), len(after)
+        ids = np.concatenate([before, ids, after]).astype(np.int64)
         offsets = np.pad(offsets, ((b, a), (0, 0)))
         stands = np.pad(stands, (b, a))
         starts, stops = offsets.T
@@ -168,21 +206,41 @@ class Redactor:
         weights = np.concatenate([[0], np.cumsum(1 + (self._span - 1) * stands)])
         reaches = weights[places]
         cuts, first = [], 0
+        better: list[np.ndarray] = []
+        predicted = None
+        if layout is not None:
+            characters = offsets[b : len(ids) - a].tolist()
+            own = np.array([(origin.of(start), origin.of(stop)) for start, stop in characters]).reshape(-1, 2)
+            predicted = np.pad(predicted_tokens(own, layout.predicted), (b, 0))
+            predicted = np.pad(predicted, (0, a), constant_values=True)
+            better = [
+                np.intersect1d(places, b + np.searchsorted(own[:, 0], np.asarray(begins, np.int64)))
+                for begins in (layout.exchanges, layout.turns)
+            ]
         while first < len(ids):
             following = int(np.searchsorted(places, first, side="right"))
             fitting = int(np.searchsorted(reaches, weights[first] + self._length, side="right")) - 1
             last = int(places[max(following, fitting)])
+            if last < len(ids):
+                last = next(filter(None, (last_of(each, first, last) for each in better)), last)
             begin = 0 if first == 0 else int(reached[first])
             end = len(redacted) if last == len(ids) else int(reached[last])
             row = ids[first:last][: self._length]
-            if len(row) > 1:  # one token predicts nothing
+            learnt = len(row) > 1  # one token predicts nothing
+            if predicted is not None:
+                known = predicted[first:last][: self._length]
+                learnt = bool(known[1:].any())
+                row = row if layout is None or layout.predicted is None else marked(row, known)
+            if learnt:
                 cuts.append(
                     _Cut(
                         row,
                         text[origin.of(begin) : origin.of(end)],
                         bool(stands[first:last].any()),
-                        self._before if first == 0 else (),
-                        self._after if last == len(ids) else (),
+                        before if first == 0 else (),
+                        after if last == len(ids) else (),
+                        origin.of(begin),
+                        layout,
                     )
                 )
             first = last
@@ -215,14 +273,12 @@ class Redactor:
         if not cuts:
             return []
         short = [cut.text for cut in cuts if len(cut.text) <= self._piece]
-        encoded = iter(
-            self._tokenizer(short, add_special_tokens=not self._in_rows)["input_ids"] if short else ()
-        )
+        encoded = iter(self._together(short, add_special_tokens=not self._in_rows))
         rows = []
         for cut in cuts:
             is_long = len(cut.text) > self._piece
-            ids = self._whole(cut.text)[0].tolist() if is_long else next(encoded)
-            ids = [*cut.before, *ids, *cut.after]
+            found, offsets = self._whole(cut.text) if is_long else next(encoded)
+            ids = [*cut.before, *found.tolist(), *cut.after]
             ends = self._tokenizer.num_special_tokens_to_add() if is_long and not self._in_rows else 0
             lost = max(0, len(ids) + ends - self._length)
             if self._in_rows:
@@ -231,6 +287,8 @@ class Redactor:
                 ids = self._tokenizer(self._beginning(cut.text), **self._truncated)["input_ids"]
             # Even if the tokenizer drops the whole text, there is a row: the number of rows is public.
             tokens = np.asarray(ids or [self._tokenizer.mask_token_id], dtype=np.int64)
+            if ids:
+                tokens = cut.marked(tokens, offsets)
             rows.append(RedactedRow(tokens, cut.masked, True, lost))
         return rows
 

@@ -132,7 +132,11 @@ class Task(ABC):
         for i, row in enumerate(rows):
             ids[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
             real[i, : len(row)] = True
+        unpredicted = ids < 0
+        ids = torch.where(unpredicted, ~ids, ids)  # as `loss_mask.ids_of` does
         batch = self.with_targets({"input_ids": ids, "real": real}, rows, labels, hide)
+        if unpredicted.any():
+            batch["unpredicted"] = unpredicted
         if "position_ids" in self.extra:
             batch["position_ids"] = torch.arange(width).expand(len(rows), width).contiguous()
         if "token_type_ids" in self.extra:

@@ -12,7 +12,7 @@ from confide.training.tasks.base import Batch, Task
 
 @dataclass(frozen=True)
 class CausalLM(Task):
-    """Predicts each token except a row's first from the tokens before it."""
+    """Predicts each token from the tokens before it, except a row's first and those marked as not predicted."""
 
     facts: ClassVar[TaskFacts] = TaskFacts(
         name="causal-lm",
@@ -28,6 +28,8 @@ class CausalLM(Task):
         )  # the targets are shifted, not the far larger logits
         ahead = batch["input_ids"][:, 1:]
         nothing = ~batch["real"][:, 1:]
+        if "unpredicted" in batch:
+            nothing = nothing | batch["unpredicted"][:, 1:]
         if "row" in batch:
             nothing = nothing | (batch["row"][:, 1:] != batch["row"][:, :-1])
         if self.mask is not None:  # a mask stands for missing text, so there is nothing to learn from it
