@@ -336,7 +336,7 @@ SHAPES = {
         lines("a.jsonl", lambda n: {"context": words(n), "question": words(n + 1), "answer": words(n + 2)}),
         "{context}\n{question}\n{answer}",
         None,
-        warned="put together",
+        warned="is read and .* is learnt",
     ),
     "prompts": Shape(
         lines("a.jsonl", lambda n: {"user": person(n), "Prompt": words(n), "Completion": words(n + 1)}),
@@ -373,7 +373,11 @@ def test_a_first_config_is_one_that_plan_takes_or_said_why_not(name, model, tmp_
     said = confide("init", "--out", "c.yaml", "--", shape.write())
     assert said.code == 0, said
     config = load(Path("c.yaml"))
-    assert (config.data.text, config.data.unit) == (shape.text, shape.unit)
+    data = config.data
+    text = data.messages or (data.text if data.completion is None else f"{data.prompt}{data.completion}")
+    assert (text, data.unit) == (shape.text, shape.unit)
+    assert (data.messages is not None) == (name in ("chats with roles", "shared chats"))
+    assert (data.completion is not None) == (name in ("instructions", "questions", "prompts"))
     assert (ROWS in said.err) == (ROWS in Path("c.yaml").read_text()) == (shape.unit is None)
     if shape.warned is not None:
         assert [line for line in said.err.splitlines() if matches(shape.warned, line)], said.err

@@ -37,15 +37,18 @@ def test_a_batch_that_the_data_can_fill(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("names", "messages", "expected"),
     [
-        (["USER", "SYSTEM"], {"USER": "USER:", "SYSTEM": "SYSTEM:"}),
-        ([f"person {n}" for n in range(9)], {}),  # people: their names are data, not roles
+        (["USER", "SYSTEM"], "turns", {"SYSTEM": "assistant"}),  # of these two, the system answers
+        (["human", "gpt", "system"], "turns", {}),  # known by these names
+        (["caller", "desk"], None, {"caller": "caller:", "desk": "desk:"}),  # who answers is not known
+        ([f"person {n}" for n in range(9)], None, {}),  # people: their names are data, not roles
     ],
 )
-def test_dialogues_get_prompts_for_roles_and_no_unit_that_names_nobody(tmp_path, names, expected):
+def test_dialogues_get_roles_or_prompts_and_no_unit_that_names_nobody(tmp_path, names, messages, expected):
     source = tmp_path / "chats.jsonl"
     turns = [{"speaker": name, "text": "hello"} for name in names]
     source.write_text("".join(json.dumps({"id": f"d{n}", "turns": turns}) + "\n" for n in range(5)))
     config = check(yaml.safe_load(starter.write(str(source))))
-    assert (config.data.text, config.data.unit, config.data.speakers) == ("turns", None, expected)
+    assert (config.data.unit, config.data.speakers) == (None, expected)
+    assert (config.data.messages, config.data.text) == (messages, "text" if messages else "turns")

@@ -97,6 +97,12 @@ class Look:
     people: tuple[Candidate, ...]
     fault: str | None
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Of a pair: the template of the question, with a line end, and that of the answer."""
+        prompt, _, completion = self.text.rpartition("\n")
+        return f"{prompt}\n", completion
+
     def unit(self) -> Candidate | None:
         """Return the field that most likely names whom to protect."""
         named = [each for each in self.people if not each.repeats and each.people]

@@ -72,7 +72,7 @@ def _counted(found: Look, name: str) -> Candidate | None:
 def drafted(draft: Draft, unit: Candidate | None, out: Path) -> None:
     """Show where the config is, whom it protects, and what comes next; warnings go to standard error."""
     whom = "each document by itself" if unit is None else f"all documents of one {unit.name!r} together"
-    print(f"wrote {out}: protects {whom}; look at data.text and data.unit, then `confide prepare {out}`")
+    print(f"wrote {out}: protects {whom}; look at what `data` says, then `confide prepare {out}`")
     sys.stdout.flush()
     for warning in draft.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import hashlib
 import textwrap
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from confide.cli.look import Candidate, Look, look, named
 from confide.config.data_section import Data
 from confide.config.json_schema import FILE
+from confide.data.chat import OTHER_NAMES, ROLES
 from confide.data.documents import side_of
 
 _SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none
@@ -46,15 +48,16 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
     mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
     above = [f"# WARNING: {line}" for warning in warnings for line in _wrapped(warning)]
     fields = f"fields here: {named(found.fields)}"
+    roles = _chat_roles(found.roles)
     lines = [
         f"# yaml-language-server: $schema={FILE}",
-        "# Written by `confide init`; look at `data.text` and `data.unit` first. All keys: docs/config.md",
+        "# Written by `confide init`; look at what `data` says of text and unit first. All keys: docs/config.md",
         *above,
         "model: bundled              # or a folder or hub name of any causal LM",
+        *(_TEMPLATE if roles else []),
         "data:",
         f"  train: {_quoted(found.source)}",
-        f"  text: {_quoted(found.text)}   # {_HOW.get(found.chosen, '')}{fields}",
-        *([f"  speakers: {_speakers(found)}   # the prompt of each speaker"] if found.roles else []),
+        *_of_text(found, roles, fields),
         f"  unit: {_quoted(unit.name) if unit else 'null'}   # {_protected(unit)}",
         *(
             ["  # without_unit: drop       # what to do with documents that name nobody: refuse, drop or own"]
@@ -86,8 +89,43 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
     return Draft("\n".join(lines) + "\n", warnings)
 
 
+_TEMPLATE = [
+    "chat_template: chatml        # the bundled model has none of its own: remove this for a model that has"
+]
+
+
+def _chat_roles(speakers: Sequence[str]) -> dict[str, str]:
+    """Return the role of each speaker, if they are a user and an assistant, and perhaps others with known roles."""
+    roles = {name: OTHER_NAMES.get(name.lower(), name.lower()) for name in speakers}
+    if set(roles.values()) == {"user", "system"}:  # of the two, the system is the one that answers
+        roles = {name: "assistant" if role == "system" else role for name, role in roles.items()}
+    return roles if set(roles.values()) <= set(ROLES) and {"user", "assistant"} <= set(roles.values()) else {}
+
+
+def _of_text(found: Look, roles: Mapping[str, str], fields: str) -> list[str]:
+    """Return the lines that say which text is read, and which of it is learnt."""
+    if roles:
+        own = {
+            name: role for name, role in roles.items() if OTHER_NAMES.get(name.lower(), name.lower()) != role
+        }
+        listed = ", ".join(f"{_quoted(name)}: {role}" for name, role in own.items())
+        return [
+            f"  messages: {_quoted(found.text)}   # what the assistant says is learnt, see train.loss_on; {fields}",
+            *([f"  speakers: {{{listed}}}   # the role of each speaker"] if own else []),
+        ]
+    if found.chosen == "pair":
+        prompt, completion = found.pair
+        return [
+            f"  prompt: {_quoted(prompt)}   # read, and not learnt",
+            f"  completion: {_quoted(completion)}   # learnt; {fields}",
+        ]
+    return [
+        f"  text: {_quoted(found.text)}   # {_HOW.get(found.chosen, '')}{fields}",
+        *([f"  speakers: {_speakers(found)}   # the prompt of each speaker"] if found.roles else []),
+    ]
+
+
 _HOW = {
-    "pair": "put together, as there is no field of all the text; ",
     "longest": "the longest, as no name says which field is the text; ",
 }
 
@@ -148,8 +186,8 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
         )
     if found.chosen == "pair":
         told.append(
-            f"data.text: no field holds all of the text, so it is put together as {_quoted(found.text)}; change the "
-            "template if fields are missing or in the wrong order"
+            f"data.prompt, data.completion: no field holds all of the text, so {_quoted(found.pair[0])} is read and "
+            f"{_quoted(found.pair[1])} is learnt; change them if fields are missing or in the wrong order"
         )
     elif found.chosen == "longest":
         told.append(
