@@ -154,14 +154,16 @@ def test_a_role_that_nobody_has_is_refused(tmp_path: Path) -> None:
         prepared(tmp_path, settings(tmp_path, talks(), data__unit="turns[boss].who"))
 
 
+SELECTIVE = {
+    "privacy__mechanism": "selective",
+    "detector__spans": "spans",
+    "detector__recall": 1.0,
+    "redacted__steps": 2,
+}
+
+
 def test_spans_of_messages_are_masked_where_the_template_puts_them(tmp_path: Path) -> None:
-    changes = {
-        "privacy__mechanism": "selective",
-        "detector__spans": "spans",
-        "detector__recall": 1.0,
-        "redacted__steps": 2,
-    }
-    config = settings(tmp_path, talks(), **changes)
+    config = settings(tmp_path, talks(), **SELECTIVE)
     found, tokenizer = prepared(tmp_path, config)
     rows, masked = (graph.fetch(np.arange(graph.n_rows)) for graph in (found.train, found.public))
     for row, short in zip(rows, masked, strict=True):
@@ -174,19 +176,36 @@ def test_spans_of_messages_are_masked_where_the_template_puts_them(tmp_path: Pat
 
 
 def test_redacted_rows_end_between_turns(tmp_path: Path) -> None:
-    changes = {
-        "privacy__mechanism": "selective",
-        "detector__spans": "spans",
-        "detector__recall": 1.0,
-        "redacted__steps": 2,
-    }
-    whole, tokenizer = prepared(tmp_path / "a", settings(tmp_path, talks(1), **changes))
+    """And what is learnt of a later row is known in both of its forms."""
+    [talk] = talks(1)
+    talk["turns"][3] = {**talk["turns"][3], "content": "Ask Zoe there.", "spans": [[4, 7]]}
+    whole, tokenizer = prepared(tmp_path / "a", settings(tmp_path, [talk], **SELECTIVE))
     length = whole.train.n_tokens - 1
-    config = settings(tmp_path, talks(1), data__max_length=length, **changes)
+    config = settings(tmp_path, [talk], data__max_length=length, **SELECTIVE)
     cut, _ = prepared(tmp_path / "b", config)
-    texts = [tokenizer.decode(ids_of(row)) for row in cut.train.fetch(np.arange(cut.train.n_rows))]
+    rows, masked = (graph.fetch(np.arange(graph.n_rows)) for graph in (cut.train, cut.public))
+    texts = [tokenizer.decode(ids_of(row)) for row in rows]
     assert len(texts) == 2
     assert texts[1].startswith("<|im_start|>user\nPrinter 3")
+    assert [part.replace("<|im_end|>", "") for part in learnt(tokenizer, rows[1])] == ["Ask Zoe there."]
+    assert [part[:3] for part in learnt(tokenizer, masked[1])] == ["Ask"]
+
+
+def test_spans_follow_a_text_whose_blanks_a_template_takes_away(tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] | trim + '\\n' }}{% endfor %}"
+    )
+    rows = talks(8)
+    for row in rows:
+        first = row["turns"][0]
+        first["content"], first["spans"] = f"   {first['content']}", [[15, 15 + len(row["customer"])]]
+    found, tokenizer = prepared(tmp_path, settings(tmp_path, rows, chat_template=str(template), **SELECTIVE))
+    for row in found.public.fetch(np.arange(found.public.n_rows)):
+        text = tokenizer.decode(ids_of(row))
+        assert text.startswith(
+            f"user: Hello, I am {tokenizer.mask_token}. "
+        ) or "I am<mask>." in text.replace(" <", "<")
 
 
 def test_a_secret_is_found_in_what_a_turn_says(tmp_path: Path) -> None:
