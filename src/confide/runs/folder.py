@@ -188,7 +188,7 @@ class Run:
         Raises:
             InputError: they are not there.
         """
-        made_with = self._made_with()
+        made_with = self.made_with()
         if "documents" in made_with and self.given.documents is None and self.begun:
             self.given = replace(self.given, documents=())  # the run keeps the rows that it began with
         objects = [name for name in made_with if name != "documents"]
@@ -198,7 +198,8 @@ class Run:
                 "confide.audit and the same objects"
             )
 
-    def _made_with(self) -> list[str]:
+    def made_with(self) -> list[str]:
+        """Return the names of the objects that a calling program passed when the run was made."""
         if not self.given_path.exists():
             return []
         found: list[str] = json.loads(self.given_path.read_text("utf-8"))
