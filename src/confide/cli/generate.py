@@ -98,7 +98,10 @@ def _generate(run: Path, given: str | None, sides: list[str], options: "Options"
     voices.load()
     _note("a prompt, then Enter; each stands alone; Ctrl-D leaves")
     for line in _lines():
-        voices.answer(line, aloud=True)
+        try:
+            voices.answer(line, aloud=True)
+        except InputError as error:
+            _note(str(error))
 
 
 class _Voices:

@@ -70,6 +70,8 @@ def filling(folder: Path) -> Iterator[Path]:
     building.mkdir(parents=True)
     with removed_on_error(building):
         yield building
+        for path in building.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # as the release: others may read it
         refuse_filled(folder)  # it may have been filled meanwhile
         building.rename(folder)
 
