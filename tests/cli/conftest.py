@@ -8,10 +8,10 @@ import pytest
 from tests.command import World, confide
 
 
-def finished(folder: Path, model: Path, **changes) -> World:
+def finished(folder: Path, tiny: Path, **changes) -> World:
     """A run that has released what a few loud steps have taught it: it differs from its base."""
     changes = {"train__learning_rate": 0.2, "privacy__noise_multiplier": 0.1} | changes
-    world = World(folder, model).set(**changes)
+    world = World(folder, tiny).set(**changes)
     trained = confide("train", world.path)
     assert trained.code == 0, trained
     return world

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from confide.models.loading import location
-from confide.runs.generate import Options, Prompter
+from confide.runs.generate import Options, Prompter, Voice, writer
 from confide.utils.errors import InputError
 from tests.command import World, confide, refused
 
@@ -156,7 +156,9 @@ def test_prompts_are_asked_for_until_ctrl_d(whole, monkeypatch):
     at_terminal(monkeypatch, PROMPT, "", "the store", EOFError)
     found = confide("generate", whole.run, *GREEDY)
     assert found.code == 0
-    texts = [said(whole, *GREEDY, prompt=prompt)["said"]["release"]["text"] for prompt in (PROMPT, "the store")]
+    texts = [
+        said(whole, *GREEDY, prompt=prompt)["said"]["release"]["text"] for prompt in (PROMPT, "the store")
+    ]
     assert found.out == "\n".join([*texts, "", ""])
     assert "Ctrl-D leaves" in found.err
 
@@ -186,12 +188,14 @@ def test_a_prompt_longer_than_the_model(whole):
 
 
 def test_what_fits_is_written(whole):
-    found = confide("generate", whole.run, PROMPT, "--json", "--max-new-tokens", "500", "--seed", "1", "--temperature", "3")
-    answer = json.loads(found.out)["said"]["release"]
-    assert answer["stopped"] in ("longest row", "end of text")
-    if answer["stopped"] == "longest row":
-        assert "can hold no more: a row of it is 64 tokens" in found.err
-    assert answer["tokens"] < 64
+    found = writer(whole.run)
+    prompter = Prompter(found.tokenizer, Options(max_new_tokens=500, temperature=0))
+    voice = Voice("the model", found.model(), prompter)
+    voice.ends = []
+    answer = voice(PROMPT)
+    assert (answer.stopped, answer.tokens) == ("longest row", 64 - len(prompter(PROMPT)))
+    voice.ends = [prompter(answer.text)[3]]
+    assert voice(PROMPT).stopped == "end of text"
 
 
 def test_a_control_sequence_reaches_no_terminal(whole, monkeypatch):
@@ -261,7 +265,10 @@ def test_wrong_options(whole, options, message):
 
 def test_a_run_that_released_nothing(copied, tmp_path):
     shutil.rmtree(copied / "release")
-    refused(confide("generate", copied, PROMPT), r"not finished, so nothing is released; `confide train .*` goes on")
+    refused(
+        confide("generate", copied, PROMPT),
+        r"not finished, so nothing is released; `confide train .*` goes on",
+    )
     shutil.rmtree(copied / "checkpoints")
     refused(confide("generate", copied, PROMPT), r"nothing was trained here yet; `confide train .*` does")
     refused(confide("generate", tmp_path / "none", PROMPT), "not a run folder")
@@ -272,7 +279,9 @@ def test_a_release_that_was_changed(copied, name):
     with open(copied / "release" / name, "ab") as stream:
         stream.write(b" ")
     refused(confide("generate", copied, PROMPT), "does not hold what this run released")
-    refused(confide("export", copied, "--merge", copied.parent / "out"), "does not hold what this run released")
+    refused(
+        confide("export", copied, "--merge", copied.parent / "out"), "does not hold what this run released"
+    )
 
 
 def test_nothing_is_asked_of_a_network(each, monkeypatch):

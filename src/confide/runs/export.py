@@ -17,7 +17,7 @@ from confide.utils.errors import InputError
 from confide.utils.files import write_text
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HALF = ("float16", "bfloat16")
+_BELOW = ("requests", "httpx", "httpx2", "httpcore", "httpcore2")
 
 
 def merge(found: Released, folder: Path, dtype: str | None = "float32") -> str:
@@ -165,7 +165,8 @@ def _said_plainly(name: str) -> Iterator[None]:
         raise InputError(f"{key}: the hub refuses it (HTTP {status}){advice}") from None
     except OfflineModeIsEnabled:
         raise InputError(f"{key}: HF_HUB_OFFLINE is set, and nothing can be sent then") from None
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{key}: the hub cannot be reached ({type(error).__name__})") from None
+    except Exception as error:
+        # Of the library below the hub's, which was requests, then httpx, then httpx2.
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _BELOW:
+            raise InputError(f"{key}: the hub cannot be reached ({type(error).__name__})") from None
+        raise
