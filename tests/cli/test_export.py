@@ -127,6 +127,7 @@ def test_for_llama_cpp_it_is_whole_and_of_16_bits(adapter, tmp_path):
     assert {values.dtype for values in load_file(out / "model.safetensors").values()} == {torch.float16}
     settings = json.loads((out / "config.json").read_text())
     assert (settings["architectures"], settings["dtype"]) == (["GPT2LMHeadModel"], "float16")
+    assert settings["n_ctx"] == settings["n_positions"]  # without it the converter fails
     model = AutoModelForCausalLM.from_pretrained(out, dtype="float32")
     assert float((logits(model) - logits(by_peft(adapter))).abs().max()) < 0.05
 

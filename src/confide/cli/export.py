@@ -101,7 +101,7 @@ def _for_gguf(found: "Released", folder: Path, dtype: str | None, as_json: bool)
         raise InputError(
             f"--gguf-ready: a model of task {found.facts.name} writes no text; llama.cpp is for a causal-lm"
         )
-    chosen = merge(found, folder, dtype)
+    chosen = merge(found, folder, dtype, for_gguf=True)
     command = [
         "python", "llama.cpp/convert_hf_to_gguf.py", str(folder),
         "--outfile", f"{folder}.gguf", "--outtype", {"float16": "f16", "bfloat16": "bf16"}[chosen],

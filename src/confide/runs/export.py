@@ -20,11 +20,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _BELOW = ("requests", "httpx", "httpx2", "httpcore", "httpcore2")
 
 
-def merge(found: Released, folder: Path, dtype: str | None = "float32") -> str:
+def merge(found: Released, folder: Path, dtype: str | None = "float32", for_gguf: bool = False) -> str:
     """Write the whole model, with tokenizer, card and guarantee, as `from_pretrained` reads it.
 
     Args:
         dtype: of the weights; None: float16, or bfloat16 if a weight is beyond the range of float16.
+        for_gguf: add to config.json what llama.cpp's converter reads there.
 
     Returns:
         The type of the weights.
@@ -35,6 +36,8 @@ def merge(found: Released, folder: Path, dtype: str | None = "float32") -> str:
     with filling(folder) as building:
         model = model_of.merged(found.model())
         chosen = dtype or _half(model)
+        if for_gguf and model.config.model_type == "gpt2":
+            model.config.n_ctx = model.config.n_positions  # transformers 5 leaves it out
         model_of.save(model_of.in_dtype(model, DTYPES[chosen]), found.tokenizer, building, found.base_name)
         shutil.copyfile(found.folder / GUARANTEE, building / GUARANTEE)
         _write_card(found, building, folder.name)

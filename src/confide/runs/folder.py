@@ -55,6 +55,11 @@ def _sweeps_around(folder: Path) -> list[Path]:
     return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
 
 
+def is_sweep(folder: Path) -> bool:
+    """Return True if a folder is that of a sweep."""
+    return (folder / "trials").is_dir() and (folder / "ledger.jsonl").is_file()
+
+
 class Run:
     """Paths and records of one run.
 
@@ -107,10 +112,7 @@ class Run:
         path = root / "config.yaml"
         if root.is_file() and root.suffix in (".yaml", ".yml"):
             raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
-        if any(
-            (sweep / "trials").is_dir() and (sweep / "ledger.jsonl").is_file()
-            for sweep in _sweeps_around(root)
-        ):
+        if any(map(is_sweep, _sweeps_around(root))):
             raise InputError(
                 f"{root} belongs to a sweep: its trials are private, and the best was evaluated when it was released; "
                 "to audit a model, train it by itself with `confide train`"

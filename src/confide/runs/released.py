@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from confide.config import registry
+from confide.config.loading import load
 from confide.config.task_facts import TaskFacts
 from confide.models import loading as models
 from confide.models import released as model_of
 from confide.privacy.guarantee import Guarantee
 from confide.runs import preparation
-from confide.runs.folder import Run
+from confide.runs.folder import Run, is_sweep
 from confide.utils.errors import InputError
 
 CARD = "README.md"
@@ -32,9 +33,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Released:
-    """The released model of a finished run, or of its twin."""
+    """The released model of a finished run, of its twin, or of a sweep.
+
+    Attributes:
+        folder: `release/`.
+    """
 
     run: Run
+    folder: Path
 
     @classmethod
     def of(cls, root: Path, twin: bool = False) -> "Released":
@@ -43,6 +49,8 @@ class Released:
         Raises:
             InputError: there is no run, it is not finished, or its `release/` holds something else.
         """
+        if not twin and is_sweep(root):
+            return cls(*_of_sweep(root))
         run = Run.load(root, twin)
         again = f"confide train {root}{' --twin' if twin else ''}"
         if not run.release.is_dir():
@@ -56,11 +64,7 @@ class Released:
                 f"{run.release} does not hold what this run released: remove it, and `{again}` releases again without "
                 "taking a step"
             )
-        return cls(run)
-
-    @property
-    def folder(self) -> Path:
-        return self.run.release
+        return cls(run, run.release)
 
     @property
     def facts(self) -> TaskFacts:
@@ -119,6 +123,23 @@ class Released:
                 f"{self.run.data}: the prepared rows are not there, which say how many classes there are"
             )
         return prepared.classes
+
+
+def _of_sweep(root: Path) -> tuple[Run, Path]:
+    """Find what a sweep has released, and the config of the trial that it comes from."""
+    release = root / "release"
+    if not release.is_dir():
+        raise InputError(
+            f"{root}: the sweep is not finished, so nothing is released; the same `confide tune` goes on"
+        )
+    held = digests(release)
+    for path in sorted(root.glob("trials/*/released.json")):
+        if _listed(path) == held:
+            config = load(path.parent / "config.yaml")
+            return Run(config.model_copy(update={"run": str(root)})), release
+    raise InputError(
+        f"{release} does not hold what this sweep released: remove it, and the same `confide tune` releases again"
+    )
 
 
 def _listed(path: Path) -> dict[str, str] | None:
