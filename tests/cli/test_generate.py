@@ -103,7 +103,8 @@ def test_top_p_leaves_the_likeliest(whole):
 
 def test_no_other_setting_of_the_model_has_a_say(whole, monkeypatch):
     """A model's own generation_config may hold top_k, beams, a least length."""
-    plain = said(whole, "--seed", "3")["said"]
+    wild = ("--seed", "3", "--temperature", "2", "--top-p", "1", "--max-new-tokens", "12")
+    plain = said(whole, *wild)["said"]
     from transformers import GenerationConfig
 
     from confide.models import released
@@ -117,7 +118,7 @@ def test_no_other_setting_of_the_model_has_a_say(whole, monkeypatch):
         return settings
 
     monkeypatch.setattr(released, "generation_settings", changed)
-    assert said(whole, "--seed", "3")["said"] == plain
+    assert said(whole, *wild)["said"] == plain
 
 
 # prompts -------------------------------------------------------------------------------------------
