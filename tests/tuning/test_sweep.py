@@ -4,6 +4,7 @@
 
 import json
 import math
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -365,3 +366,20 @@ def test_the_command_prints_the_prices_and_runs_nothing(world, monkeypatch):
     assert not (world.run / "trials").exists()
     found = json.loads(confide("tune", world.path, "--plan", "--trials", 4, "--json").out)
     assert found["sweeps"][0]["relative_noise"] > 1
+
+
+def test_what_a_sweep_released_may_be_tried_and_exported(world, tmp_path):
+    assert confide("tune", world.path, *LISTED, "--trials", 2).code == 0
+    found = confide("generate", world.run, "the printer", "--json", "--beside", "twin")
+    assert list(json.loads(found.out)["said"]) == ["release"]
+    assert "no twin beside it" in found.err
+    assert confide("export", world.run, "--merge", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "guarantee.json").read_bytes() == (
+        world.run / "release" / "guarantee.json"
+    ).read_bytes()
+    (world.run / "release" / "guarantee.json").write_text("{}")
+    refused(
+        confide("generate", world.run, "the"), "release does not hold what this sweep released: remove it"
+    )
+    shutil.rmtree(world.run / "release")
+    refused(confide("generate", world.run, "the"), "the sweep is not finished, so nothing is released")

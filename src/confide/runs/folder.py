@@ -55,6 +55,11 @@ def _sweeps_around(folder: Path) -> list[Path]:
     return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
 
 
+def is_sweep(folder: Path) -> bool:
+    """Return True if a folder is that of a sweep."""
+    return (folder / "trials").is_dir() and (folder / "ledger.jsonl").is_file()
+
+
 class Run:
     """Paths and records of one run.
 
@@ -107,10 +112,7 @@ class Run:
         path = root / "config.yaml"
         if root.is_file() and root.suffix in (".yaml", ".yml"):
             raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
-        if any(
-            (sweep / "trials").is_dir() and (sweep / "ledger.jsonl").is_file()
-            for sweep in _sweeps_around(root)
-        ):
+        if any(map(is_sweep, _sweeps_around(root))):
             raise InputError(
                 f"{root} belongs to a sweep: its trials are private, and the best was evaluated when it was released; "
                 "to audit a model, train it by itself with `confide train`"
@@ -188,7 +190,7 @@ class Run:
         Raises:
             InputError: they are not there.
         """
-        made_with = self._made_with()
+        made_with = self.made_with()
         if "documents" in made_with and self.given.documents is None and self.begun:
             self.given = replace(self.given, documents=())  # the run keeps the rows that it began with
         objects = [name for name in made_with if name != "documents"]
@@ -198,7 +200,8 @@ class Run:
                 "confide.audit and the same objects"
             )
 
-    def _made_with(self) -> list[str]:
+    def made_with(self) -> list[str]:
+        """Return the names of the objects that a calling program passed when the run was made."""
         if not self.given_path.exists():
             return []
         found: list[str] = json.loads(self.given_path.read_text("utf-8"))

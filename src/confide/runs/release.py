@@ -1,6 +1,5 @@
 """Release a trained model: its weights, its guarantee and a model card, sealed; and state later evidence there."""
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,10 @@ import torch
 from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken
+from confide.runs.card import Use, card
 from confide.runs.evidence import evidence
 from confide.runs.job import Job
+from confide.runs.released import CARD, GUARANTEE, digests
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 
@@ -42,7 +43,7 @@ def check_release(job: Job) -> None:
         known = job.seal.read_json(run.released_path, "released")
     except (Broken, OSError):
         known = None
-    if known != _digests(run.release):
+    if known != digests(run.release):
         raise InputError(
             f"{run.release} does not hold what this run released: remove it, and `confide train` releases again "
             "without taking a step"
@@ -50,17 +51,7 @@ def check_release(job: Job) -> None:
 
 
 def _seal(job: Job, folder: Path) -> None:
-    job.seal.write_json(job.run.released_path, "released", _digests(folder))
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Digest each file of a release by SHA-256, in hex, except the model card, which people may edit."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
-    found = {}
-    for path in paths:
-        with open(path, "rb") as stream:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found
+    job.seal.write_json(job.run.released_path, "released", digests(folder))
 
 
 def restate(job: Job, steps: int) -> None:
@@ -70,7 +61,7 @@ def restate(job: Job, steps: int) -> None:
     if not (seen and run.guarantee_path.exists() and run.release.is_dir()):
         return
     check_release(job)
-    stated = Guarantee.from_json(json.loads((run.release / "guarantee.json").read_text("utf-8")))
+    stated = Guarantee.from_json(json.loads((run.release / GUARANTEE).read_text("utf-8")))
     if stated.steps == steps:
         guarantee = replace(stated, evidence=seen)
         _state(job, guarantee, run.release)
@@ -80,8 +71,8 @@ def restate(job: Job, steps: int) -> None:
 
 def _state(job: Job, guarantee: Guarantee, folder: Path) -> None:
     """Write the guarantee and the model card of a release."""
-    _write(guarantee, folder / "guarantee.json")
-    write_text(folder / "README.md", _card(job, guarantee))
+    _write(guarantee, folder / GUARANTEE)
+    write_text(folder / CARD, _card(job, guarantee))
 
 
 def _write(guarantee: Guarantee, path: Path) -> None:
@@ -89,25 +80,18 @@ def _write(guarantee: Guarantee, path: Path) -> None:
 
 
 def _card(job: Job, guarantee: Guarantee) -> str:
-    base = models.public_name(job.run.config.model)
-    return (
-        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.facts.name}.\n\n"
-        f"{guarantee.model_card_section()}\n## Use\n\n```python\n{_usage(job, base)}```\n"
-    )
-
-
-def _usage(job: Job, base: str) -> str:
-    """Return code that loads the release."""
-    auto = job.task.facts.model_class
-    if job.run.config.adapter.kind != "lora":
-        return f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("release")\n'
-    bundled, place = base == models.BUNDLED, json.dumps(base)
-    entries = job.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a Hugging Face model
-    return (
-        "from peft import PeftModel\n"
-        f"from transformers import {auto}\n"
-        + ("from confide.models.loading import location\n" if bundled else "")
-        + f"\nbase = {auto}.from_pretrained({f'location({place})' if bundled else place})\n"
-        + (f"base.resize_token_embeddings({entries})\n" if models.added_tokens(job.model) else "")
-        + 'model = PeftModel.from_pretrained(base, "release")\n'
+    """Write the model card of what a job releases."""
+    name, is_adapter = job.run.config.model, hasattr(job.model, "peft_config")
+    grown = is_adapter and models.added_tokens(job.model)
+    return card(
+        guarantee,
+        Use(
+            job.task.facts,
+            models.public_name(name),
+            models.is_local(name) or "model" in job.run.given.names,
+            is_adapter,
+            job.model.get_input_embeddings().num_embeddings if grown else None,  # type: ignore[operator]
+            job.prepared.classes,
+            is_random=name.endswith(".json"),
+        ),
     )

@@ -1,0 +1,114 @@
+"""Load what a run has released, for use: the whole model, or the base with its adapter."""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from confide.config import registry
+from confide.config.schema import Adapter
+from confide.models import files as model_files
+from confide.models import loading
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+ADAPTER = "adapter_config.json"
+_KEY = "release"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return True if a released folder holds an adapter, and not a whole model."""
+    return (folder / ADAPTER).is_file()
+
+
+def load_tokenizer(folder: Path, config: "Config") -> Any:
+    """Load the tokenizer of a released folder; nothing is asked of a hub."""
+    from transformers import AutoTokenizer
+
+    loading._quiet()
+    model_files.check_tokenizer(folder, _KEY, str(folder))
+    with model_files.said_plainly(_KEY, str(folder), "its tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+
+
+def load_base(config: "Config", classes: int | None, vocabulary: int) -> Any:
+    """Load the model that a run began with, in float32, with rows for the tokens that the config adds."""
+    train = config.train.model_copy(update={"gradient_checkpointing": False})
+    plain = config.model_copy(update={"adapter": Adapter(kind="full"), "train": train})
+    return loading.load_model(plain, classes, vocabulary).eval()
+
+
+def load_released(folder: Path, config: "Config", classes: int | None, vocabulary: int) -> Any:
+    """Load a released model in float32: whole, or as an adapter on the base that the config names."""
+    import transformers
+
+    loading._quiet()
+    if is_adapter(folder):
+        return _with_adapter(load_base(config, classes, vocabulary), folder)
+    auto = getattr(transformers, registry.task_facts(config.task).model_class)
+    with model_files.said_plainly(_KEY, str(folder)):
+        model = auto.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    return model.eval()
+
+
+def _with_adapter(base: nn.Module, folder: Path) -> Any:
+    from peft import PeftModel
+
+    with warnings.catch_warnings(), model_files.said_plainly(_KEY, str(folder)):
+        warnings.simplefilter("ignore")  # it says that it transposes Conv1D weights, and does
+        return PeftModel.from_pretrained(base, str(folder)).eval()
+
+
+def merged(model: Any) -> Any:
+    """Return a model with its adapter added into its weights; a whole model as it is."""
+    if not hasattr(model, "peft_config"):
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model.merge_and_unload()
+
+
+def in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Convert a model's weights.
+
+    Raises:
+        InputError: a weight is beyond the range of the type.
+    """
+    largest = torch.finfo(dtype).max
+    for name, values in model.named_parameters():
+        if float(values.detach().abs().max()) > largest:
+            raise InputError(f"--dtype {str(dtype).removeprefix('torch.')}: {name} is beyond its range")
+    return model.to(dtype)
+
+
+def save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
+    """Save a whole model as safetensors with its tokenizer. `name` is that of its base, in public."""
+    loading._quiet()
+    model.config.name_or_path = name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def longest(model: Any) -> int | None:
+    """Return how many tokens a model can read and write together, if its config says so."""
+    settings = loading.inner_of(model).config
+    found = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    return None if found is None else int(found)
+
+
+def generation_settings(model: Any) -> Any:
+    """Return a copy of a model's own settings for generation."""
+    return copy.deepcopy(loading.inner_of(model).generation_config)

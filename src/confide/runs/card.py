@@ -1,0 +1,117 @@
+"""Write the model card of a release: what it is, its guarantee, and code that loads it and prints a sentence."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from confide.config.task_facts import TaskFacts
+from confide.models import loading as models
+from confide.privacy.guarantee import Guarantee
+
+_CODE = re.compile(r"^```python\n.*?^```\n", re.MULTILINE | re.DOTALL)
+_USE = "## Use\n"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the code of a card depends on.
+
+    Attributes:
+        base: the base model's name, in public.
+        is_path: the base is a folder or an object of those who trained.
+        is_random: the base had random weights, which lie nowhere.
+        entries: embeddings of an adapted base that got more of them; None if it has its own.
+        classes: of a classifier.
+        folder: what holds the card.
+    """
+
+    facts: TaskFacts
+    base: str
+    is_path: bool
+    is_adapter: bool
+    entries: int | None = None
+    classes: int | None = None
+    is_random: bool = False
+    folder: str = "release"
+
+    def section(self) -> str:
+        """Write how to use the model, as a Markdown section."""
+        return f"{_USE}\n{self._before()}```python\n{self.code()}```\n"
+
+    def _before(self) -> str:
+        if not self.is_adapter:
+            return ""
+        merge = "`confide export RUN --merge FOLDER` writes a model that needs neither the base nor peft.\n\n"
+        if self.base == models.BUNDLED:
+            return (
+                "This is an adapter. Its base, `bundled`, lies inside the Python package confide (the folder "
+                f"`bundled/base`), which must be installed, or the folder copied. {merge}"
+            )
+        if self.is_random:
+            return (
+                f"This is an adapter on random weights, which lie nowhere, so the code below needs what you no longer "
+                f"have. {merge}"
+            )
+        if self.is_path:
+            return (
+                f"This is an adapter. Its base is the model in the folder `{self.base}` of those who trained it: put "
+                f"your path to the same model into the code. {merge}"
+            )
+        return f"This is an adapter, which loads on its base. {merge}"
+
+    def code(self) -> str:
+        """Write code that loads model and tokenizer, and prints a sentence."""
+        auto = self.facts.model_class
+        lines = [f"from transformers import {auto}, AutoTokenizer", ""]
+        here = f"folder = {json.dumps(self.folder)}  # the folder that holds this card, or its name on a hub"
+        load = [f"model = {auto}.from_pretrained(folder)"]
+        if self.is_adapter:
+            bundled = self.base == models.BUNDLED
+            lines = [
+                *(["from importlib.resources import files", ""] if bundled else []),
+                "from peft import PeftModel",
+                *lines,
+            ]
+            place = 'files("confide") / "bundled" / "base"' if bundled else json.dumps(self.base)
+            note = "  # put your path to it here" if self.is_path else ""
+            count = "" if self.classes is None else f", num_labels={self.classes}"
+            load = [f'base = {auto}.from_pretrained({place}, dtype="float32"{count}){note}']
+            if self.entries is not None:
+                load.append(f"base.resize_token_embeddings({self.entries}, mean_resizing=False)")
+            load.append("model = PeftModel.from_pretrained(base, folder)")
+        tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
+        return "\n".join([*lines, here, *load, tokenizer, "", *self._sentence()]) + "\n"
+
+    def _sentence(self) -> list[str]:
+        if self.facts.has_classes:
+            return [
+                'inputs = tokenizer("Dear all, the meeting is at noon.", return_tensors="pt")',
+                'print("class", int(model(**inputs).logits.argmax()))',
+            ]
+        if self.facts.is_causal:
+            return [
+                'inputs = tokenizer("The meeting is", return_tensors="pt", return_token_type_ids=False)',
+                "tokens = model.generate(**inputs, max_new_tokens=30, do_sample=True)",
+                "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
+            ]
+        return [
+            'inputs = tokenizer(f"The meeting is at {tokenizer.mask_token}.", return_tensors="pt")',
+            "print(tokenizer.decode(model(**inputs).logits[0].argmax(-1)))",
+        ]
+
+
+def card(guarantee: Guarantee, use: Use) -> str:
+    """Write a model card."""
+    return (
+        f"# A language model fine-tuned with confide\n\nBase model: `{use.base}`. Task: {use.facts.name}.\n\n"
+        f"{guarantee.model_card_section()}\n{use.section()}"
+    )
+
+
+def with_use(text: str, use: Use) -> str:
+    """Return a card, which people may have edited, with the code of another way to use it."""
+    start = text.find(f"\n{_USE}") + 1
+    found = _CODE.search(text, start) if start else None
+    if found is None:
+        return f"{text.rstrip()}\n\n{use.section()}"
+    return text[:start] + use.section() + text[found.end() :]

@@ -1,0 +1,210 @@
+"""Have a model of a run continue a prompt, token by token."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from confide.models import released as model_of
+from confide.runs.released import Released
+from confide.utils.errors import InputError
+
+MOST_SEED = 1 << 31
+ALONE, BASE, TWIN = "release", "base", "twin"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to generate.
+
+    Attributes:
+        max_new_tokens: at most so many tokens are added to the prompt.
+        temperature: 0 takes the likeliest token each time.
+        top_p: draw from the fewest tokens that have this much probability together.
+        seed: of the draws; the same for each model and each prompt.
+        chat: put the prompt into the tokenizer's chat template; None: if it has one.
+        system: what the template says of the model's part.
+    """
+
+    max_new_tokens: int = 100
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 0
+    chat: bool | None = None
+    system: str | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a model said.
+
+    Attributes:
+        tokens: how many tokens were generated.
+        stopped: what ended it: `end of text`, `max-new-tokens`, or `longest row`: no more fits into the model.
+    """
+
+    text: str
+    tokens: int
+    stopped: str
+
+
+def new_seed() -> int:
+    """Draw a seed."""
+    return secrets.randbelow(MOST_SEED)
+
+
+def writer(root: Any, twin: bool = False) -> Released:
+    """Find the released model of a run, which must be one that writes text.
+
+    Raises:
+        InputError: the run has released nothing, or its model does not write text.
+    """
+    found = Released.of(root, twin)
+    if not found.facts.is_causal:
+        raise InputError(
+            f"{root}: a model of task {found.facts.name} writes no text; `confide generate` is for a causal-lm"
+        )
+    return found
+
+
+class Prompter:
+    """Turns prompts into tokens, as the rows of a training began."""
+
+    def __init__(self, tokenizer: Any, options: Options):
+        self.tokenizer, self.options = tokenizer, options
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self.chat = has_template if options.chat is None else options.chat
+        if self.chat and not has_template:
+            raise InputError("--chat: the tokenizer of this model has no chat template; leave it out")
+        if options.system is not None and not self.chat:
+            raise InputError(
+                "--system is for a chat template, "
+                + (
+                    "which --no-chat leaves out"
+                    if has_template
+                    else "and the tokenizer of this model has none"
+                )
+            )
+
+    def __call__(self, prompt: str) -> list[int]:
+        """Tokenise a prompt.
+
+        Raises:
+            InputError: it has no token, or the chat template refuses it.
+        """
+        if self.chat:
+            text, before = self._templated(prompt), []
+        else:
+            start, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+            first = start if start is not None else end  # as data/cutting.py begins a text
+            text, before = prompt, [] if first is None else [first]
+        ids: list[int] = before + self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise InputError("the prompt is empty, and the tokenizer has no token to begin a text with")
+        return ids
+
+    def _templated(self, prompt: str) -> str:
+        from jinja2 import TemplateError
+
+        turns = [{"role": "user", "content": prompt}]
+        if self.options.system is not None:
+            turns.insert(0, {"role": "system", "content": self.options.system})
+        try:
+            text: str = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            raise InputError(f"--chat: the chat template refuses this: {error}") from None
+        return text
+
+
+class Voice:
+    """A model that continues prompts."""
+
+    def __init__(self, name: str, model: Any, prompter: Prompter):
+        self.name, self.prompter = name, prompter
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = model.to(self.device)
+        self.longest = model_of.longest(model)
+        settings = model_of.generation_settings(model)
+        ends = settings.eos_token_id if settings.eos_token_id is not None else prompter.tokenizer.eos_token_id
+        self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
+
+    def room(self, ids: list[int]) -> int:
+        """Return how many tokens may follow a prompt.
+
+        Raises:
+            InputError: none.
+        """
+        wanted = self.prompter.options.max_new_tokens
+        if self.longest is None:
+            return wanted
+        if len(ids) >= self.longest:
+            raise InputError(
+                f"the prompt has {len(ids):,} tokens, and {self.name} reads and writes at most {self.longest:,} "
+                "together: shorten it"
+            )
+        return min(wanted, self.longest - len(ids))
+
+    def __call__(self, prompt: str, say: Callable[[str], object] = lambda text: None) -> Said:
+        """Continue a prompt. `say` gets each piece of text as it comes."""
+        ids = self.prompter(prompt)
+        room = self.room(ids)
+        given = torch.tensor([ids], device=self.device)
+        with torch.inference_mode(), _drawn_from(self.prompter.options.seed):
+            out = self.model.generate(
+                input_ids=given,
+                attention_mask=torch.ones_like(given),
+                generation_config=self._settings(room),
+                streamer=_streamer(self.prompter.tokenizer, say),
+            )
+        new: list[int] = out[0, len(ids) :].tolist()
+        text: str = self.prompter.tokenizer.decode(new, skip_special_tokens=True)
+        if new and new[-1] in self.ends:
+            return Said(text, len(new), "end of text")
+        cut = room < self.prompter.options.max_new_tokens
+        return Said(text, len(new), "longest row" if cut else "max-new-tokens")
+
+    def _settings(self, room: int) -> Any:
+        """Take the model's own settings, but for what the options say."""
+        options, settings = self.prompter.options, model_of.generation_settings(self.model)
+        sampled = options.temperature > 0
+        settings.update(
+            max_new_tokens=room,
+            max_length=None,
+            min_length=0,
+            min_new_tokens=None,
+            num_beams=1,
+            num_return_sequences=1,
+            do_sample=sampled,
+            temperature=options.temperature if sampled else None,
+            top_p=options.top_p if sampled else None,
+            top_k=0 if sampled else None,
+            eos_token_id=self.ends or None,
+            pad_token_id=self.prompter.tokenizer.pad_token_id,
+            return_dict_in_generate=False,
+        )
+        return settings
+
+
+def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):
+        """Hands on each piece of text that no later token can change."""
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                say(text)
+
+    return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Seed torch within the block."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
