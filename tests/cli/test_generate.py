@@ -113,7 +113,7 @@ def test_no_other_setting_of_the_model_has_a_say(whole, monkeypatch):
 
     def changed(model):
         settings = own(model)
-        settings.update(top_k=1, num_beams=2, max_length=3)
+        settings.update(top_k=1, num_beams=2, max_length=3, min_new_tokens=9)
         assert isinstance(settings, GenerationConfig)
         return settings
 
@@ -192,7 +192,7 @@ def test_what_fits_is_written(whole):
     found = writer(whole.run)
     prompter = Prompter(found.tokenizer, Options(max_new_tokens=500, temperature=0))
     voice = Voice("the model", found.model(), prompter)
-    voice.ends = []
+    voice.ends = [99_999]  # no token
     answer = voice(PROMPT)
     assert (answer.stopped, answer.tokens) == ("longest row", 64 - len(prompter(PROMPT)))
     voice.ends = [prompter(answer.text)[3]]
