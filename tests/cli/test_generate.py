@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from confide.models.loading import location
-from confide.runs.generate import Options, Prompter, Voice, writer
+from confide.runs.generate import Options, Prompter, Voice, _streamer, writer
 from confide.utils.errors import InputError
 from tests.command import World, confide, refused
 
@@ -78,18 +78,24 @@ def test_without_a_twin_the_others_answer(bundled):
     assert re.search(r"user-level DP, epsilon [\d.]+", titles[0])
 
 
-def test_the_stream_is_the_text_and_nothing_else(whole, monkeypatch):
+def test_the_stream_is_the_text_and_nothing_else(whole):
     found = confide("generate", whole.run, PROMPT, *GREEDY)
     assert found.out == said(whole, *GREEDY)["said"]["release"]["text"] + "\n"
+
+
+def test_words_are_handed_on_as_they_come(tokenizer):
     pieces = []
-    monkeypatch.setattr("confide.cli.generate._write", pieces.append)
-    assert confide("generate", whole.run, PROMPT, *GREEDY).code == 0
-    assert len(pieces) > 3  # as they come
-    assert "".join(pieces) == found.out
+    stream = _streamer(tokenizer, pieces.append)
+    stream.put(torch.tensor([[0, 5, 6]]))  # the prompt
+    for token in tokenizer(" the printer on floor three")["input_ids"]:
+        stream.put(torch.tensor([token]))
+    assert len(pieces) > 3
+    stream.end()
+    assert "".join(pieces) == " the printer on floor three"
 
 
 def test_a_seed_gives_the_same_again(whole):
-    draws = ("--max-new-tokens", "12", "--temperature", "1.5", "--top-p", "1")
+    draws = ("--max-new-tokens", "12", "--temperature", "20", "--top-p", "1")
     texts = [said(whole, *draws, "--seed", seed)["said"] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
     one, other = (said(whole, *draws) for _ in range(2))
@@ -113,7 +119,7 @@ def test_no_other_setting_of_the_model_has_a_say(whole, monkeypatch):
 
     def changed(model):
         settings = own(model)
-        settings.update(top_k=1, num_beams=2, max_length=3)
+        settings.update(top_k=1, num_beams=2, max_length=3, min_new_tokens=9)
         assert isinstance(settings, GenerationConfig)
         return settings
 
@@ -192,10 +198,11 @@ def test_what_fits_is_written(whole):
     found = writer(whole.run)
     prompter = Prompter(found.tokenizer, Options(max_new_tokens=500, temperature=0))
     voice = Voice("the model", found.model(), prompter)
-    voice.ends = []
+    voice.ends = [99_999]  # no token
     answer = voice(PROMPT)
     assert (answer.stopped, answer.tokens) == ("longest row", 64 - len(prompter(PROMPT)))
-    voice.ends = [prompter(answer.text)[3]]
+    with torch.no_grad():
+        voice.ends = [int(voice.model(torch.tensor([prompter(PROMPT)])).logits[0, -1].argmax())]
     assert voice(PROMPT).stopped == "end of text"
 
 

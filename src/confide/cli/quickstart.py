@@ -104,4 +104,5 @@ def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> No
         f"\nThe private model closes {share:.0%} of the gap in loss between the base model and the non-private one.\n"
     )
     show.claim(private.guarantee, folder / "run" / "release")
+    print(f'try what they say: confide generate {folder / "run"} "Hello, my invoice" --beside base,twin')
     print(f"next: put your own text into {folder / 'config.yaml'} and run `confide train` on it")

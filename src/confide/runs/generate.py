@@ -174,7 +174,7 @@ class Voice:
             max_new_tokens=room,
             max_length=None,
             min_length=0,
-            min_new_tokens=None,
+            min_new_tokens=0,  # None would be the model's own
             num_beams=1,
             num_return_sequences=1,
             do_sample=sampled,
