@@ -6,33 +6,14 @@ It knows nothing of files or mechanisms: `confide.config.loading` reads and chec
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from confide.config import registry
+from confide.config.fields import Count, Positive
+from confide.config.fields import Section as Section
+from confide.config.model_sections import Adapter, Base
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
-
-
-class Section(BaseModel):
-    """A section of the config. Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Adapter(Section):
-    """The part of the model that is trained."""
-
-    kind: Literal["full", "lora", "bias", "modules"] = Field(
-        "full",
-        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
-    )
-    rank: Count = Field(32, description="rank of the LoRA factors")
-    alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
-    targets: str | list[str] = Field(
-        "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
-    )
 
 
 def _a_format(name: str) -> str:
@@ -472,6 +453,7 @@ class Config(Section):
     task: Annotated[str, AfterValidator(_known_task)] = Field("causal-lm", description="what is trained")
     trust_remote_code: bool = Field(False, description="let code from the model's repository run")
     adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
+    base: Base = Field(default_factory=Base, description="how the frozen weights under an adapter are held")
     data: Data = Field(description="where the text comes from")
     privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
     secrets: Secrets = Field(

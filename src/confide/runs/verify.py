@@ -15,6 +15,7 @@ from scipy.optimize import lsq_linear
 from scipy.stats import chi2
 
 from confide.clipping import ClippedSum
+from confide.models import adapters
 from confide.models import loading as models
 from confide.models.fast.activations import original_layers
 from confide.privacy.correlated_noise import coefficients, sensitivity
@@ -293,7 +294,7 @@ def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
     """Check that an optimiser step without noise moves what the config says to train, and nothing else."""
     stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     config = job.run.config
-    wanted = models.wanted(job.model, config.adapter, config.task)
+    wanted = adapters.wanted(job.model, config.adapter, config.task)
     _take(job, [draw], Aggregation(None, 0.0, 1.0))
     moved = {name for name, p in job.model.named_parameters() if not torch.equal(p, stirred[name])}
     with torch.no_grad():

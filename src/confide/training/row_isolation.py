@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from confide.distributed.ranks import Ranks
-from confide.models.loading import routes
+from confide.models.adapters import routes
 from confide.randomness.streams import RunKey
 from confide.training.line_packing import WIDEST
 from confide.training.tasks import Batch, Task
