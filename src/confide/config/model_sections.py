@@ -69,6 +69,8 @@ def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple
         for key in ("rslora", "dora", "modules_to_save"):
             if getattr(adapter, key):
                 yield f"adapter.{key}", f"is an option of kind: lora, not of {adapter.kind}"
+    if is_split and adapter.dora:
+        yield "adapter.dora", "needs a layer's weights in one piece: use train.distributed: ddp, or rslora"
     if is_split and base != Base():
         key = "precision" if base.quantise == "none" else "quantise"
         yield (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from confide.config import registry
+from confide.models.dora import use_own_dora
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _SHARED = {"deberta": {"pos_proj", "pos_q_proj"}, "deberta-v2": {"pos_key_proj",
 
 
 def in_head(model: Any, name: str) -> bool:
+    """Return True if a parameter or module lies outside the base model: in a head for classes or tokens."""
     prefix = model.base_model_prefix
     return bool(prefix) and not name.startswith(f"{prefix}.")
 
@@ -85,16 +87,28 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
     facts = registry.task_facts(task)
     # An untrained fresh head is useless, so it trains whole, as part of the adapter.
     head = {name.split(".")[0] for name, _ in model.named_parameters() if in_head(model, name)}
+    known = {name.rpartition(".")[2] for name, _ in model.named_modules()} | dict(
+        model.named_modules()
+    ).keys()
+    if missing := [name for name in adapter.modules_to_save if name not in known]:
+        raise InputError(f"adapter.modules_to_save: the model has no module named {', '.join(missing)}")
+    if twice := sorted({*_targets(adapter)} & {*adapter.modules_to_save}):
+        raise InputError(
+            f"adapter.modules_to_save: {twice[0]} trains whole then, and takes no LoRA factors: leave it out of "
+            "adapter.targets, or out of adapter.modules_to_save"
+        )
     settings = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
         target_modules=_linear(model, facts.has_classes)
         if adapter.targets == "all-linear"
         else adapter.targets,
         lora_dropout=0.0,
         bias="none",
         task_type=facts.adapter_type and TaskType[facts.adapter_type],
-        modules_to_save=sorted(head) if facts.has_classes else None,
+        modules_to_save=sorted({*(head if facts.has_classes else ()), *adapter.modules_to_save}) or None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it transposes Conv1D weights, and does
@@ -103,7 +117,25 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
         except ValueError as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise InputError(f"adapter.targets: {adapter.targets!r} cannot be adapted: {reason}") from error
+    refuse_embeddings(wrapped)
+    use_own_dora(wrapped)
     return wrapped
+
+
+def refuse_embeddings(model: nn.Module) -> None:
+    """Refuse LoRA factors of an embedding: peft keeps them outside of any layer that could be watched.
+
+    Raises:
+        InputError: names the embedding.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "lora_embedding_A", None):
+            own = name.rpartition(".")[2]
+            raise InputError(
+                f"adapter.targets: {name} is an embedding, and peft multiplies its LoRA factors outside of any layer, "
+                f"where a row's gradient cannot be told: leave it out, or train it whole by adapter.modules_to_save: "
+                f"[{own}]"
+            )
 
 
 def _linear(model: Any, classifies: bool = False) -> str | list[str]:

@@ -6,7 +6,6 @@ in float32. Weights are always quantised on the CPU, so that a run has the same 
 
 import copy
 import importlib.util
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from confide.config import registry
 from confide.models.adapters import in_head, not_called
+from confide.models.quantised import bits, quantised, weight_of
 from confide.models.sound import refuse_unsound
 from confide.utils.errors import InputError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_OF_8_BITS, _OF_4_BITS = "Linear8bitLt", "Linear4bit"
 
 
 def how_to_load(auto: Any, settings: Any, config: "Config") -> dict[str, Any]:
@@ -78,11 +77,11 @@ def ready_base(model: nn.Module, name: str) -> None:
     Raises:
         InputError: a weight was infinite or not a number when it was quantised.
     """
-    for place, layer in _quantised(model):
-        if type(layer).__name__ == _OF_4_BITS:
+    for place, layer in quantised(model):
+        if bits(layer) == 4:
             # Some processors would repack the weights, at the first evaluation, for a kernel that has no gradient.
             layer.support_avx512bf16_for_cpu = False
-        values = {f"{place}.weight": dequantised(layer)}
+        values = {f"{place}.weight": weight_of(layer)}
         refuse_unsound(values, f"model: the weights of {name!r} are damaged,")
 
 
@@ -124,20 +123,6 @@ class _Leave:
         return output.to(self.dtype) if isinstance(output, torch.Tensor) else output
 
 
-def _quantised(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, module in model.named_modules():
-        if type(module).__name__ in (_OF_4_BITS, _OF_8_BITS):
-            yield name, module
-
-
-def dequantised(layer: Any) -> torch.Tensor:
-    """Return the weight that a quantised layer multiplies with: [outputs, inputs]."""
-    from peft.utils.integrations import dequantize_module_weight
-
-    found: torch.Tensor = dequantize_module_weight(layer).detach()
-    return found
-
-
 def computes_coarsely(model: nn.Module) -> bool:
     """Return True if a model computes in bf16 or float16 by itself, whatever the precision of training."""
     return any(_is_coarse(p) for p in model.parameters())
@@ -149,8 +134,8 @@ def refuse_outliers(model: nn.Module) -> None:
     Raises:
         InputError: names the first such layer, and what to do.
     """
-    for name, layer in _quantised(model):
-        if type(layer).__name__ == _OF_8_BITS and getattr(layer.state, "threshold", 0.0) > 0:
+    for name, layer in quantised(model):
+        if bits(layer) == 8 and getattr(layer.state, "threshold", 0.0) > 0:
             raise InputError(
                 f"model: {name} is an 8-bit layer that computes a column in another way once any row of a batch has a "
                 "large value there, so that no row has a gradient of its own: load the model with "
