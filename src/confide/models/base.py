@@ -6,6 +6,8 @@ in float32. Weights are always quantised on the CPU, so that a run has the same 
 
 import copy
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,14 +93,14 @@ def ready_adapter(model: Any) -> None:
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    dtype = next((p.dtype for p in model.parameters() if not p.requires_grad and _is_coarse(p)), None)
-    if dtype is None:
+    coarse = next((p for p in model.parameters() if not p.requires_grad and _is_coarse(p)), None)
+    if coarse is None:
         return
     for name, module in inner.named_modules():
         if hasattr(module, "modules_to_save"):
             module.register_forward_pre_hook(_enter, with_kwargs=True)
             if not (module is inner.get_output_embeddings() or in_head(inner, name)):  # logits stay float32
-                module.register_forward_hook(_Leave(dtype))
+                module.register_forward_hook(_Leave(coarse))
 
 
 def _is_coarse(values: torch.Tensor) -> bool:
@@ -114,18 +116,36 @@ def _float(value: Any) -> Any:
 
 
 class _Leave:
-    """Hook that turns a layer's output into the type of the base."""
+    """Hook that turns a layer's output into the type that a weight of the base has then."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, like: nn.Parameter) -> None:
+        self.like = like
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return output.to(self.dtype) if isinstance(output, torch.Tensor) else output
+        return output.to(self.like.dtype) if isinstance(output, torch.Tensor) else output
 
 
 def computes_coarsely(model: nn.Module) -> bool:
     """Return True if a model computes in bf16 or float16 by itself, whatever the precision of training."""
     return any(_is_coarse(p) for p in model.parameters())
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Let a model compute in float32 inside the context, from the weights that it has in fewer bits."""
+    held = [(values, values.data) for values in (*model.parameters(), *model.buffers()) if _is_coarse(values)]
+    layers = [(layer, layer.compute_dtype) for _, layer in quantised(model) if bits(layer) == 4]
+    try:
+        for values, _ in held:
+            values.data = values.data.float()
+        for layer, _ in layers:
+            layer.compute_dtype = torch.float32
+        yield
+    finally:
+        for values, data in held:
+            values.data = data
+        for layer, dtype in layers:
+            layer.compute_dtype = dtype
 
 
 def refuse_outliers(model: nn.Module) -> None:

@@ -26,7 +26,7 @@ def _kinds() -> tuple[type[nn.Module], type[Any]]:
     from peft.tuners.lora.dora import DoraLinearLayer
     from peft.tuners.lora.variants import DoraLinearVariant
 
-    class Variant(DoraLinearVariant):  # type: ignore[misc]
+    class Variant(DoraLinearVariant):
         @staticmethod
         def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
             first, second = module.lora_A[active_adapter], module.lora_B[active_adapter]
@@ -47,9 +47,10 @@ def _kinds() -> tuple[type[nn.Module], type[Any]]:
 
 def use_own_dora(model: nn.Module) -> None:
     """Let every linear layer with DoRA compute in this order. In place; the parameters and their names stay."""
+    module: Any
     for module in model.modules():
         magnitudes = getattr(module, "lora_magnitude_vector", None)
         for adapter, layer in dict(magnitudes.items() if magnitudes else ()).items():
             if type(layer).__name__ == "DoraLinearLayer":
                 layer.__class__, variant = _kinds()
-                module.lora_variant[adapter] = variant  # type: ignore[operator,index,union-attr]
+                module.lora_variant[adapter] = variant
