@@ -38,8 +38,9 @@ def weight_of(layer: Any) -> Tensor:
     if bits(layer) == 4:
         from bitsandbytes.functional import dequantize_4bit
 
-        found: Tensor = dequantize_4bit(weight.data, weight.quant_state)
-        return found.as_subclass(Tensor)
+        found: Tensor = dequantize_4bit(weight.data, weight.quant_state).as_subclass(Tensor)
+        return found
     # The first pass moves the scales of the outputs from the weight to the layer's state.
     scale = layer.state.SCB if layer.state.SCB is not None else weight.SCB
-    return weight.data.as_subclass(Tensor).float() * (scale.float() / 127.0).unsqueeze(1)
+    whole: Tensor = weight.data.as_subclass(Tensor).float() * (scale.float() / 127.0).unsqueeze(1)
+    return whole
