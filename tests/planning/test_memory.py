@@ -86,7 +86,7 @@ def test_a_lora_step_takes_what_the_plan_says_within_a_fifth(tmp_path, kind, bas
 
 def test_the_parts_add_up_and_grow_with_what_they_are_made_of():
     size = Size(1000, 10, 2, 16, 100, held_bytes=500)
-    config = {"data": {"train": "x", "max_length": 10}, "privacy": {"epsilon": 1.0}}
+    config = {"data": {"train": "x", "unit": "u", "max_length": 10}, "privacy": {"epsilon": 1.0}}
     config |= {"adapter": {"kind": "lora"}, "train": {"micro_tokens": 40, "optimizer": "sgd"}}
     found = memory(check(config), size, Kept(1000.0, 10.0, 1.0))
     assert (found.weights, found.trained) == (500, 4 * 10 * 2)
@@ -100,8 +100,13 @@ def test_the_parts_add_up_and_grow_with_what_they_are_made_of():
 def test_a_base_in_4_bits_counts_its_weights_and_not_its_bytes(tmp_path):
     pytest.importorskip("bitsandbytes")
     path = small.saved(tmp_path / "llama", "llama", "causal-lm", **LLAMA)
-    raw = {"model": str(path), "tokenizer": "bundled", "data": {"train": "x"}, "privacy": {"epsilon": 4.0}}
-    raw |= {"adapter": {"kind": "lora", "rank": 8}}
+    raw = {
+        "model": str(path),
+        "tokenizer": "bundled",
+        "data": {"train": "x", "unit": "u"},
+        "privacy": {"epsilon": 4.0},
+    }
+    raw |= {"adapter": {"kind": "lora", "rank": 8}, "privacy": {"epsilon": 4.0}}
     whole = Size.of(models.load_model(check(raw)))
     packed = Size.of(models.load_model(check(raw | {"base": {"quantise": "nf4"}})))
     assert packed.parameters == whole.parameters

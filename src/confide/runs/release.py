@@ -90,8 +90,12 @@ def _write(guarantee: Guarantee, path: Path) -> None:
 
 def _card(job: Job, guarantee: Guarantee) -> str:
     base = models.public_name(job.run.config.model)
+    how = job.run.config.base
+    held = f" in {how.precision}" * (how.precision != "float32")
+    held += f", its linear layers in {how.quantise} by bitsandbytes" * (how.quantise != "none")
+    held = f" (trained beside a base held{held})" if held else ""
     return (
-        f"# A language model fine-tuned with confide\n\nBase model: `{base}`. Task: {job.task.facts.name}.\n\n"
+        f"# A language model fine-tuned with confide\n\nBase model: `{base}`{held}. Task: {job.task.facts.name}.\n\n"
         f"{guarantee.model_card_section()}\n## Use\n\n```python\n{_usage(job, base)}```\n"
     )
 
