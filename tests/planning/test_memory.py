@@ -103,7 +103,7 @@ def test_a_base_in_4_bits_counts_its_weights_and_not_its_bytes(tmp_path):
     raw = {
         "model": str(path),
         "tokenizer": "bundled",
-        "data": {"train": "x", "unit": "u"},
+        "data": {"train": "x", "unit": "u", "max_length": 32},
         "privacy": {"epsilon": 4.0},
     }
     raw |= {"adapter": {"kind": "lora", "rank": 8}, "privacy": {"epsilon": 4.0}}
