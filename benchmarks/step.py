@@ -55,7 +55,8 @@ from _methods import (
     for_peers,
     median_norm,
 )
-from confide.config.schema import Adapter
+from confide.config.model_sections import Adapter
+from confide.models import adapters
 from confide.models import loading as models
 from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.allocator import keep_freed_memory
@@ -107,7 +108,7 @@ def setting(args: argparse.Namespace) -> Setting:
     torch.manual_seed(0)
     config = SHAPES[args.shape]()
     model = transformers.AutoModelForCausalLM.from_config(config)
-    model = models._adapt(model, Adapter(kind=args.train, rank=32), "causal-lm").to(args.device)
+    model = adapters.adapt(model, Adapter(kind=args.train, rank=32), "causal-lm").to(args.device)
     vocabulary = config.vocab_size
     extra = frozenset(models.accepted(model))
     bf16 = args.precision == "bf16"

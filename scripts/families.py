@@ -29,8 +29,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TYPES
 
 from confide.clipping import UnsupportedModule, UnsupportedParameter
-from confide.config.schema import Adapter
+from confide.config.model_sections import Adapter
 from confide.distributed.ranks import Ranks
+from confide.models import adapters
 from confide.models import loading as models
 from confide.training.row_isolation import check_row_independence
 from confide.training.tasks import Task
@@ -196,7 +197,7 @@ def try_one(kind: str, adapter: str) -> Found:
     for module in model.modules():
         models.drop_nothing(module)
     try:
-        model = brute_force.shaken(models._adapt(model, Adapter(kind=adapter, rank=3), task.facts.name))
+        model = brute_force.shaken(adapters.adapt(model, Adapter(kind=adapter, rank=3), task.facts.name))
         check_row_independence(task, model.train(), rows, Ranks())
         batch, unit = task.collate(rows), torch.tensor(UNITS)
         _, norms = brute_force.clipped_sum(model, task.packed_loss, batch, unit, torch.ones(len(rows)), None)

@@ -17,10 +17,12 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from confide.config import registry
-from confide.config.schema import Adapter, Average
+from confide.config.model_sections import Adapter
+from confide.config.schema import Average
 from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_split, part_of, shard, whole
+from confide.models import adapters
 from confide.models import loading as models
 from confide.models.fast import onednn as products
 from confide.models.fast.activations import install_fast_layers
@@ -83,7 +85,7 @@ def model_of(family: str, adapter: str) -> torch.nn.Module:
         models.drop_nothing(module)
     if family == "llama":
         install_fast_layers(model)
-    model = models._adapt(model, Adapter(kind=adapter, rank=4), task)
+    model = adapters.adapt(model, Adapter(kind=adapter, rank=4), task)
     with torch.no_grad():  # a LoRA factor starts at zero, and with it the gradient of its partner
         for parameter in models.trainable(model).values():
             parameter.add_(0.1 * torch.randn_like(parameter))

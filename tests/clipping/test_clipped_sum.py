@@ -14,7 +14,8 @@ from confide.clipping.factors import Outer
 from confide.clipping.rounding import exact
 from confide.clipping.slot import Allowance, dense_is_faster
 from confide.clipping.units import Units
-from confide.config.schema import Adapter
+from confide.config.model_sections import Adapter
+from confide.models import adapters
 from confide.models import loading as models
 from tests.clipping.brute_force import (
     ABOVE,
@@ -68,7 +69,7 @@ def test_adapters_of_families_with_classes_of_their_own(family: str) -> None:
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_adapters_of_mixtures_of_experts(family: str) -> None:
-    model = shaken(models._adapt(tiny(family), Adapter(kind="lora", rank=3), "causal-lm"))
+    model = shaken(adapters.adapt(tiny(family), Adapter(kind="lora", rank=3), "causal-lm"))
     trained = {name.split(".lora_")[0].rpartition(".")[2] for name in models.trainable(model)}
     assert trained == {"q_proj", "k_proj", "v_proj", "o_proj"}
     for units in ("1", "3", "ragged"):

@@ -18,6 +18,7 @@ from confide.clipping import ClippedSum
 from confide.config import registry
 from confide.config.loading import check
 from confide.config.schema import Policy
+from confide.models import adapters
 from confide.models import files as model_files
 from confide.models import loading as models
 from confide.models.fast.activations import install_fast_layers
@@ -147,7 +148,7 @@ def test_lora_adapts_what_it_is_told_at_the_scale_it_is_told(
     model = loaded(root, kind, adapter={"kind": "lora", "rank": rank, "alpha": alpha, "targets": targets})
     names = models.trainable(model)
     assert {name.split(".lora_")[0].split(".")[-1] for name in names} == modules
-    assert set(names) == models.wanted(model, config("x", adapter={"kind": "lora"}).adapter, "causal-lm")
+    assert set(names) == adapters.wanted(model, config("x", adapter={"kind": "lora"}).adapter, "causal-lm")
     for module in model.modules():
         if hasattr(module, "lora_A") and hasattr(module, "scaling"):
             assert module.scaling["default"] == scale

@@ -12,6 +12,7 @@ from confide.data.shape import Shape
 from confide.models import loading as models
 from confide.planning import cost
 from confide.planning import plan as planning
+from confide.planning.memory import memory
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms import base
 from confide.privacy.mechanisms.statement import calibrate
@@ -204,11 +205,11 @@ def test_compute_counts_tokens_of_all_steps(cheap):
 def test_the_memory_of_what_is_not_trained_or_kept_is_less():
     size = cost.Size(10**8, 10**8, 12, 768, 50_000)
     adapter = cost.Size(10**8, 10**6, 12, 768, 50_000)
-    full = cost.memory(config(), size)
-    assert cost.memory(config(), adapter) < full
-    assert cost.memory(config(optimizer="sgd"), size) == full - 8 * 10**8
-    assert cost.memory(config(micro_tokens=1024), size) < full
-    assert cost.memory(config(task="classification", selection="random"), size) < full
+    full = memory(config(), size).whole
+    assert memory(config(), adapter).whole < full
+    assert memory(config(optimizer="sgd"), size).whole == full - 8 * 10**8
+    assert memory(config(micro_tokens=1024), size).whole < full
+    assert memory(config(task="classification", selection="random"), size).whole < full
 
 
 def test_sizes_are_those_of_the_model(tmp_path):
@@ -227,7 +228,7 @@ import numpy as np, torch
 torch.set_num_threads(1)
 from confide.models import loading as models
 from confide.planning import cost
-from confide.planning import plan as planning
+from confide.planning.memory import kept, memory
 from confide.config.loading import check
 from confide.utils.errors import InputError
 from confide.privacy.mechanisms.values import Aggregation
@@ -241,6 +242,7 @@ settings = check(json.loads(sys.argv[1]))
 model = models.load_model(settings)
 size = cost.Size.of(model)
 task = CausalLM.of(model, models.load_tokenizer(settings))
+found = kept(model, task, 128) if settings.adapter.kind == 'lora' else None
 rows = [np.random.default_rng(i).integers(2, 8192, 128) for i in range(2 * settings.train.micro_tokens // 128)]
 
 class Sampler:
@@ -256,7 +258,7 @@ key, tokens = RunKey.from_text("x"), settings.train.micro_tokens
 aggregation, optimisation = Aggregation(1.0, 1.0, 1.0), Optimisation(5, 1e-3)
 step = PrivateStep(model, task, Sampler(), aggregation, optimisation, key, "main", "fast", tokens)
 step(1)
-print(json.dumps([status("VmHWM") - before, cost.memory(settings, size)]))
+print(json.dumps([status("VmHWM") - before, memory(settings, size, found).whole]))
 """
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from confide.config.schema import Adapter
+from confide.config.model_sections import Adapter
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.distributed.ranks import Ranks
-from confide.models import loading as models
+from confide.models import adapters
 from confide.runs import personalise as personalisation
 from confide.runs.personalise import halves, personalise
 from confide.training.tasks.classification import Classification
@@ -85,7 +85,7 @@ def classifier():
 
 def adapted(make=gpt2):
     model, task = make()
-    return models._adapt(model, Adapter(kind="lora", rank=2), task.facts.name), task
+    return adapters.adapt(model, Adapter(kind="lora", rank=2), task.facts.name), task
 
 
 def adapted_classifier():

@@ -79,7 +79,12 @@ def plan(found: dict[str, Any]) -> None:
     print(
         f"tokens {number(chosen['tokens'])}, about {chosen['operations']:.2g} floating-point operations (estimate)"
     )
-    print(f"memory at the peak of a step about {found['memory_bytes'] / 2**30:.2f} GiB (estimate)")
+    parts = {name: f"{size / 2**30:.2f}" for name, size in found["memory"].items()}
+    print(
+        f"needs about {found['memory_bytes'] / 2**30:.2f} GiB of memory at the peak of a step (estimate), of which "
+        f"weights {parts['weights']}, sums and states of what trains {parts['trained']}, activations "
+        f"{parts['activations']}, logits {parts['logits']}"
+    )
     if "gradients_bytes" in found:
         size = found["gradients_bytes"] / 2**30
         print(

@@ -16,6 +16,7 @@ RULES = {
     "layer norm": "confide.clipping.kinds.norm:LAYER_NORM",
     "norm over rms": "confide.clipping.kinds.norm:OVER_RMS",
     "centred norm": "confide.clipping.kinds.norm:CENTRED",
+    "magnitude": "confide.clipping.kinds.magnitude:MAGNITUDE",
     "probed linear": "confide.clipping.kinds.linear:PROBED",
     "look-up": "confide.clipping.kinds.embedding:LOOK_UP",
 }

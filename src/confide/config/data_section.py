@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from confide.config import registry
-from confide.config.base import Count, Section
+from confide.config.fields import Count, Section
 
 
 def _a_format(name: str) -> str:

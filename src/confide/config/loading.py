@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
 from confide.config.data_section import Data
+from confide.config.model_sections import model_faults
 from confide.config.schema import Average, Config
 from confide.config.sections import schema_for
 from confide.utils.errors import Faults, InputError
@@ -362,6 +363,7 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
             "adapter.kind",
             "an adapter to a model from scratch is no use without its random weights: use full",
         )
+    yield from model_faults(adapter, config.base, train.distributed == "fsdp")
     if adapter.kind == "modules" and adapter.targets == "all-linear":
         yield "adapter.targets", "kind: modules needs the names of the modules to train"
     if train.warmup > train.steps:

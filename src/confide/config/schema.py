@@ -9,24 +9,11 @@ import yaml
 from pydantic import AfterValidator, Field
 
 from confide.config import registry
-from confide.config.base import Count, Positive, Section
 from confide.config.data_section import Data
+from confide.config.fields import Count, Positive, Section
+from confide.config.model_sections import Adapter, Base
 
 Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
-
-
-class Adapter(Section):
-    """The part of the model that is trained."""
-
-    kind: Literal["full", "lora", "bias", "modules"] = Field(
-        "full",
-        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
-    )
-    rank: Count = Field(32, description="rank of the LoRA factors")
-    alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
-    targets: str | list[str] = Field(
-        "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
-    )
 
 
 class Privacy(Section):
@@ -413,6 +400,7 @@ class Config(Section):
     task: Annotated[str, AfterValidator(_known_task)] = Field("causal-lm", description="what is trained")
     trust_remote_code: bool = Field(False, description="let code from the model's repository run")
     adapter: Adapter = Field(default_factory=Adapter, description="what part of the model is trained")
+    base: Base = Field(default_factory=Base, description="how the frozen weights under an adapter are held")
     data: Data = Field(description="where the text comes from")
     privacy: Privacy = Field(default_factory=Privacy, description="what is protected and how")
     secrets: Secrets = Field(

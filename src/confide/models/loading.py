@@ -8,7 +8,6 @@ same on one machine or many, and after a resume.
 import errno
 import inspect
 import os
-import re
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -24,21 +23,18 @@ from confide.config.schema import Policy
 from confide.data.chat import template_text
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
+from confide.models.adapters import adapt, in_head
+from confide.models.adapters import unused as unused_of
+from confide.models.base import how_to_load, ready_adapter, ready_base
 from confide.models.fast.activations import install_fast_layers
 from confide.models.sound import refuse_diverged, refuse_unsound
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.config.schema import Adapter, Config
+    from confide.config.schema import Config
 
 BUNDLED = "bundled"
 MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
-_MIXTURE = re.compile(r"Moe(?![a-z])|MoE|MOE|Experts?(?![a-z])|SparseMLP|Router(?![a-z])")
-_OF_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
-# Kernels of these take out_proj's weight past its layer.
-_FUSED = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}
-# Layers that DeBERTa runs once for all rows, over its relative positions, and not beside each row.
-_SHARED = {"deberta": {"pos_proj", "pos_q_proj"}, "deberta-v2": {"pos_key_proj", "pos_query_proj"}}
 # These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
 _OWN_POSITIONS = {
     "roberta",
@@ -156,7 +152,7 @@ def _add_tokens(tokenizer: Any, config: "Config") -> list[int]:
 
 
 def load_model(config: "Config", classes: int | None = None, vocabulary: int | None = None) -> nn.Module:
-    """Load the model of a config: float32, without dropout, with its adapter; what trains requires grad.
+    """Load the model of a config, without dropout, with its adapter; what trains is float32 and requires grad.
 
     Args:
         classes: number of classes, for a task that has them.
@@ -186,11 +182,11 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             model, report = auto.from_pretrained(
                 place,
                 config=settings,
-                dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=config.trust_remote_code,
                 ignore_mismatched_sizes=True,  # refused below, except for a classification head
                 output_loading_info=True,
+                **how_to_load(auto, settings, config),
             )
             _complete(model, report, config)
     if getattr(settings, "pad_token_id", None) is None and facts.has_classes:
@@ -205,10 +201,12 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             "model keeps its weights: it is damaged or quantised, give the model that it was made from"
         )
     refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
+    ready_base(model, config.model)
     for module in model.modules():
         drop_nothing(module)
     install_fast_layers(model)
-    model = _adapt(model, config.adapter, config.task)
+    model = adapt(model, config.adapter, config.task)
+    ready_adapter(model)
     if config.train.gradient_checkpointing:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # transformers is about to rename it
@@ -247,7 +245,7 @@ def _complete(model: Any, report: dict[str, Any], config: "Config") -> None:
     lacking = {str(name) for name in report["missing_keys"]}
     lacking |= {str(name) for name, *_ in report["mismatched_keys"]}
     if registry.task_facts(config.task).has_classes:
-        lacking = {name for name in lacking if not _in_head(model, name) and ".pooler." not in name}
+        lacking = {name for name in lacking if not in_head(model, name) and ".pooler." not in name}
     if lacking:
         raise InputError(
             f"model: {config.model!r} has no fitting weights for {len(lacking)} parameters that task "
@@ -270,7 +268,7 @@ def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> Non
         raise InputError(f"tokenizer: it has {before} entries, but {config.model!r} has {entries} embeddings")
     if not new:
         return
-    unused = {name: model.get_parameter(name) for name in _unused(model)}
+    unused = {name: model.get_parameter(name) for name in unused_of(model)}
     if new[-1] >= entries:  # the vocabularies of many models are padded, and have room
         model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
         for (
@@ -300,125 +298,6 @@ def added_tokens(model: Any) -> tuple[int, ...]:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     ids: tuple[int, ...] = getattr(inner, "added_tokens", ())
     return ids
-
-
-def _in_head(model: Any, name: str) -> bool:
-    prefix = model.base_model_prefix
-    return bool(prefix) and not name.startswith(f"{prefix}.")
-
-
-def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
-    """Return the names of the parameters that a config says to train, of a model loaded and adapted by it."""
-    names = [name for name, _ in model.named_parameters()]
-    if adapter.kind == "lora":
-        return {name for name in names if ".lora_" in name or ".modules_to_save." in name}
-    chosen = set(names)
-    if adapter.kind == "bias":
-        chosen = {name for name in names if name.endswith("bias")}
-    elif adapter.kind == "modules":
-        chosen = {name for name in names if any(_holds(target, name) for target in _targets(adapter))}
-    if registry.task_facts(task).has_classes:  # an untrained fresh head is useless
-        chosen |= {name for name in names if _in_head(model, name)}
-    return chosen - _unused(model)
-
-
-def _targets(adapter: "Adapter") -> list[str]:
-    return [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
-
-
-def _holds(target: str, name: str) -> bool:
-    """Return True if a parameter's dotted name has `target` as a run of its parts."""
-    return f".{target}." in f".{name}."
-
-
-def _unused(model: nn.Module) -> set[str]:
-    """Return the unused bias that masked-LM heads like BERT's hold besides their decoder's own.
-
-    The two are one parameter if the decoder is tied to the embeddings.
-    """
-    unused: set[str] = set()
-    for name, module in model.named_modules():
-        own, decoder = module._parameters.get("bias"), getattr(module, "decoder", None)
-        if own is not None and isinstance(decoder, nn.Linear) and decoder.bias is not own:
-            unused.add(f"{name}.bias")
-    return unused
-
-
-def _adapt(model: nn.Module, adapter: "Adapter", task: str) -> nn.Module:
-    """Leave requires_grad only on what `adapter` trains."""
-    if adapter.kind == "lora":
-        return _lora(model, adapter, task)
-    chosen = wanted(model, adapter, task)
-    if adapter.kind == "modules":
-        names = [name for name, _ in model.named_parameters()]
-        missing = [t for t in _targets(adapter) if not any(_holds(t, name) for name in names)]
-        if missing:
-            raise InputError(f"adapter.targets: the model has no module named {', '.join(missing)}")
-    if not chosen:
-        raise InputError(f"adapter.kind: {adapter.kind} leaves nothing to train in this model")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in chosen)
-    return model
-
-
-def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    facts = registry.task_facts(task)
-    # An untrained fresh head is useless, so it trains whole, as part of the adapter.
-    head = {name.split(".")[0] for name, _ in model.named_parameters() if _in_head(model, name)}
-    settings = LoraConfig(
-        r=adapter.rank,
-        lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
-        target_modules=_linear(model, facts.has_classes)
-        if adapter.targets == "all-linear"
-        else adapter.targets,
-        lora_dropout=0.0,
-        bias="none",
-        task_type=facts.adapter_type and TaskType[facts.adapter_type],
-        modules_to_save=sorted(head) if facts.has_classes else None,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that it transposes Conv1D weights, and does
-        try:
-            wrapped: nn.Module = get_peft_model(model, settings)
-        except ValueError as error:
-            reason = str(error).strip().splitlines()[0][:200]
-            raise InputError(f"adapter.targets: {adapter.targets!r} cannot be adapted: {reason}") from error
-    return wrapped
-
-
-def _linear(model: Any, classifies: bool = False) -> str | list[str]:
-    """Return the linear layers that an adapter can be added to, by name if these are not all.
-
-    In a mixture of experts, only layers that every token passes through qualify: peft takes "all-linear", and
-    names of an expert's layers, for its experts' stacked weights as well.
-    """
-    left = _OF_EXPERTS if routes(model) else set()
-    if model.config.model_type in _FUSED:
-        left = left | {"out_proj"}
-    left = left | _SHARED.get(model.config.model_type, set())
-    if getattr(
-        model.config, "share_att_key", False
-    ):  # DeBERTa-v3 uses its rows' layers for its positions, too
-        left = left | {"query_proj", "key_proj"}
-    if not left:
-        return "all-linear"
-    head = model.get_output_embeddings()
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and module is not head
-        and not (classifies and _in_head(model, name))
-        and not _MIXTURE.search(type(module).__name__)
-    }
-    return sorted(linear - left)
-
-
-def routes(model: nn.Module) -> bool:
-    """Return True if a model is a mixture of experts, judged by its classes' names."""
-    return any(_MIXTURE.search(type(module).__name__) for module in model.modules())
 
 
 def inner_of(model: Any) -> Any:

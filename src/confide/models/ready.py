@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from confide.models.adapters import refuse_embeddings
+from confide.models.base import refuse_outliers
+from confide.models.dora import use_own_dora
 from confide.models.loading import check_length, drop_nothing, inner_of, trainable
 from confide.models.sound import refuse_unsound
 from confide.utils.errors import InputError
@@ -41,6 +44,9 @@ def ready_model(model: nn.Module, config: "Config", classes: int | None, vocabul
         raise InputError(
             "model: none of the parameters of the given model requires grad: nothing would train"
         )
+    _refuse_prompts(model)
+    refuse_embeddings(model)
+    refuse_outliers(model)
     inner = inner_of(model)
     embeddings = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
     if embeddings is not None and embeddings.weight.shape[0] < vocabulary:
@@ -52,4 +58,20 @@ def ready_model(model: nn.Module, config: "Config", classes: int | None, vocabul
     refuse_unsound(dict(model.named_parameters()), "model: the weights of the given model are damaged,")
     for module in model.modules():
         drop_nothing(module)
+    use_own_dora(model)
     return model
+
+
+def _refuse_prompts(model: Any) -> None:
+    """Refuse adapters that train a prompt: the model's output then has more positions than its rows have tokens.
+
+    Raises:
+        InputError: names the kind of adapter.
+    """
+    for settings in getattr(model, "peft_config", {}).values():
+        if getattr(settings, "is_prompt_learning", False):
+            kind = str(getattr(settings.peft_type, "value", settings.peft_type)).lower().replace("_", " ")
+            raise InputError(
+                f"model: {kind} trains a prompt before the rows, not layers that the rows run through, and confide "
+                "cannot tell each row's gradient of it: use LoRA (peft.LoraConfig, or adapter.kind: lora)"
+            )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from confide.config import registry
-from confide.config.schema import Adapter
+from confide.config.model_sections import Adapter
 from confide.models import files as model_files
 from confide.models import loading
 from confide.utils.errors import InputError

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from confide.config import registry
 from confide.models import loading as models
 from confide.planning.cost import Size
+from confide.planning.memory import kept as kept_of
 from confide.planning.plan import Plan, plan, program_svg
 from confide.planning.verdict import verdict
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
+from confide.training.tasks import Task
 from confide.utils.console import Console
 from confide.utils.files import write_text
 
@@ -19,9 +22,12 @@ def planned(run: Run, console: Console, times_users: Sequence[float] = ()) -> Pl
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
-        shape, size = prepared.train.shape(), Size.of(model)
+        shape, size, kept = prepared.train.shape(), Size.of(model), None
+        if run.config.adapter.kind == "lora":
+            task: Task = registry.task(run.config.task).of(model, tokenizer, run.config.train.precision)
+            kept = kept_of(model, task, run.config.data.max_length)
         with console.track("settings compared") as track:
-            found = plan(run.config, shape, size, track, times_users)
+            found = plan(run.config, shape, size, track, times_users, kept)
         if "larger_priors" in found.outlook:
             write_text(run.root / "program.svg", program_svg(found.to_json()))
     return replace(found, verdict=verdict(run.config, shape, size, found.chosen))

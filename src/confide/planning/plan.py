@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from confide.data.shape import Shape
-from confide.planning.cost import Size, memory
+from confide.planning.cost import Size
+from confide.planning.memory import Kept, Memory, memory
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Accountant, delta_default
 from confide.privacy.guarantee import Guarantee
@@ -106,7 +107,7 @@ class Plan:
         phases: (name, steps, noise multiplier) of the steps of the run.
         neighbours: other settings, at the same target.
         what_if: the noise if there were more units.
-        memory_bytes: memory that training takes, an estimate.
+        memory: what training takes, by part: an estimate.
         gradients_bytes: for a mechanism that compares the gradients of all units; else None.
         warnings: sentences that a person should read before training.
         outlook: further facts of a mechanism's own, by key.
@@ -119,7 +120,7 @@ class Plan:
     phases: tuple[tuple[str, int, float], ...]
     neighbours: tuple[PlannedSetting | Impossible, ...]
     what_if: tuple[WhatIf, ...]
-    memory_bytes: int
+    memory: Memory
     gradients_bytes: int | None
     warnings: tuple[str, ...]
     outlook: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +143,8 @@ class Plan:
             "neighbours": [each.to_json() for each in self.neighbours],
             "what_if": [asdict(each) for each in self.what_if],
             **self.outlook,
-            "memory_bytes": self.memory_bytes,
+            "memory_bytes": self.memory.whole,
+            "memory": asdict(self.memory),
             "guarantee": self.guarantee.to_json(),
             "warnings": list(self.warnings),
             "verdict": self.verdict,
@@ -156,6 +158,7 @@ def plan(
     size: Size,
     progress: Callable[[int], object] = lambda done: None,
     times_users: Sequence[float] = (),
+    kept: Kept | None = None,
 ) -> Plan:
     """Plan the config's own setting and its neighbours at the same target.
 
@@ -164,6 +167,7 @@ def plan(
         size: size of the model.
         progress: called as each neighbour is done.
         times_users: factor on the number of units, for `Plan.what_if`.
+        kept: what autograd was seen to keep of a row.
 
     Raises:
         InputError: the mechanism cannot run on such data, or no noise meets the target.
@@ -195,7 +199,7 @@ def plan(
         ),
         neighbours=tuple(found),
         what_if=tuple(_with_users(factor, chosen) for factor in times_users),
-        memory_bytes=memory(config, size),
+        memory=memory(config, size, kept),
         gradients_bytes=4 * shape.units * size.trainable if chosen.aggregation().radii else None,
         warnings=tuple(warnings(chosen)),
         outlook=mechanism.outlook(shape),

@@ -23,6 +23,7 @@ class Use:
         entries: embeddings of an adapted base that got more of them; None if it has its own.
         classes: of a classifier.
         folder: what holds the card.
+        held: how the base was held beside the adapter, if not in float32.
     """
 
     facts: TaskFacts
@@ -33,6 +34,7 @@ class Use:
     classes: int | None = None
     is_random: bool = False
     folder: str = "release"
+    held: str = ""
 
     def section(self) -> str:
         """Write how to use the model, as a Markdown section."""
@@ -41,6 +43,9 @@ class Use:
     def _before(self) -> str:
         if not self.is_adapter:
             return ""
+        return f"It was trained beside a base held in {self.held}.\n\n" * bool(self.held) + self._of_adapter()
+
+    def _of_adapter(self) -> str:
         merge = "`confide export RUN --merge FOLDER` writes a model that needs neither the base nor peft.\n\n"
         if self.base == models.BUNDLED:
             return (

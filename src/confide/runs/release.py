@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from confide.config.model_sections import Base
 from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken
@@ -93,5 +94,12 @@ def _card(job: Job, guarantee: Guarantee) -> str:
             job.model.get_input_embeddings().num_embeddings if grown else None,  # type: ignore[operator]
             job.prepared.classes,
             is_random=name.endswith(".json"),
+            held=_held(job.run.config.base),
         ),
     )
+
+
+def _held(base: Base) -> str:
+    """Describe how the frozen base was held; "" for float32."""
+    coarse = f"its linear layers in {base.quantise} by bitsandbytes" if base.quantise != "none" else ""
+    return ", ".join(filter(None, [base.precision if base.precision != "float32" or coarse else "", coarse]))

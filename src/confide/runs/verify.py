@@ -15,7 +15,9 @@ from scipy.optimize import lsq_linear
 from scipy.stats import chi2
 
 from confide.clipping import ClippedSum
+from confide.models import adapters
 from confide.models import loading as models
+from confide.models.base import computes_coarsely, in_float32
 from confide.models.fast.activations import original_layers
 from confide.privacy.correlated_noise import coefficients, sensitivity
 from confide.privacy.mechanisms.concentration import ConcentrationAggregation
@@ -83,16 +85,14 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
     try:
         _stir(precise)
         draw = _some_units(precise)
-        slow = _unit_gradients(precise, draw)
-        error = _clipping(precise, draw, slow)
-        checks = [
-            _as_a_loop(draw, error, TOLERANCE),
-            *_in_bf16(job, draw),
-            _rows_alone(precise, draw),
-            _coverage(precise, draw, before),
-        ]
-        step = _compared if _combine(job).radii else _step
-        checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
+        coarse = _coarse(job, draw)
+        with in_float32(job.model):
+            slow = _unit_gradients(precise, draw)
+            error = _clipping(precise, draw, slow)
+            checks = [_as_a_loop(draw, error, TOLERANCE), *coarse, _rows_alone(precise, draw)]
+            checks += [_coverage(precise, draw, before)]
+            step = _compared if _combine(job).radii else _step
+            checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
     finally:
         with torch.no_grad():
             for name, parameter in job.model.named_parameters():
@@ -261,12 +261,13 @@ def _as_a_loop(draw: Draw, error: float, most: float, how: str = "") -> Check:
     return Check(f"fast clipping equals a loop over units{how}", error <= most, detail)
 
 
-def _in_bf16(job: Job, draw: Draw) -> list[Check]:
+def _coarse(job: Job, draw: Draw) -> list[Check]:
     """Check the clipping in the precision of training, if that is not float32: other kernels compute it."""
-    if not job.task.autocast:
+    if not (job.task.autocast or computes_coarsely(job.model)):
         return []
     error = _clipping(job, draw, _unit_gradients(job, draw))
-    return [_as_a_loop(draw, error, IN_BF16, ", in bf16")]
+    how = "bf16" if job.task.autocast else job.run.config.base.precision
+    return [_as_a_loop(draw, error, IN_BF16, f", in {how}")]
 
 
 def _rows_alone(job: Job, draw: Draw) -> Check:
@@ -293,7 +294,7 @@ def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
     """Check that an optimiser step without noise moves what the config says to train, and nothing else."""
     stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     config = job.run.config
-    wanted = models.wanted(job.model, config.adapter, config.task)
+    wanted = adapters.wanted(job.model, config.adapter, config.task)
     _take(job, [draw], Aggregation(None, 0.0, 1.0))
     moved = {name for name, p in job.model.named_parameters() if not torch.equal(p, stirred[name])}
     with torch.no_grad():

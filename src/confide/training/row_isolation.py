@@ -17,7 +17,7 @@ from torch import nn
 
 from confide.data.loss_mask import ids_of
 from confide.distributed.ranks import Ranks
-from confide.models.loading import routes
+from confide.models.adapters import routes
 from confide.randomness.streams import RunKey
 from confide.training.line_packing import WIDEST
 from confide.training.tasks import Batch, Task

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from confide.config.base import Section
+from confide.config.fields import Section
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.dp_sgd import DPSGD

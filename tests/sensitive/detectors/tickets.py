@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from confide.config.base import Section
+from confide.config.fields import Section
 from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.spans import Span
 

@@ -41,7 +41,7 @@ from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:
-    from confide.config.base import Section
+    from confide.config.fields import Section
     from confide.config.schema import Config
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from confide.config import registry
-from confide.config.base import Section
+from confide.config.fields import Section
 from confide.config.schema import Detector as DetectorSection
 from confide.sensitive.detectors.spans import Span
 

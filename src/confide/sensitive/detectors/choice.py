@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from confide.config import registry
-from confide.config.base import Section
+from confide.config.fields import Section
 from confide.config.schema import Detector as DetectorSection
 from confide.config.schema import Policy
 from confide.sensitive.detectors.base import Detector

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from confide.config.base import Section
+from confide.config.fields import Section
 from confide.config.schema import Detector as DetectorSection
 from confide.data.readers.fields import nearest
 from confide.sensitive.detectors.base import Detector

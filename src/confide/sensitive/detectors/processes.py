@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from confide.config import registry
-from confide.config.base import Section
+from confide.config.fields import Section
 from confide.config.schema import Detector as DetectorSection
 from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.choice import Asked, asked, fingerprint, kinds_of, made

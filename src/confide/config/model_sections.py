@@ -1,0 +1,80 @@
+"""The sections of the config that say how the base model is held and what of it is trained."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from confide.config.fields import Count, Positive, Section
+
+
+class Adapter(Section):
+    """The part of the model that is trained."""
+
+    kind: Literal["full", "lora", "bias", "modules"] = Field(
+        "full",
+        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
+    )
+    rank: Count = Field(32, description="rank of the LoRA factors")
+    alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
+    targets: str | list[str] = Field(
+        "all-linear", description="LoRA: module names to adapt, or `all-linear`; modules: the names to train"
+    )
+    rslora: bool = Field(False, description="LoRA scale is alpha / sqrt(rank) (Kalajdzievski 2023)")
+    dora: bool = Field(
+        False,
+        description="LoRA with a trained length of each output, apart from its direction (Liu et al. 2024)",
+    )
+    modules_to_save: list[str] = Field(
+        default_factory=list,
+        description="LoRA: modules that train whole beside the factors, and are saved with them, as `lm_head`",
+    )
+
+
+class Base(Section):
+    """The frozen weights of the base model under an adapter."""
+
+    precision: Literal["float32", "bf16", "fp16"] = Field(
+        "float32",
+        description="type in which frozen weights are held, and in which the base computes; what trains stays float32. "
+        "adapter.kind: lora only",
+    )
+    quantise: Literal["none", "int8", "nf4"] = Field(
+        "none",
+        description="hold the frozen linear layers in 8 or 4 bits, by bitsandbytes: `pip install 'confide[quantise]'`. "
+        "adapter.kind: lora only",
+    )
+
+
+def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for what the two sections cannot mean together.
+
+    Args:
+        is_split: True if the ranks share one model among them.
+    """
+    if adapter.kind != "lora":
+        if base.precision != "float32":
+            yield (
+                "base.precision",
+                f"adapter.kind: {adapter.kind} trains weights of the model itself, and what trains is float32, as are "
+                "the sums and their noise: leave it out (train.precision: bf16 computes in bf16), or set adapter.kind: "
+                "lora",
+            )
+        if base.quantise != "none":
+            yield (
+                "base.quantise",
+                f"adapter.kind: {adapter.kind} trains weights of the model itself, which cannot be done in so few "
+                "bits: set adapter.kind: lora",
+            )
+        for key in ("rslora", "dora", "modules_to_save"):
+            if getattr(adapter, key):
+                yield f"adapter.{key}", f"is an option of kind: lora, not of {adapter.kind}"
+    if is_split and adapter.dora:
+        yield "adapter.dora", "needs a layer's weights in one piece: use train.distributed: ddp, or rslora"
+    if is_split and base != Base():
+        key = "precision" if base.quantise == "none" else "quantise"
+        yield (
+            f"base.{key}",
+            "train.distributed: fsdp splits float32 weights alone over the ranks: use ddp, where each process holds "
+            "the whole base, which is small then",
+        )
