@@ -14,7 +14,7 @@ import numpy as np
 
 from confide.config import registry
 from confide.config.schema import Detector, Policy
-from confide.data.cutting import Cutter
+from confide.data.cutting import Cutter, Row
 from confide.data.documents import documents_of, side_of
 from confide.data.readers import Counts, Document
 from confide.data.readers.duplicates import find_duplicates
@@ -219,7 +219,7 @@ class _Preparation:
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.needs, self.counts = mechanisms.needs_of(config), Counts()
         self.has_classes = registry.task_facts(config.task).has_classes
-        self.classes: dict[str, int] = {}
+        self.classes = {str(number): number for number in range(self.given.classes or 0)}
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
         self.finders = searchers(config) if self.needs.secrets else None
@@ -321,7 +321,7 @@ class _Preparation:
             self._redact([batch[at] for at, _ in private], [label for _, label in private], writers)
             placed = [entry for entry in placed if entry[1] != "train"]
         used = [batch[at] for at, _, _ in placed]
-        rows = self.cutter.rows([document.text for document in used], [document.where for document in used])
+        rows = self._rows(used)
         for (at, side, label), own in zip(placed, rows, strict=True):
             for row in own:
                 units: Sequence[str] = batch[at].units
@@ -329,6 +329,13 @@ class _Preparation:
                     planted = units if batch[at].where == canaries.WHERE else ()
                     units = [*planted, *row.secrets(mentioned[at])]
                 writers[side].add(row.tokens, units, label)
+
+    def _rows(self, used: Sequence[Document]) -> Iterator[Iterable[Row]]:
+        """Cut documents into rows, those that came as tokens without tokenising them."""
+        texts = [document for document in used if document.tokens is None]
+        cut = iter(self.cutter.rows([each.text for each in texts], [each.where for each in texts]))
+        for document in used:
+            yield next(cut) if document.tokens is None else self.cutter.rows_of_tokens(document.tokens)
 
     def _plant(self, planting: Planting, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
         """Write canaries among the training rows; `beside` gets the rows of all contents, planted or not."""

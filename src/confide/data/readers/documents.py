@@ -23,10 +23,15 @@ _COUNTED = 1_000_000  # records that are read on to count those without a unit
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Named fields as a reader found them, and their place ("mail.jsonl line 17")."""
+    """Named fields as a reader found them, and their place ("mail.jsonl line 17").
+
+    Attributes:
+        tokens: the text as token ids, if a calling program has tokenised it.
+    """
 
     fields: Mapping[str, Any] = field(repr=False)
     where: str
+    tokens: Sequence[int] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Document:
         number: the number of the record in its source, counted from 0.
         given: characters [start, end) that come from the config, not from the record, and are therefore never
             sensitive.
+        tokens: the token ids, if the text came with them; it is then not tokenised.
     """
 
     text: str = field(repr=False)
@@ -47,6 +53,7 @@ class Document:
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     number: int = 0
     given: tuple[tuple[int, int], ...] = ()
+    tokens: Sequence[int] | None = field(default=None, repr=False)
 
 
 class Counts(Counter[str]):
@@ -140,9 +147,12 @@ def _documents(
         counts["records"] += 1
         where = record.where
         fields = record.fields
-        turns = lookup(fields, template.field, where, "data.text") if template.field is not None else None
+        named = template.field is not None and record.tokens is None
+        turns = lookup(fields, str(template.field), where, "data.text") if named else None
         given: tuple[tuple[int, int], ...] = ()
-        if is_dialogue(turns):
+        if record.tokens is not None:  # words of a language of their own, so that repeated text is still found
+            content = " ".join(map(str, record.tokens))
+        elif is_dialogue(turns):
             dialogue = Dialogue.of(turns, speakers, where)
             content = dialogue.text
             if speakers:  # without speakers, prompts are names out of the data
@@ -179,7 +189,7 @@ def _documents(
         tag = None if label is None else label_of(record.fields, label, where)
         kept += 1
         counts["documents"] += 1
-        yield Document(content, owners, tag, where, fields, read - 1, given)
+        yield Document(content, owners, tag, where, fields, read - 1, given, record.tokens)
     if not read:
         raise InputError("no record is left to read: every one was removed before it became a document.")
     if not kept and counts[DROPPED]:
