@@ -139,6 +139,7 @@ class PrivateLoop:
         self.rows.check(self.confide_config, facts.is_causal)
         if parameters.get("data_collator") is None and facts.is_causal and self._pads():
             self.data_collator = DataCollatorForLanguageModeling(self.processing_class, mlm=False)
+        self.eval_dataset = self._each_tokenised(self.eval_dataset)
         self._job: Job | None = None
         self._loop: Loop | None = None
         self._restored = False  # the model holds the weights of the best checkpoint
@@ -196,7 +197,7 @@ class PrivateLoop:
         if self.rows.tokenised:
             stated = replace(stated, rows_cut=_TOKENISED.format(self.confide_config.data.max_length))
         trust = stated.trust.replace("release/", "the saved model")
-        return replace(stated, not_covered=(*stated.not_covered, *more), trust=trust)
+        return replace(stated, not_covered=(*stated.not_covered, *more), trust=trust, words=())
 
     # training ------------------------------------------------------------------------------------------
     def _inner_training_loop(
@@ -332,14 +333,19 @@ class PrivateLoop:
     # evaluation -----------------------------------------------------------------------------------------
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the model that would be saved; text is tokenised and cut as training rows are."""
-        chosen = eval_dataset if eval_dataset is not None else self.eval_dataset
-        if isinstance(chosen, dict):
-            chosen = {name: self._tokenised(each) for name, each in chosen.items()}
-        elif chosen is not None and not isinstance(chosen, str):
-            chosen = self._tokenised(chosen)
         with self._as_released():
-            found: dict[str, float] = super().evaluate(chosen, *args, **kwargs)  # type: ignore[misc]
+            found: dict[str, float] = super().evaluate(  # type: ignore[misc]
+                self._each_tokenised(eval_dataset), *args, **kwargs
+            )
         return found
+
+    def _each_tokenised(self, dataset: Any) -> Any:
+        """Tokenise an evaluation set, or each of several by name; None, and the name of one, stay as they are."""
+        if dataset is None or isinstance(dataset, str):
+            return dataset
+        if isinstance(dataset, dict):
+            return {name: self._tokenised(each) for name, each in dataset.items()}
+        return self._tokenised(dataset)
 
     def _tokenised(self, dataset: Any) -> Any:
         return tokenised(dataset, self.confide_config, self.processing_class)
