@@ -10,7 +10,13 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainingArg
 from confide.models.loading import location
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
-PRIVACY = {"mechanism": "uls", "epsilon": 8, "unit": "author", "max_length": 64, "published_key": "for a test"}
+PRIVACY = {
+    "mechanism": "uls",
+    "epsilon": 8,
+    "unit": "author",
+    "max_length": 64,
+    "published_key": "for a test",
+}
 
 
 def tokenizer():
@@ -20,14 +26,14 @@ def tokenizer():
 def made(seed: int = 0) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=8192, bos_token_id=0, eos_token_id=0, pad_token_id=1, **sizes))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=8192, bos_token_id=0, eos_token_id=0, pad_token_id=1, **sizes)
+    )
 
 
 def rows(number: int = 90, authors: int = 30, seed: int = 1) -> list[dict]:
     draws = np.random.default_rng(seed)
-    return [
-        {"text": " ".join(draws.choice(WORDS, 20)), "author": f"a{at % authors}"} for at in range(number)
-    ]
+    return [{"text": " ".join(draws.choice(WORDS, 20)), "author": f"a{at % authors}"} for at in range(number)]
 
 
 def dataset(**how) -> Dataset:

@@ -84,7 +84,7 @@ def longest_row(args: Any, model: Any) -> int:
     stated = getattr(args, "max_length", None)  # of SFTConfig
     settings = getattr(model, "config", None)
     reads = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
-    return min(stated or _LONGEST, reads or _LONGEST)
+    return int(min(stated or _LONGEST, reads or _LONGEST))
 
 
 def scheduler_of(args: Any, steps: int, always: bool = False) -> Callable[..., Any] | None:
@@ -123,7 +123,9 @@ def _of_arguments(args: Any, steps: int) -> dict[str, Any]:
 
 
 def _checkpoints_activations(args: Any) -> bool:
-    return bool(getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None))
+    return bool(
+        getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
+    )
 
 
 def _stated(privacy: Mapping[str, Any] | Config | str | Path) -> dict[str, Any]:
@@ -135,9 +137,7 @@ def _stated(privacy: Mapping[str, Any] | Config | str | Path) -> dict[str, Any]:
         dumped["data"].pop("train", None)
         return dumped
     if {"privacy", "data", "train"} & set(privacy):
-        return {
-            key: dict(value) if isinstance(value, Mapping) else value for key, value in privacy.items()
-        }
+        return {key: dict(value) if isinstance(value, Mapping) else value for key, value in privacy.items()}
     of_data = set(Data.model_fields) - set(Privacy.model_fields)
     return {
         "privacy": {key: value for key, value in privacy.items() if key not in of_data},
@@ -150,7 +150,7 @@ def _steps(args: Any, raw: Mapping[str, Any], members: Callable[[Config], int]) 
         return int(args.max_steps)
     config = check(raw, "privacy")
     rate = config.train.sampling_rate or min(1.0, config.train.batch / max(1, members(config)))
-    return max(1, math.ceil(args.num_train_epochs / rate))
+    return max(1, math.ceil(float(args.num_train_epochs) / rate))
 
 
 def _task(model: Any) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import DataCollatorForLanguageModeling
+from transformers import DataCollatorForLanguageModeling, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, speed_metrics
 from transformers.utils import logging
@@ -92,18 +92,12 @@ class _Logged(Console):
             logger.info(text)
 
 
-class PrivateLoop:
-    """Gives a Trainer confide's loop. It stands before the Trainer among the bases of a class."""
+class PrivateLoop(Trainer):
+    """Gives a Trainer confide's loop. It stands before another kind of Trainer among the bases of a class."""
 
     args: Any
     model: Any
-    state: Any
-    control: Any
-    callback_handler: Any
-    train_dataset: Any
-    eval_dataset: Any
     processing_class: Any
-    data_collator: Any
 
     def __init__(
         self,
@@ -123,7 +117,7 @@ class PrivateLoop:
             for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
                 if hasattr(args, name):
                     setattr(args, name, {"use_reentrant": False, **(getattr(args, name) or {})})
-        super().__init__(model=model, args=args, **parameters)  # type: ignore[call-arg]
+        super().__init__(model=model, args=args, **parameters)
         if self.processing_class is None or not hasattr(self.processing_class, "all_special_ids"):
             raise InputError("processing_class: give the tokenizer")
         if self.train_dataset is None:
@@ -133,7 +127,11 @@ class PrivateLoop:
         label = [name for name in ("labels", "label") if name in self.rows.columns]
         classifies = "Classification" in type(_inner(self.model)).__name__
         self.confide_config = config_of(
-            privacy, self.args, self.model, self._members, **({"label": label[0]} if classifies and label else {})
+            privacy,
+            self.args,
+            self.model,
+            self._members,
+            **({"label": label[0]} if classifies and label else {}),
         )
         facts = registry.task_facts(self.confide_config.task)
         self.rows.check(self.confide_config, facts.is_causal)
@@ -209,11 +207,10 @@ class PrivateLoop:
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """Take confide's steps, with Trainer's callbacks, logs, evaluations and checkpoints around each."""
-        args = self.args
         if self._loop is not None and self._loop.done and resume_from_checkpoint is None:
             raise InputError(
-                f"train: this trainer has taken {self._loop.done} steps already: pass resume_from_checkpoint=True to go "
-                "on, or make a new trainer with the model as it was"
+                f"train: this trainer has taken {self._loop.done} steps already: pass resume_from_checkpoint=True to "
+                "go on, or make a new trainer with the model as it was"
             )
         if self._job is None:
             install_fast_layers(self.model)
@@ -334,9 +331,7 @@ class PrivateLoop:
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the model that would be saved; text is tokenised and cut as training rows are."""
         with self._as_released():
-            found: dict[str, float] = super().evaluate(  # type: ignore[misc]
-                self._each_tokenised(eval_dataset), *args, **kwargs
-            )
+            found: dict[str, float] = super().evaluate(self._each_tokenised(eval_dataset), *args, **kwargs)
         return found
 
     def _each_tokenised(self, dataset: Any) -> Any:
@@ -374,7 +369,7 @@ class PrivateLoop:
         if self._loop is not None and self._loop.done:
             self._loop.job.check_still()
         with self._as_released():
-            super()._save(output_dir, state_dict)  # type: ignore[misc]
+            super()._save(output_dir, state_dict)
         if self.args.should_save:
             self._state_guarantee(folder)
 
@@ -392,10 +387,10 @@ class PrivateLoop:
         state = self._loop.phase_runner.state() if self._loop is not None else None
         if state is not None:
             sound.refuse_diverged(state["weights"])
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        super()._save_checkpoint(model, trial)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save confide's state, sealed: weights, optimiser and schedule, so that a resumed run is the same to the bit."""
+        """Save confide's state, sealed: weights, optimiser and schedule. A resumed run is then the same to the bit."""
         loop = self._loop
         state = loop.phase_runner.state() if loop is not None else None
         if loop is None or state is None:

@@ -43,7 +43,11 @@ _ARGUMENTS: tuple[Refusal, ...] = (
     ("fsdp", bool, f"it wraps the model, and the clipping no longer sees its layers. {_SEVERAL}"),
     ("parallelism_config", lambda v: v is not None, _SEVERAL),
     ("world_size", lambda v: v > 1, _SEVERAL),
-    ("n_gpu", lambda v: v > 1, f"DataParallel would split each batch. {_SEVERAL}, or set CUDA_VISIBLE_DEVICES to one"),
+    (
+        "n_gpu",
+        lambda v: v > 1,
+        f"DataParallel would split each batch. {_SEVERAL}, or set CUDA_VISIBLE_DEVICES to one",
+    ),
     (
         "train_sampling_strategy",
         lambda v: v not in (None, "random"),
@@ -57,13 +61,22 @@ _ARGUMENTS: tuple[Refusal, ...] = (
     ("label_smoothing_factor", lambda v: v != 0, _OWN_LOSS),
     ("use_liger_kernel", bool, "its fused loss goes past the layers whose gradients are clipped"),
     ("torch_compile", bool, "a compiled model hides the layers whose gradients are clipped"),
-    ("neftune_noise_alpha", lambda v: v is not None, "it draws noise for a batch as a whole, and no row has its own"),
+    (
+        "neftune_noise_alpha",
+        lambda v: v is not None,
+        "it draws noise for a batch as a whole, and no row has its own",
+    ),
     (
         "auto_find_batch_size",
         bool,
-        "the expected batch is part of the guarantee and cannot follow memory; micro-batches follow memory by themselves",
+        "the expected batch is part of the guarantee and cannot follow memory; micro-batches follow memory by "
+        "themselves",
     ),
-    ("optim", lambda v: v not in _OPTIMIZERS, f"choose one of {', '.join(_OPTIMIZERS)}, or pass optimizer_cls_and_kwargs"),
+    (
+        "optim",
+        lambda v: v not in _OPTIMIZERS,
+        f"choose one of {', '.join(_OPTIMIZERS)}, or pass optimizer_cls_and_kwargs",
+    ),
     ("optim_args", bool, "pass optimizer_cls_and_kwargs instead"),
     ("optim_target_modules", bool, "choose what trains by requires_grad or an adapter"),
     ("adam_epsilon", lambda v: v != 1e-8, "pass optimizer_cls_and_kwargs=(torch.optim.AdamW, {...}) instead"),
@@ -107,7 +120,11 @@ _OF_SFT: tuple[Refusal, ...] = (
 # Arguments of Trainer itself.
 _PARAMETERS: tuple[Refusal, ...] = (
     ("compute_loss_func", lambda v: v is not None, _OWN_LOSS),
-    ("model_init", lambda v: v is not None, "pass the model: each training from it would cost privacy of its own"),
+    (
+        "model_init",
+        lambda v: v is not None,
+        "pass the model: each training from it would cost privacy of its own",
+    ),
     (
         "optimizers",
         lambda v: tuple(v) != (None, None),

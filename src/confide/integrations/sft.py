@@ -6,14 +6,15 @@ from confide.integrations.base import PrivateLoop
 from confide.utils.errors import InputError
 
 try:
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 except ImportError as error:
     raise InputError(
         "PrivateSFTTrainer needs TRL, an optional extra: pip install -c constraints.txt 'confide[trl]'"
     ) from error
 
 
-class PrivateSFTTrainer(PrivateLoop, SFTTrainer):  # type: ignore[misc]
+class PrivateSFTTrainer(PrivateLoop, SFTTrainer):
     """TRL's `SFTTrainer`, with differential privacy.
 
         trainer = PrivateSFTTrainer(
@@ -21,8 +22,8 @@ class PrivateSFTTrainer(PrivateLoop, SFTTrainer):  # type: ignore[misc]
             privacy={"mechanism": "uls", "epsilon": 8, "unit": "author"},
         )
 
-    TRL prepares the rows: it applies the chat template, tokenises and truncates. confide trains on them. Rows keep their
-    unit. Every token of a row is predicted; a data set whose prompts TRL leaves out of the loss is refused. See
+    TRL prepares the rows: it applies the chat template, tokenises and truncates. confide trains on them. Rows keep
+    their unit. Every token of a row is predicted; a data set whose prompts TRL leaves out of the loss is refused. See
     `PrivateTrainer` for the rest.
 
     Raises:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 from confide.integrations.base import PrivateLoop
 
 
-class PrivateTrainer(PrivateLoop, Trainer):  # type: ignore[misc]
+class PrivateTrainer(PrivateLoop):
     """A `transformers.Trainer` that trains with differential privacy and states what it protects.
 
         trainer = PrivateTrainer(

@@ -119,12 +119,11 @@ class Given:
     def _tokens(self, values: Mapping[str, Any], where: str) -> list[int] | None:
         if self.token_field is None:
             return None
-        found = values.get(self.token_field)
-        whole = isinstance(found, Sequence) or hasattr(found, "tolist")
-        ids = list(found.tolist() if hasattr(found, "tolist") else found) if whole else [None]  # type: ignore[union-attr, arg-type]
-        if not all(type(token) is int for token in ids):
+        found: Any = values.get(self.token_field)
+        found = found.tolist() if hasattr(found, "tolist") else found
+        if not isinstance(found, Sequence) or not all(type(token) is int for token in found):
             raise InputError(f"{self.token_field}: {where} holds no list of token ids there")
-        return ids
+        return list(found)
 
 
 def tokenizer_of(config: Config, given: Given) -> Any:

@@ -150,7 +150,9 @@ def _documents(
         named = template.field is not None and record.tokens is None
         turns = lookup(fields, str(template.field), where, "data.text") if named else None
         given: tuple[tuple[int, int], ...] = ()
-        if record.tokens is not None:  # words of a language of their own, so that repeated text is still found
+        if (
+            record.tokens is not None
+        ):  # words of a language of their own, so that repeated text is still found
             content = " ".join(map(str, record.tokens))
         elif is_dialogue(turns):
             dialogue = Dialogue.of(turns, speakers, where)
