@@ -150,7 +150,7 @@ def test_a_mechanism_that_reads_text_refuses_token_ids(tmp_path):
         "data": {"train": "x", "eval": None, "max_length": 64},
         "detector": {"expressions": {"key": "key"}},
     }
-    with pytest.raises(InputError, match="mechanism redacted .* reads text"):
+    with pytest.raises(InputError, match=r"mechanism redacted .* reads text"):
         trainer(tmp_path / "out", train_dataset=tokens(number=12), privacy=privacy)
 
 
@@ -181,10 +181,10 @@ def test_a_loss_of_ones_own_is_tested(tmp_path):
     found.train()
     assert any("program's own loss" in text for text in found.guarantee.not_covered)
     assert "program's own loss" in " ".join(found.guarantee.sentences())
-    with pytest.raises(InputError, match="loss: .*depends on the row beside it"):
+    with pytest.raises(InputError, match=r"loss: .*depends on the row beside it"):
         trainer(tmp_path / "b", loss=lambda m, b: row_loss(m, b) + row_loss(m, b).sum()).train()
 
 
 def test_preference_pairs_are_refused_with_a_reason():
-    with pytest.raises(InputError, match="not built.*unit of a pair.*reference model"):
+    with pytest.raises(InputError, match=r"not built.*unit of a pair.*reference model"):
         PrivateDPOTrainer(model=copy.copy(None))

@@ -45,8 +45,8 @@ logger = logging.get_logger(__name__)
 
 STATE = "confide"  # the folder of a checkpoint that holds confide's sealed state
 _LOGGED = (
-    "the losses of training rows, which Trainer logs: they are in log_history, in trainer_state.json of checkpoint-* and "
-    "wherever report_to writes; and what a callback decides from them"
+    "the losses of training rows, which Trainer logs: they are in log_history, in trainer_state.json of checkpoint-* "
+    "and wherever report_to writes; and what a callback decides from them"
 )
 _EVALUATED = "figures made from eval_dataset, and what is decided from them, such as when to stop"
 _TOKENISED = "each row of the data set came as token ids and is cut into rows of at most {} tokens"
