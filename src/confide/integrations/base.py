@@ -124,15 +124,7 @@ class PrivateLoop(Trainer):
             raise InputError("train_dataset: there is nothing to train on")
         self.log_private, self._own_loss, self._own_optimizer = log_private, loss, optimizer_cls_and_kwargs
         self.rows = Rows(self.train_dataset, self.processing_class)
-        label = [name for name in ("labels", "label") if name in self.rows.columns]
-        classifies = "Classification" in type(_inner(self.model)).__name__
-        self.confide_config = config_of(
-            privacy,
-            self.args,
-            self.model,
-            self._members,
-            **({"label": label[0]} if classifies and label else {}),
-        )
+        self.confide_config = config_of(privacy, self.args, self.model, self._members, **self._fields())
         facts = registry.task_facts(self.confide_config.task)
         self.rows.check(self.confide_config, facts.is_causal)
         if parameters.get("data_collator") is None and facts.is_causal and self._pads():
@@ -157,6 +149,25 @@ class PrivateLoop(Trainer):
     def _pads(self) -> bool:
         """Return True if no other collator makes the batches of an evaluation."""
         return True
+
+    def _fields(self) -> dict[str, str]:
+        """Return the fields of the rows that a config need not name."""
+        columns, found = self.rows.columns, {}
+        if "Classification" in type(_inner(self.model)).__name__:
+            found = {"label": name for name in ("label", "labels") if name in columns}
+        if "messages" in columns and "text" not in columns:
+            found["text"] = "messages"
+        return found
+
+    def _fields(self) -> dict[str, str]:
+        """Return the fields of the rows that a config need not name."""
+        columns = self.rows.columns
+        found: dict[str, str] = {}
+        if "Classification" in type(_inner(self.model)).__name__:
+            found = {"label": name for name in ("label", "labels") if name in columns}
+        if "messages" in columns and "text" not in columns:
+            found["text"] = "messages"
+        return found
 
     # what is known before training ----------------------------------------------------------------------
     def _members(self, config: Config) -> int:
