@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, GPT2LMHeadModel, TrainerCallback
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    GPT2LMHeadModel,
+    TrainerCallback,
+)
 
 import confide
 from confide.integrations import PrivateTrainer
@@ -358,3 +365,48 @@ def test_importing_confide_imports_no_trl():
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
     )
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_classes_keep_the_numbers_that_the_model_has(tmp_path):
+    """Class 1 is met first; it stays class 1, as Trainer's evaluation has it."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=8192, max_position_embeddings=64, pad_token_id=1, num_labels=3, **sizes)
+    words = (["printer", "paper"], ["key", "room"])
+    data = Dataset.from_list(
+        [
+            {"text": " ".join(words[(at + 1) % 2]), "label": (at + 1) % 2, "author": f"a{at}"}
+            for at in range(40)
+        ]
+    )
+    privacy = {key: value for key, value in PRIVACY.items() if key != "epsilon"} | {"noise_multiplier": 1e-4}
+    own = tokenizer()
+    tokenised = data.map(lambda row: own(row["text"])).rename_column("label", "labels")
+    args = arguments(tmp_path / "out", max_steps=20, per_device_train_batch_size=40, learning_rate=0.05)
+    found = PrivateTrainer(
+        model=BertForSequenceClassification(config), args=args, train_dataset=tokenised, eval_dataset=tokenised,
+        processing_class=own, privacy=privacy,
+        compute_metrics=lambda seen: {"right": float((seen.predictions.argmax(-1) == seen.label_ids).mean())},
+    )  # fmt: skip
+    found.train()
+    assert found.confide_config.task == "classification"
+    assert found.evaluate()["eval_right"] > 0.9
+
+
+def test_a_masked_language_model_trains(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForMaskedLM(BertConfig(vocab_size=8192, max_position_embeddings=64, pad_token_id=1, **sizes))
+    own = tokenizer()
+    own.add_special_tokens({"mask_token": own.convert_ids_to_tokens(5)})
+    found = PrivateTrainer(
+        model=model,
+        args=arguments(tmp_path / "out"),
+        train_dataset=tokens(),
+        processing_class=own,
+        privacy=PRIVACY | {"mechanism": "dp-sgd"},
+    )
+    assert found.confide_config.task == "masked-lm"
+    before = weights(model)
+    assert found.train().global_step == 4
+    assert furthest(before, weights(model)) > 1e-3

@@ -152,19 +152,10 @@ class PrivateLoop(Trainer):
 
     def _fields(self) -> dict[str, str]:
         """Return the fields of the rows that a config need not name."""
-        columns, found = self.rows.columns, {}
-        if "Classification" in type(_inner(self.model)).__name__:
-            found = {"label": name for name in ("label", "labels") if name in columns}
-        if "messages" in columns and "text" not in columns:
-            found["text"] = "messages"
-        return found
-
-    def _fields(self) -> dict[str, str]:
-        """Return the fields of the rows that a config need not name."""
         columns = self.rows.columns
         found: dict[str, str] = {}
         if "Classification" in type(_inner(self.model)).__name__:
-            found = {"label": name for name in ("label", "labels") if name in columns}
+            found = {"label": "labels" if "labels" in columns else "label"}
         if "messages" in columns and "text" not in columns:
             found["text"] = "messages"
         return found
