@@ -106,11 +106,13 @@ def scheduler_of(args: Any, steps: int, always: bool = False) -> Callable[..., A
 def _of_arguments(args: Any, steps: int) -> dict[str, Any]:
     kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     optimizer = _OPTIMIZERS[getattr(args.optim, "value", args.optim)]
+    # Trainer's `constant` has no warm-up, whatever warmup_steps says.
+    warms_up = scheduler_of(args, steps) is None and kind != "constant"
     found: dict[str, Any] = {
         "batch": float(args.per_device_train_batch_size),
         "learning_rate": float(args.learning_rate),
         "schedule": _SCHEDULES.get(kind, "constant"),
-        "warmup": min(args.get_warmup_steps(steps), steps) if scheduler_of(args, steps) is None else 0,
+        "warmup": min(args.get_warmup_steps(steps), steps) if warms_up else 0,
         "optimizer": optimizer,
         "weight_decay": float(args.weight_decay),
         "precision": "bf16" if args.bf16 else "float32",
