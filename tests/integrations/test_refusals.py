@@ -54,6 +54,13 @@ def test_an_argument_that_it_cannot_honour_is_refused(tmp_path, name, value, why
     assert not list(tmp_path.iterdir())
 
 
+def test_a_device_that_confide_does_not_know_is_refused(tmp_path, monkeypatch):
+    args = arguments(tmp_path / "out")
+    monkeypatch.setattr(type(args), "device", torch.device("meta"))
+    with pytest.raises(InputError, match=r"^args\.device: .*use_cpu=True"):
+        trainer(tmp_path / "out", args)
+
+
 def test_all_faults_are_told_at_once(tmp_path):
     args = arguments(tmp_path / "out")
     args.gradient_accumulation_steps, args.label_smoothing_factor = 4, 0.1

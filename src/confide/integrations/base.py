@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from confide.config import registry
 from confide.config.schema import Config
+from confide.distributed.ranks import Ranks
 from confide.integrations.arguments import config_of, scheduler_of
 from confide.integrations.refusals import refuse, refuse_overrides
 from confide.integrations.rows import TOKENS, Rows, tokenised
@@ -220,7 +221,7 @@ class PrivateLoop(Trainer):
         else:
             run = self._job.run  # type: ignore[assignment]
         run.resumes = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        with opened(run, _Logged(), job=self._job) as loop:
+        with opened(run, _Logged(), Ranks(device=self.args.device), self._job) as loop:
             self._job, self._loop, self._restored = loop.job, loop, False
             return self._steps(loop, resume_from_checkpoint, trial, ignore_keys_for_eval)
 

@@ -49,6 +49,11 @@ _ARGUMENTS: tuple[Refusal, ...] = (
         f"DataParallel would split each batch. {_SEVERAL}, or set CUDA_VISIBLE_DEVICES to one",
     ),
     (
+        "device",
+        lambda v: v.type not in ("cpu", "cuda"),
+        "confide trains on a CPU or a CUDA GPU: pass use_cpu=True",
+    ),
+    (
         "train_sampling_strategy",
         lambda v: v not in (None, "random"),
         "who takes part in a step is drawn by the mechanism; rows of similar length are put together within the step",
