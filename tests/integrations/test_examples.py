@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 import confide
+from tests.command import environment
 from tests.integrations.world import made, rows, tokenizer
 from tests.places import ROOT
 
@@ -50,3 +53,13 @@ def test_the_sft_example_runs(base, tmp_path, capsys):
     assert "epsilon = " in capsys.readouterr().out
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
     assert confide.Guarantee.load(tmp_path / "out" / "guarantee.json").steps == 2
+
+
+def test_the_benchmark_compares_the_same_run():
+    options = "--steps 2 --batch 4 --rounds 1 --width 16 --layers 1 --json".split()
+    command = [sys.executable, str(ROOT / "benchmarks" / "trainer.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["furthest apart"] < 1e-6
+    assert found["ratio of the processor's time"] > 0
+    assert len(found["seconds"]["trainer steps"]) == 1
