@@ -4,6 +4,7 @@ from accounting_faults import ACCOUNTING
 from audit_faults import AUDIT
 from batch_faults import BATCHES
 from clipping_faults import CLIPPING
+from integration_faults import INTEGRATIONS
 from mechanism_faults import MECHANISMS
 from noise_faults import NOISE
 from pitfall_faults import PITFALLS
@@ -24,4 +25,5 @@ FAULTS = [
     *ACCOUNTING,
     *TEXT,
     *AUDIT,
+    *INTEGRATIONS,
 ]

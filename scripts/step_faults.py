@@ -68,7 +68,7 @@ STEPS = [
     Fault(
         "15",
         "resume starts the sampler anew",
-        "runs/loop.py::_Loop.__init__",
+        "runs/loop.py::Loop.__init__",
         "checkpoint.step if checkpoint is not None else 0",
         "0",
         "tests/test_resume.py",
@@ -140,7 +140,7 @@ STEPS = [
     Fault(
         "sweep",
         "every trial leaves a release with the guarantee of the best",
-        "runs/loop.py::_Loop.go",
+        "runs/loop.py::Loop.go",
         "if self.job.run.releases:\n    recheck_claim(...)\n    self._release(guarantee)",
         "if True:\n    self._release(guarantee)",
         "tests/tuning/test_sweep.py",

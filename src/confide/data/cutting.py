@@ -73,6 +73,13 @@ class Cutter:
             for text, name, is_long in zip(texts, names, long, strict=True)
         ]
 
+    def rows_of_tokens(self, tokens: Sequence[int]) -> list[Row]:
+        """Cut tokens that came instead of a text, which stand for no characters; nothing is put around them."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        if not self._in_rows:
+            return [Row(ids[: self._length], 0, 0)]
+        return [row for row in self._cut("", ids, None, 0, 0) if len(row.tokens) > 1]
+
     def _beginnings(self, texts: Sequence[str]) -> Iterator[list[Row]]:
         """Yield the one row of each text."""
         if self._tokenizer.is_fast:

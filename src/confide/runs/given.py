@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,10 @@ class Given:
         documents: mappings with the fields that `data.text` and `data.unit` name, such as the rows of a data set.
             They replace what `data.train` names. They are read more than once, so an iterator will not do. A run
             that was begun keeps the rows that it began with.
+        token_field: the field of the documents that holds token ids. They are then rows as they are, cut at
+            `data.max_length`, and `data.text` is not read.
+        classes: how many classes there are, if their labels are the numbers 0, 1 ...; else they are numbered as they
+            are met.
         optimizer: called with the list of parameters. It sets its own learning rate.
         scheduler: called with the optimiser; stepped after every step.
         loss: called with model and batch; returns float[B], a loss for each row that depends on that row alone.
@@ -44,6 +48,8 @@ class Given:
     optimizer: OptimizerOf | None = None
     scheduler: SchedulerOf | None = None
     loss: Loss | None = None
+    token_field: str | None = None
+    classes: int | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None and not isinstance(self.model, nn.Module):
@@ -72,7 +78,8 @@ class Given:
 
     def which(self) -> list[str]:
         """Return the names of the given objects."""
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        found = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return [name for name in found if name not in ("token_field", "classes")]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -95,6 +102,8 @@ class Given:
     def source(self) -> dict[str, str]:
         """Return the part of it that decides which rows there are."""
         found = {"tokenizer": self.names["tokenizer"]} if self.tokenizer is not None else {}
+        found |= {"tokens": self.token_field} if self.token_field is not None else {}
+        found |= {"classes": str(self.classes)} if self.classes is not None else {}
         return found | ({"documents": "given"} if self.documents is not None else {})
 
     def records(self) -> Iterator[Record]:
@@ -104,7 +113,17 @@ class Given:
                 raise InputError(
                     f"documents: document {at} is a {type(values).__name__}, and each is to be a mapping of fields"
                 )
-            yield Record(values, f"document {at}")
+            where = f"document {at}"
+            yield Record(values, where, self._tokens(values, where))
+
+    def _tokens(self, values: Mapping[str, Any], where: str) -> list[int] | None:
+        if self.token_field is None:
+            return None
+        found: Any = values.get(self.token_field)
+        found = found.tolist() if hasattr(found, "tolist") else found
+        if not isinstance(found, Sequence) or not all(type(token) is int for token in found):
+            raise InputError(f"{self.token_field}: {where} holds no list of token ids there")
+        return list(found)
 
 
 def tokenizer_of(config: Config, given: Given) -> Any:

@@ -256,7 +256,7 @@ class Job:
         stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
         if self.task.loss is not None:
             own = "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof"
-            stated = replace(stated, not_covered=(*stated.not_covered, own))
+            stated = replace(stated, not_covered=(*stated.not_covered, own), words=())
         seen = evidence(self.run, steps)
         return replace(stated, evidence=seen) if seen else stated
 

@@ -64,22 +64,40 @@ def fine_tune(
     """
     console, ranks = console or Console(quiet=True), ranks or Ranks()
     if not ranks.first:
-        return _Loop(Job.of(run, console, ranks), None, console).go(until)
+        return Loop(Job.of(run, console, ranks), None, console).go(until)
+    with opened(run, console, ranks) as loop:
+        return loop.go(until)
+
+
+@contextmanager
+def opened(
+    run: Run, console: Console, ranks: Ranks | None = None, job: Job | None = None
+) -> Iterator["Loop"]:
+    """Lock and bind a run, resolve it, and give its steps, those before its last checkpoint taken.
+
+    Args:
+        job: what the run resolved to earlier in this process, before its model was trained.
+    """
     with run.locked():
         run.bind()
-        job = Job.of(run, console, ranks)
+        job = job or Job.of(run, console, ranks)
         console.say(_in_short(job))
         for warning in warnings(job.setting):
             console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
         try:
-            return _Loop(job, ledger, console).go(until)
+            yield Loop(job, ledger, console)
         finally:
             ledger.close()
 
 
-class _Loop:
-    """The steps of a run, on every rank. The first rank has the ledger and writes all files."""
+class Loop:
+    """The steps of a run, on every rank. The first rank has the ledger and writes all files.
+
+    Attributes:
+        done: number of steps taken, those of an earlier process included.
+        steps: number of steps planned.
+    """
 
     def __init__(self, job: Job, ledger: Ledger | None, console: Console):
         self.job, self.ledger, self.console, self.ranks = job, ledger, console, job.ranks
@@ -128,7 +146,7 @@ class _Loop:
             _interruptible() as interrupted,
         ):
             while self.done < last and not self.ranks.any(interrupted()):
-                taken = self._take()
+                taken = self.take()
                 if isinstance(taken, StopTraining):
                     halted = taken.reason
                     self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
@@ -170,7 +188,12 @@ class _Loop:
             self.ledger.record(number, entry)
         self.ranks.wait()
 
-    def _take(self) -> Report | StopTraining:
+    def take(self, before_update: Callable[[Draw], None] | None = None) -> Report | StopTraining:
+        """Take the next step: its line is in the ledger before the weights move.
+
+        Args:
+            before_update: called after that, with the draw, once the noised gradient is ready and before it is used.
+        """
         began, number = time.monotonic(), self.done
         phase = self.phase_runner.phase(number)
         entry = {"phase": phase.name, "step": number, "confide": code_version()}
@@ -180,6 +203,8 @@ class _Loop:
             if spent["noise_multiplier"]:  # a step that is taken again must have the same noise
                 spent["generator"] = self.generator
             self._record(number + 1, entry | spent)
+            if before_update is not None:
+                before_update(draw)
 
         try:
             report = self.phase_runner(number, before_update=record)

@@ -152,7 +152,7 @@ class _Preparation:
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.needs, self.counts = mechanisms.needs_of(config), Counts()
         self.has_classes = registry.task_facts(config.task).has_classes
-        self.classes: dict[str, int] = {}
+        self.classes = {str(number): number for number in range(self.given.classes or 0)}
         self.trained: set[int] = set()  # classes of training rows
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
         self.finders = searchers(config) if self.needs.secrets else None
@@ -214,7 +214,7 @@ class _Preparation:
         return Planting(self.manifest, self.config, self.cutter, self.redacted, self._mentions)
 
     def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
-        marked = loss_on(self.config) != "all"
+        marked = loss_on(self.config) != "all" or self.given.token_field is not None
         return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned, marked))
 
     def _training(self, counts: Counts) -> Iterator[Document]:
@@ -267,14 +267,17 @@ class _Preparation:
                     units = [*planted, *row.secrets(mentioned[at])]
                 writers[side].add(row.tokens, units, label)
 
-    def _cut(self, documents: Sequence[Document]) -> list[Iterable[Row]]:
-        """Cut documents into rows: chats and completions by their layout."""
-        plain = [document for document in documents if document.layout is None]
+    def _cut(self, documents: Sequence[Document]) -> Iterator[Iterable[Row]]:
+        """Cut documents into rows: chats and completions by their layout, tokens as they are."""
+        plain = [each for each in documents if each.layout is None and each.tokens is None]
         rows = iter(self.cutter.rows([each.text for each in plain], [each.where for each in plain]))
-        return [
-            next(rows) if each.layout is None else self.turns.rows(each.text, each.layout, each.where)
-            for each in documents
-        ]
+        for each in documents:
+            if each.tokens is not None:
+                yield self.cutter.rows_of_tokens(each.tokens)
+            else:
+                yield (
+                    next(rows) if each.layout is None else self.turns.rows(each.text, each.layout, each.where)
+                )
 
     def _plant(self, planting: Planting, writers: dict[str, GraphWriter], beside: GraphWriter) -> None:
         """Write canaries among the training rows; `beside` gets the rows of all contents, planted or not."""

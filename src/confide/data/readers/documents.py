@@ -24,10 +24,15 @@ _COUNTED = 1_000_000  # records that are read on to count those without a unit
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Named fields as a reader found them, and their place ("mail.jsonl line 17")."""
+    """Named fields as a reader found them, and their place ("mail.jsonl line 17").
+
+    Attributes:
+        tokens: the text as token ids, if a calling program has tokenised it.
+    """
 
     fields: Mapping[str, Any] = field(repr=False)
     where: str
+    tokens: Sequence[int] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Document:
         given: characters [start, end) that come from the config, not from the record, and are therefore never
             sensitive.
         layout: where turns begin and what is predicted; None for a text that is one piece and all learnt.
+        tokens: the token ids, if the text came with them; it is then not tokenised.
     """
 
     text: str = field(repr=False)
@@ -50,6 +56,7 @@ class Document:
     number: int = 0
     given: tuple[Place, ...] = ()
     layout: Layout | None = None
+    tokens: Sequence[int] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,12 @@ def _documents(
         counts["records"] += 1
         where = record.where
         fields = record.fields
-        worded = _by_template(record, template, speakers, spans) if wording is None else wording(record)
+        if (
+            record.tokens is not None
+        ):  # words of a language of their own, so that repeated text is still found
+            worded = Worded(" ".join(map(str, record.tokens)))
+        else:
+            worded = _by_template(record, template, speakers, spans) if wording is None else wording(record)
         content = worded.text
         if spans is not None and worded.spans is not None:
             fields = {**fields, spans: worded.spans}
@@ -195,7 +207,9 @@ def _documents(
         tag = None if label is None else label_of(record.fields, label, where)
         kept += 1
         counts["documents"] += 1
-        yield Document(content, owners, tag, where, fields, read - 1, worded.given, worded.layout)
+        yield Document(
+            content, owners, tag, where, fields, read - 1, worded.given, worded.layout, record.tokens
+        )
     if not read:
         raise InputError("no record is left to read: every one was removed before it became a document.")
     if not kept and counts[DROPPED]:

@@ -1,0 +1,161 @@
+"""Read a data set of transformers' or TRL's kind as documents: text or token ids, each with its unit."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from confide.config import registry
+from confide.config.schema import Config
+from confide.data.cutting import Cutter
+from confide.data.loss_mask import ids_of, marked
+from confide.data.readers import Counts, Record, documents
+from confide.privacy import mechanisms
+from confide.utils.errors import InputError
+
+TOKENS = "input_ids"
+_PACKED = ("seq_lengths", "position_ids", "cu_seq_lens_q")
+_IGNORED = -100  # of a label: its token is not predicted
+
+
+class Rows(Sequence[Mapping[str, Any]]):
+    """The rows of a training set as documents, read anew each time.
+
+    Args:
+        dataset: a `datasets.Dataset`, or anything with a length and rows that are mappings.
+        tokenizer: used for its chat template, if the rows are `messages`.
+        name: what an error calls the data set.
+
+    Raises:
+        InputError: the data set has no length, lacks the unit, or holds rows packed of several.
+    """
+
+    def __init__(self, dataset: Any, tokenizer: Any, name: str = "train_dataset"):
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise InputError(
+                f"{name}: give a data set with a length, not a stream ({type(dataset).__name__}): rows are drawn from "
+                "all of it, and it is read twice"
+            )
+        if not len(dataset):
+            raise InputError(f"{name}: it is empty")
+        plain = getattr(dataset, "with_format", None)
+        self._dataset = plain(None) if plain is not None else dataset
+        self._name, self._tokenizer = name, tokenizer
+        first = self._mapping(0)
+        self.columns = list(getattr(dataset, "column_names", None) or first)
+        packed = [column for column in _PACKED if column in self.columns]
+        if packed:
+            raise InputError(
+                f"{name}: column {packed[0]!r} says that its rows are packed of several, and a row packed of several "
+                "users' text protects none of them: give one user's text a row"
+            )
+        chat = "messages" in self.columns and getattr(tokenizer, "chat_template", None) is not None
+        self._templated = chat and TOKENS not in self.columns
+        self.tokenised = TOKENS in self.columns or self._templated
+
+    def check(self, config: Config, causal: bool) -> None:
+        """Check that the columns that a config names are there.
+
+        Raises:
+            InputError: the unit is no column; or the rows hold tokens, and the config needs text.
+        """
+        self._causal = causal
+        units = [config.data.unit] if isinstance(config.data.unit, str) else config.data.unit or []
+        for unit in units:
+            if unit.split(".")[0] not in self.columns:
+                raise InputError(
+                    f"{self._name}: unit {unit!r} is none of its columns ({', '.join(self.columns)}): every row must "
+                    "say whose it is; keep that column when rows are tokenised"
+                )
+        needs = mechanisms.needs_of(config)
+        if self.tokenised and (needs.secrets or needs.redaction != "none" or config.data.clean != "none"
+                               or config.data.strip_quotes):  # fmt: skip
+            raise InputError(
+                f"{self._name}: mechanism {config.privacy.mechanism} or data.clean reads text, and these rows are "
+                "token ids already: give the text"
+            )
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._row(self._mapping(at), at)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for at in range(len(self)):
+            yield self[at]
+
+    def distinct(self, unit: str | list[str] | None) -> int:
+        """Return how many units own a row; each row is one if none is named."""
+        if unit is None:
+            return len(self)
+        names = [unit] if isinstance(unit, str) else unit
+        found = documents(
+            (Record(row, f"row {at}", [0]) for at, row in enumerate(self)), "text", names, None, Counts()
+        )
+        return len({owner for document in found for owner in document.units})
+
+    def digest(self) -> bytes:
+        """Digest all rows. A plain hash of private text: it must never be written without a key."""
+        plain = hashlib.sha256()
+        for row in self:
+            plain.update(repr(sorted((name, _plain(value)) for name, value in row.items())).encode())
+        return plain.digest()
+
+    def _mapping(self, at: Any) -> Mapping[str, Any]:
+        row = self._dataset[at]
+        if not isinstance(row, Mapping):
+            raise InputError(f"{self._name}: row {at} is a {type(row).__name__}, and no mapping of columns")
+        return row
+
+    def _row(self, row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+        if self._templated:
+            found = self._tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)
+            return {**row, TOKENS: list(found[TOKENS])}
+        if TOKENS not in row:
+            return row
+        ids = np.asarray(row[TOKENS]).reshape(-1)
+        mask, labels = row.get("attention_mask"), row.get("labels")
+        kept = np.ones(len(ids), bool) if mask is None else np.asarray(mask).reshape(-1).astype(bool)
+        if self._causal and labels is not None:
+            own = np.asarray(labels).reshape(-1)
+            if len(own) != len(ids) or ((own != ids) & (own != _IGNORED))[kept].any():
+                raise InputError(
+                    f"{self._name}: row {at} has labels that are neither its input_ids nor {_IGNORED}: confide predicts "
+                    "the tokens of a row, and no others"
+                )
+            ids = marked(ids, own != _IGNORED)
+        return {**row, TOKENS: ids[kept].tolist()}
+
+    _causal = False
+
+
+def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
+    """Return an evaluation set whose rows are token ids, cut as training rows are; one that has them already as it is.
+
+    Raises:
+        InputError: no text is there.
+    """
+    columns = getattr(dataset, "column_names", None)
+    if columns is None or TOKENS in columns or not registry.task_facts(config.task).cuts_documents:
+        return dataset
+    from datasets import Dataset
+
+    rows, data = Rows(dataset, tokenizer, "eval_dataset"), config.data
+    cutter = Cutter(tokenizer, config.task, data.max_length)
+    found: list[list[int]] = []
+    given = (
+        Record(row, f"eval_dataset row {at}", row[TOKENS] if rows.tokenised else None)
+        for at, row in enumerate(rows)
+    )
+    for document in documents(given, data.text, None, None, Counts(), data.speakers):
+        cut = cutter.rows_of_tokens(document.tokens) if document.tokens else cutter.rows([document.text])[0]
+        found += [ids_of(row.tokens).tolist() for row in cut]
+    if not found:
+        raise InputError("eval_dataset: no text is left to evaluate on")
+    return Dataset.from_dict({TOKENS: found})
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
