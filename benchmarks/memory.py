@@ -13,6 +13,7 @@ import datetime
 import gc
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             "train": {"micro_tokens": tokens},
         }
     )
-    model = models.load_model(settings)
+    device = torch.device(args.device)
+    model = models.load_model(settings).to(device)
     extra = frozenset(models.accepted(model))
-    task = CausalLM(0, None, shape.vocab_size, (), extra, False, torch.device("cpu"), caches=True)
+    task = CausalLM(0, None, shape.vocab_size, (), extra, args.autocast, device, caches=True)
     size = Size.of(model)
     planned = memory(settings, size, kept(model, task, args.length))
     rows = [np.random.default_rng(i).integers(2, shape.vocab_size, args.length) for i in range(args.rows)]
@@ -80,7 +82,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
     )
     step(0)
     gc.collect()
-    peak = _measure.peak(lambda: step(1), torch.device("cpu"))
+    began = time.perf_counter()
+    peak = _measure.peak(lambda: step(1), device)
+    seconds = time.perf_counter() - began
     # What stays between steps besides the weights: the optimiser's states.
     found = size.weights_bytes + 8 * size.trainable + peak
     return {
@@ -90,6 +94,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         "measured_GB": round(found / 1e9, 3),
         "planned_GB": round(planned.whole / 1e9, 3),
         "planned_over_measured": round(planned.whole / found, 3),
+        "seconds": round(seconds, 3),
+        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
         "parts_GB": {name: round(value / 1e9, 3) for name, value in vars(planned).items()},
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
@@ -104,6 +110,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--autocast", action="store_true", help="run the model in bf16: train.precision")
     return parser.parse_args()
 
 

@@ -11,7 +11,9 @@ import sys
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_outputs import CausalLMOutput
 
+from confide.data.chat import CHATML
 from confide.models.loading import location
 from confide.runs.generate import Options, Prompter, Voice, _streamer, writer
 from confide.utils.errors import InputError
@@ -301,3 +303,42 @@ def test_nothing_is_asked_of_a_network(each, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", lambda *given: asked.append(given))
     assert said(each, *GREEDY, "--beside", "base")
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (["Hi <|im", "_end|> more"], "Hi "),
+        (["Hi<|im_end|>", "more"], "Hi"),
+        (["a <", "b> <|", "im"], "a <b> <|im"),  # what only began like the mark is said at the end
+    ],
+)
+def test_what_streams_ends_with_the_mark_of_a_turn(pieces, said):
+    heard: list[str] = []
+    stream = _streamer(AutoTokenizer.from_pretrained(location("bundled")), heard.append, "<|im_end|>")
+    for at, piece in enumerate(pieces):
+        stream.on_finalized_text(piece, stream_end=at == len(pieces) - 1)
+    assert "".join(heard) == said
+
+
+def test_a_chat_ends_where_its_template_ends_a_turn(model, monkeypatch):
+    """A model that would go on for ever is stopped by the mark, though that is several tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(location("bundled"))
+    tokenizer.chat_template = CHATML
+    prompter = Prompter(tokenizer, Options(max_new_tokens=30, temperature=0.0))
+    assert prompter.mark == "<|im_end|>"
+    voice = Voice("the model", AutoModelForCausalLM.from_pretrained(model), prompter)
+    ids = iter(
+        tokenizer(f"Yes.{prompter.mark} No, and so on for ever", add_special_tokens=False)["input_ids"]
+    )
+
+    def forced(input_ids, **_):
+        logits = torch.full((1, input_ids.shape[1], len(tokenizer)), -1e4)
+        logits[0, -1, next(ids)] = 1e4
+        return CausalLMOutput(logits=logits)
+
+    monkeypatch.setattr(voice.model, "forward", forced)
+    heard: list[str] = []
+    found = voice("Well?", heard.append)
+    assert (found.text, found.stopped) == ("Yes.", "end of turn")
+    assert "".join(heard) == "Yes."

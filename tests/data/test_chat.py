@@ -201,6 +201,21 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ChatTemplate(templates.tokenizer(None), {})
 
 
+@pytest.mark.parametrize(
+    ("template", "mark"),
+    [
+        (templates.LLAMA_3, "<|eot_id|>"),
+        (templates.GEMMA, "<end_of_turn>"),
+        (templates.MISTRAL, "</s>"),
+        (templates.PHI, "<|end|>"),
+        (templates.MARKED, "<|im_end|>"),
+        ("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}", ""),
+    ],
+)
+def test_the_mark_that_ends_a_turn(template: str, mark: str) -> None:
+    assert ChatTemplate(templates.tokenizer(template), {}).end_mark() == mark
+
+
 # --- rows
 
 

@@ -183,6 +183,20 @@ class ChatTemplate:
             turns = _with_answers(turns, answers, where)
         return Conversation(text, tuple(turns))
 
+    def end_mark(self) -> str:
+        """Return what the model says last in its turn, as the template has it; "" if that is not known."""
+        asked: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            found = self.conversation(asked, "chat_template")
+        except InputError:
+            return ""
+        turn = found.turns[-1]
+        return (
+            ""
+            if turn.said is None or turn.answer is None
+            else found.text[turn.said[1] : turn.answer[1]].strip()
+        )
+
     def _rendered(
         self, messages: Sequence[Message], where: str, tools: Any, asks: bool = False
     ) -> tuple[str, list[Place]]:

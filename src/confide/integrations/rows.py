@@ -122,8 +122,8 @@ class Rows(Sequence[Mapping[str, Any]]):
             own = np.asarray(labels).reshape(-1)
             if len(own) != len(ids) or ((own != ids) & (own != _IGNORED))[kept].any():
                 raise InputError(
-                    f"{self._name}: row {at} has labels that are neither its input_ids nor {_IGNORED}: confide predicts "
-                    "the tokens of a row, and no others"
+                    f"{self._name}: row {at} has labels that are neither its input_ids nor {_IGNORED}: "
+                    "confide predicts the tokens of a row, and no others"
                 )
             ids = marked(ids, own != _IGNORED)
         return {**row, TOKENS: ids[kept].tolist()}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from confide.data.chat import ChatTemplate
 from confide.models import released as model_of
 from confide.runs.released import Released
 from confide.utils.errors import InputError
@@ -43,7 +44,8 @@ class Said:
 
     Attributes:
         tokens: how many tokens were generated.
-        stopped: what ended it: `end of text`, `max-new-tokens`, or `longest row`: no more fits into the model.
+        stopped: what ended it: `end of text`, `end of turn`, `max-new-tokens`, or `longest row`: no more fits into
+            the model.
     """
 
     text: str
@@ -79,6 +81,7 @@ class Prompter:
         self.chat = has_template if options.chat is None else options.chat
         if self.chat and not has_template:
             raise InputError("--chat: the tokenizer of this model has no chat template; leave it out")
+        self.mark = ChatTemplate(tokenizer, {}).end_mark() if self.chat else ""
         if options.system is not None and not self.chat:
             raise InputError(
                 "--system is for a chat template, "
@@ -130,6 +133,9 @@ class Voice:
         settings = model_of.generation_settings(model)
         ends = settings.eos_token_id if settings.eos_token_id is not None else prompter.tokenizer.eos_token_id
         self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
+        # A turn's mark may be a token of its own, which streams leave out, or be written out in several.
+        mark = prompter.tokenizer.get_vocab().get(prompter.mark)
+        self.ends += [mark] if mark is not None and mark not in self.ends else []
 
     def room(self, ids: list[int]) -> int:
         """Return how many tokens may follow a prompt.
@@ -157,14 +163,26 @@ class Voice:
                 input_ids=given,
                 attention_mask=torch.ones_like(given),
                 generation_config=self._settings(room),
-                streamer=_streamer(self.prompter.tokenizer, say),
+                streamer=_streamer(self.prompter.tokenizer, say, self.prompter.mark),
+                **(
+                    {"stop_strings": [self.prompter.mark], "tokenizer": self.prompter.tokenizer}
+                    if self.prompter.mark
+                    else {}
+                ),
             )
         new: list[int] = out[0, len(ids) :].tolist()
         text: str = self.prompter.tokenizer.decode(new, skip_special_tokens=True)
+        if self.prompter.mark and self.prompter.mark in text:
+            return Said(text.partition(self.prompter.mark)[0], len(new), "end of turn")
         if new and new[-1] in self.ends:
             return Said(text, len(new), "end of text")
         cut = room < self.prompter.options.max_new_tokens
         return Said(text, len(new), "longest row" if cut else "max-new-tokens")
+
+    def _stop(self) -> dict[str, Any]:
+        """Stop at the mark that ends a turn, if there is one."""
+        mark = self.prompter.mark
+        return {"stop_strings": [mark], "tokenizer": self.prompter.tokenizer} if mark else {}
 
     def _settings(self, room: int) -> Any:
         """Take the model's own settings, but for what the options say."""
@@ -188,15 +206,28 @@ class Voice:
         return settings
 
 
-def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:
+def _streamer(tokenizer: Any, say: Callable[[str], object], mark: str = "") -> Any:
     from transformers import TextStreamer
 
     class Pieces(TextStreamer):
-        """Hands on each piece of text that no later token can change."""
+        """Hands on each piece of text that no later token can change, up to the mark that ends a turn."""
+
+        held = ""
+        ended = False
 
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            if text:
-                say(text)
+            if self.ended:
+                return
+            self.held += text
+            if mark and mark in self.held:
+                self.held, self.ended = self.held.partition(mark)[0], True
+            may_be = range(min(len(mark) - 1, len(self.held)), 0, -1)
+            wait = 0
+            if not (self.ended or stream_end):
+                wait = next((n for n in may_be if mark.startswith(self.held[-n:])), 0)
+            done, self.held = self.held[: len(self.held) - wait], self.held[len(self.held) - wait :]
+            if done:
+                say(done)
 
     return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
 

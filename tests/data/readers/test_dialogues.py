@@ -124,7 +124,7 @@ def test_a_first_config_names_the_turns(tmp_path):
     path.write_text(
         json.dumps({"dialogue": "7", "services": ["a long list of words"] * 20, "said": TURNS}) + "\n"
     )
-    assert yaml.safe_load(starter.write(str(path)))["data"]["text"] == "said"
+    assert yaml.safe_load(starter.write(str(path)))["data"]["messages"] == "said"
 
 
 def test_real_dialogues(shared):
