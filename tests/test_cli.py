@@ -89,6 +89,48 @@ def test_help_names_every_verb_whole():
     assert not [line for line in found.out.splitlines() if line.startswith("  ") and line.endswith("...")]
 
 
+VERBS = (
+    *(
+        (verb,)
+        for verb in "init schema prepare plan train eval verify quickstart redact tune audit generate export".split()
+    ),
+    ("secrets", "tag"),
+    ("secrets", "solve"),
+)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_shows_an_example_with_options_that_it_has(verb):
+    found = confide(*verb, "--help").out
+    [example] = re.findall(r"^  Example: (.*(?:\n  \S.*)*)", found, re.MULTILINE)
+    words = example.split()
+    assert words[: len(verb) + 1] == ["confide", *verb]
+    for option in [word for word in words if word.startswith("--")]:
+        assert re.search(rf"(?<![\w-]){option}(?![\w-])", found.partition("Options:")[2]), option
+
+
+def test_every_verb_of_the_command_line_is_listed_here():
+    from confide.cli import base
+
+    names = {command.name or command.callback.__name__.strip("_") for command in base.app.registered_commands}
+    assert {verb[0] for verb in VERBS} == names | {"secrets"}
+
+
+def test_the_shell_completes_verbs():
+    asked = environment() | {
+        "_CONFIDE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "confide qu",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from confide.cli import main; main()"],
+        env=asked,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["quickstart"]
+
+
 # exit codes ----------------------------------------------------------------------------------------
 def test_done_is_0(full):
     assert {name: result.code for name, result in full[1].items()} == dict.fromkeys(full[1], 0)

@@ -39,7 +39,10 @@ def audit(
     probability: Annotated[float, typer.Option(help="with this probability", min=0.0, max=1.0)] = 0.5,
     as_json: Json = False,
 ) -> None:
-    """Attack a trained run, or the claim of many."""
+    """Attack a trained run, or the claim of many.
+
+    Example: confide audit runs/mail --attacks claim,membership
+    """
     from confide.auditing import attack
     from confide.auditing.of_run import audit_run
     from confide.cli import show

@@ -25,7 +25,6 @@ app = typer.Typer(
     name="confide",
     help="Fine-tune language models on text told in confidence, and state exactly what that protects.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

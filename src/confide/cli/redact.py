@@ -43,7 +43,10 @@ def redact(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what the detectors mask; or have a sample screened."""
+    """Show what the detectors mask; or have a sample screened.
+
+    Example: confide redact mail.yaml --sample 0.01 --out sample.jsonl
+    """
     if sample is None and (draws is not None or out is not None):
         raise InputError(f"{'--out' if draws is None else '--draws'} is for --sample SHARE")
     if marks is not None and (sample is not None or against is not None):

@@ -35,7 +35,10 @@ def init(
         bool, typer.Option("--yes", help="ask nothing: take the field that most likely names people")
     ] = False,
 ) -> None:
-    """Look at a file or folder and write a commented config for it."""
+    """Look at a file or folder and write a commented config for it.
+
+    Example: confide init mail.jsonl --out mail.yaml
+    """
     from confide.cli import show_look, starter
     from confide.cli.look import look
     from confide.config.json_schema import FILE, SHIPPED
@@ -57,7 +60,10 @@ def init(
 @app.command()
 @verb
 def schema() -> None:
-    """Print the JSON Schema of the config, for editors."""
+    """Print the JSON Schema of the config, for editors.
+
+    Example: confide schema > confide.schema.json
+    """
     from confide.config.json_schema import json_schema
 
     print_json(json_schema())
@@ -66,7 +72,10 @@ def schema() -> None:
 @app.command()
 @verb
 def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Read text into the unit graph, and show its statistics."""
+    """Read text into the unit graph, and show its statistics.
+
+    Example: confide prepare mail.yaml
+    """
     from confide.cli import show
     from confide.models import loading as models
     from confide.runs.job import prepared_data
@@ -114,7 +123,10 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a config costs and guarantees, or rank settings."""
+    """Tell what a config costs and guarantees, or rank settings.
+
+    Example: confide plan mail.yaml privacy.epsilon=3 --suggest
+    """
     from confide.cli import show_plans
     from confide.planning.of_run import planned
     from confide.privacy import mechanisms
@@ -232,7 +244,10 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train, or resume where it stopped; release the model. Runs under torchrun, too."""
+    """Train, or resume where it stopped; release the model. Runs under torchrun, too.
+
+    Example: confide train mail.yaml privacy.epsilon=3
+    """
     from confide.cli import show
     from confide.distributed.ranks import Ranks
     from confide.runs.loop import fine_tune
@@ -291,7 +306,10 @@ def evaluate(
     optimizer: Annotated[str | None, typer.Option(help="--personalise: sgd or adam; default: sgd")] = None,
     as_json: Json = False,
 ) -> None:
-    """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too."""
+    """Loss, perplexity and accuracy on the held-out units. Runs under torchrun, too.
+
+    Example: confide eval runs/mail
+    """
     from confide.cli import show
     from confide.distributed.ranks import Ranks
     from confide.runs.folder import Run
@@ -336,7 +354,10 @@ def _personalised(job: "Job", options: dict[str, Any]) -> dict[str, Any]:
 @app.command()
 @verb
 def verify(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check clipping, coverage and noise on your own model and rows."""
+    """Check clipping, coverage and noise on your own model and rows.
+
+    Example: confide verify mail.yaml
+    """
     from confide.cli import show
     from confide.runs import verify as checks
 
@@ -355,7 +376,10 @@ def quickstart(
     folder: Annotated[Path, typer.Option(help="where to work")] = Path("confide-quickstart"),
     as_json: Json = False,
 ) -> None:
-    """Train on bundled mails, with privacy and without, in minutes."""
+    """Train on bundled mails, with privacy and without, in minutes.
+
+    Example: confide quickstart
+    """
     from confide.cli import quickstart as job
 
     job.run(folder, as_json)

@@ -28,7 +28,10 @@ app.add_typer(secrets_app)
 @secrets_app.command("tag")
 @verb
 def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Find the secrets in the text: counts by class, and examples with every secret masked."""
+    """Find the secrets: counts by class, masked examples.
+
+    Example: confide secrets tag mail.yaml
+    """
     from confide.cli import secret_report as secrecy
     from confide.cli import show
     from confide.models import loading as models
@@ -47,7 +50,12 @@ def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) 
 @secrets_app.command("solve")
 @verb
 def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Solve the linear program: rows kept, noise by both accountants, and a table of all secrets."""
+    """Solve the linear program; show rows, noise, secrets.
+
+    Noise is that of both accountants.
+
+    Example: confide secrets solve mail.yaml
+    """
     from confide.cli import secret_report as secrecy
     from confide.cli import show
     from confide.models import loading as models

@@ -55,7 +55,10 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings and release the best, with what that costs."""
+    """Try settings and release the best, with what that costs.
+
+    Example: confide tune mail.yaml --space train.learning_rate=0.0005..0.01:log --trials 8
+    """
     run = run_of(config, overrides)
     asked = _Asked(trials, shape, optuna, ray, at_once)
     if plan:

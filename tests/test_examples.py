@@ -1,0 +1,70 @@
+"""The examples run as they are, with fewer steps."""
+
+import io
+import json
+import re
+import shutil
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from tests.command import confide
+from tests.places import ROOT
+
+EXAMPLES = ROOT / "examples"
+FEWER = ("train.steps=1", "train.batch=4", "train.eval_on_start=false")
+
+
+@pytest.fixture
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder, which is where one works."""
+    found = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
+    monkeypatch.chdir(found)
+    monkeypatch.syspath_prepend(found / "chat")
+    return found
+
+
+def cells(notebook: Path) -> list[str]:
+    return [
+        "".join(cell["source"])
+        for cell in json.loads(notebook.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(examples: Path) -> None:
+    names: dict[str, object] = {}
+    heard = io.StringIO()
+    few = f"{list(FEWER)}"
+    with redirect_stdout(heard):
+        for cell in cells(examples / "first-steps.ipynb"):
+            exec(cell.replace('["train.steps=12"]', few), names)
+    assert names["config"].train.steps == 1  # type: ignore[attr-defined]
+    said = heard.getvalue()
+    assert '"customer": "customer0"' in said
+    assert re.search(r"The formal statement is user-level DP with epsilon = [1-8]", said), said
+    assert "<|im_start|>assistant" in said
+    assert (examples / "runs/chat/release/adapter_config.json").is_file()
+
+
+def test_the_notebook_is_kept_without_what_it_printed() -> None:
+    found = json.loads((EXAMPLES / "first-steps.ipynb").read_text())
+    assert not [cell for cell in found["cells"] if cell.get("outputs") or cell.get("execution_count")]
+
+
+@pytest.mark.parametrize("name", ["chat", "classification"])
+def test_a_config_trains(examples: Path, name: str) -> None:
+    import made_up
+
+    talks = made_up.conversations(40)
+    made_up.write(talks, Path("chats.jsonl"))
+    made_up.write(made_up.tickets(talks), Path("tickets.jsonl"))
+    done = confide("train", f"{name}/config.yaml", *FEWER)
+    assert done.code == 0, done.err
+
+
+def test_every_example_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        assert path.name == "README.md" or f"({path.name}" in listed, path.name
