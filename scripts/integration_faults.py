@@ -33,7 +33,7 @@ INTEGRATIONS = [
         "integrations/rows.py::Rows._row",
         "self._causal and labels is not None",
         "False",
-        "tests/integrations/test_refusals.py::test_labels_that_leave_tokens_out_are_refused",
+        "tests/integrations/test_refusals.py::test_labels_of_other_tokens_are_refused",
     ),
     Fault(
         "integrations",

@@ -104,7 +104,7 @@ PITFALLS = [
     Fault(
         "18",
         "values of another type are turned into the one that is wanted",
-        "config/schema.py::Section",
+        "config/fields.py::Section",
         "ConfigDict(extra='forbid', strict=True, frozen=True)",
         "ConfigDict(extra='forbid', strict=False, frozen=True)",
         "tests/config/test_loading.py",

@@ -140,7 +140,7 @@ RUNS = [
         "33",
         "what was released is not looked at before evidence is put beside it",
         "runs/release.py::check_release",
-        "known != _digests(run.release)",
+        "known != digests(run.release)",
         "False",
         "tests/runs/test_checkpoints.py::test_evidence_is_not_written_into_a_release_of_something_else",
     ),
@@ -339,7 +339,7 @@ RUNS = [
     Fault(
         "api",
         "rows of another tokenizer are trained on",
-        "runs/preparation.py::source_of",
+        "runs/data_source.py::source_of",
         "given is not None and ...",
         "False",
         "tests/api/test_verbs.py",

@@ -14,7 +14,7 @@ TEXT = [
     Fault(
         "18",
         "unknown keys are accepted",
-        "config/schema.py::Section",
+        "config/fields.py::Section",
         'ConfigDict(extra="forbid", strict=True, frozen=True)',
         'ConfigDict(extra="ignore", strict=True, frozen=True)',
         "tests/config/test_loading.py",

@@ -12,6 +12,7 @@ from transformers.activations import ACT2CLS
 
 from confide import clipping
 from confide.clipping import engine, factors
+from confide.clipping import products as products_of_factors
 from confide.config.loading import check
 from confide.models import loading as models
 from confide.models.fast import onednn as products
@@ -372,13 +373,14 @@ def test_a_fault_is_seen(job, monkeypatch, fault, seen_by):
 @pytest.mark.parametrize("off", [1.0, 0.9])
 def test_products_of_bf16_that_are_off_are_seen(job, monkeypatch, off):
     """As a GPU's own may be, which a run in float32 never takes."""
-    blocks = factors._blocks
+    blocks = products_of_factors.blocks
 
     def odd(values, *dtype):
         wrong = off if values.dtype == torch.bfloat16 else 1.0
         return ((columns, block * wrong) for columns, block in blocks(values, *dtype))
 
-    monkeypatch.setattr(factors, "_blocks", odd)
+    for module in (factors, products_of_factors):
+        monkeypatch.setattr(module, "blocks", odd)
     checks = verify.verify(job(precision="bf16"))["checks"]
     assert [c["name"] for c in checks][:2] == [NAMES["clipping"], NAMES["clipping"] + ", in bf16"]
     failed = {c["name"] for c in checks if not c["ok"]}

@@ -407,7 +407,7 @@ def _of_wording(config: Config) -> Iterator[tuple[str, str]]:
         return
     if data.text != Data.model_fields["text"].default:
         yield "data.text", f"data.{worded} is in place of it: remove one of the two"
-    if config.task != "causal-lm":
+    if not registry.task_facts(config.task).is_causal:
         yield f"data.{worded}", f"is for task causal-lm, and this is {config.task}"
     if data.strip_quotes or data.clean != "none":
         key = "strip_quotes" if data.strip_quotes else "clean"
