@@ -79,8 +79,9 @@ def train(
         optimizer: called with the list of parameters, as `functools.partial(torch.optim.AdamW, lr=1e-3)` is. It
             sets its own learning rate; that of the config is not used.
         scheduler: called with the optimiser; stepped after every step.
-        loss: called with model and batch (`input_ids` int64[B, T], `real` bool[B, T], `unpredicted` bool[B, T] if tokens
-            are only read, and `labels` if the task has them); returns float[B], a loss for each row, of that row alone.
+        loss: called with model and batch (`input_ids` int64[B, T], `real` bool[B, T], `unpredicted` bool[B, T] if
+            some tokens are only read, and `labels` if the task has them); returns float[B], a loss for each row, of
+            that row alone.
         until: stop after this many steps; a later call resumes.
         twin: train the non-private twin instead.
         quiet: print nothing on the way.
