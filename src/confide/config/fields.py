@@ -1,4 +1,4 @@
-"""What every section of the config is made of: its class, and types that several sections use."""
+"""Define the class of every section of the config, and types that several sections use."""
 
 from typing import Annotated
 

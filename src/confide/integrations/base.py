@@ -139,12 +139,12 @@ class PrivateLoop(Trainer):
     # what a kind of trainer says of itself --------------------------------------------------------------
     @classmethod
     def _ours(cls) -> type:
-        """Return the class of confide's in which overriding the step ends."""
+        """Return the class of confide's in which overriding the step ends; each kind of trainer defines it."""
         raise NotImplementedError
 
     @classmethod
     def _arguments(cls, args: Any) -> Any:
-        """Return the arguments, or the default ones."""
+        """Return the arguments, or the default ones; each kind of trainer defines it."""
         raise NotImplementedError
 
     def _pads(self) -> bool:

@@ -126,7 +126,11 @@ _PARAMETERS: tuple[Refusal, ...] = (
         "pass optimizer_cls_and_kwargs=(class, settings) and args.lr_scheduler_type: a run that resumes makes its "
         "optimiser anew",
     ),
-    ("quantization_config", lambda v: v is not None, "weights in 4 or 8 bits have no clipping rule"),
+    (
+        "quantization_config",
+        lambda v: v is not None,
+        "load the model in 4 or 8 bits yourself, put an adapter on it, and pass it as model",
+    ),
 )
 
 _STEERED_BY_CONFIDE = {
