@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from confide.models.loading import positions
 from confide.utils.errors import Diverged, InputError
 
 MEMORY = 1 << 30  # bytes that logits, and the temporaries of a softmax over them, may take, about
@@ -84,9 +85,7 @@ def check_numbers(values: np.ndarray) -> None:
 
 def longest(model: Any) -> int | None:
     """Return how many tokens a model can read, or None if that is not limited."""
-    settings = model.config.get_text_config()
-    limit = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
-    return int(limit) if limit is not None and limit > 0 else None
+    return positions(model.config)
 
 
 def refuse_long(model: Any, length: int, key: str) -> None:

@@ -10,6 +10,7 @@ from confide.config import registry
 from confide.config.data_section import Data
 from confide.config.loading import check, load
 from confide.config.schema import Config, Privacy
+from confide.models.loading import positions
 from confide.utils.errors import InputError
 
 _LONGEST = 1024  # tokens of a row, unless it is stated or the model reads fewer
@@ -83,8 +84,7 @@ def longest_row(args: Any, model: Any) -> int:
     It is never taken from the rows, since the guarantee states it.
     """
     stated = getattr(args, "max_length", None)  # of SFTConfig
-    settings = getattr(model, "config", None)
-    reads = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    reads = positions(getattr(model, "config", None))
     return int(min(stated or _LONGEST, reads or _LONGEST))
 
 

@@ -215,9 +215,16 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
     return adapted
 
 
+def positions(settings: Any) -> int | None:
+    """Return how many tokens a model of this config can read, or None if that is not limited."""
+    own = settings.get_text_config() if hasattr(settings, "get_text_config") else settings
+    limit = getattr(own, "max_position_embeddings", None) or getattr(own, "n_positions", None)
+    return int(limit) if limit is not None and limit > 0 else None
+
+
 def check_length(settings: Any, config: "Config") -> None:
     """Refuse a `data.max_length` above what the model can read."""
-    longest = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    longest = positions(settings)
     if longest is not None and settings.model_type in _OWN_POSITIONS:
         longest -= (settings.pad_token_id or 0) + 1
     if longest is not None and config.data.max_length > longest:

@@ -104,9 +104,7 @@ def save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
 
 def longest(model: Any) -> int | None:
     """Return how many tokens a model can read and write together, if its config says so."""
-    settings = loading.inner_of(model).config
-    found = getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
-    return None if found is None else int(found)
+    return loading.positions(loading.inner_of(model).config)
 
 
 def generation_settings(model: Any) -> Any:

@@ -54,8 +54,7 @@ def _loaded(name: str) -> tuple[Any, Any]:
 
 
 def _longest(model: Any) -> int | None:
-    settings = model.config.get_text_config()
-    return getattr(settings, "max_position_embeddings", None) or getattr(settings, "n_positions", None)
+    return models.positions(model.config)
 
 
 def _rows(tokenizer: Any, own: Any, graph: UnitGraph, longest: int | None) -> list[np.ndarray]:
