@@ -339,23 +339,6 @@ def test_epochs_are_steps_in_which_everybody_is_drawn_once_on_average(tmp_path):
     )  # 2 * 90 / 8
 
 
-def test_messages_are_read_by_the_chat_template(tmp_path):
-    own = tokenizer()
-    own.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    data = Dataset.from_list(
-        [{"messages": [{"role": "user", "content": row["text"]}], "author": row["author"]} for row in rows()]
-    )
-    found = PrivateTrainer(
-        model=made(),
-        args=arguments(tmp_path / "out"),
-        train_dataset=data,
-        processing_class=own,
-        privacy=PRIVACY,
-    )
-    found.train()
-    assert own.decode(found.rows[0]["input_ids"]).startswith("user: ")
-
-
 def test_importing_confide_imports_no_trl():
     code = (
         "import sys, confide, confide.integrations; from confide.integrations import PrivateTrainer; "

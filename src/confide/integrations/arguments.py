@@ -13,6 +13,7 @@ from confide.config.schema import Config, Privacy
 from confide.models.loading import positions
 from confide.utils.errors import InputError
 
+_TEXTS = {"text", "messages", "tools", "prompt", "completion"}
 _LONGEST = 1024  # tokens of a row, unless it is stated or the model reads fewer
 _SCHEDULES = {
     "linear": "linear",
@@ -39,7 +40,7 @@ def config_of(
 
     Args:
         privacy: keys of the `privacy` section, with those of `data` that say how rows are read (`unit`, `text`,
-            `max_length` ...); or a whole config, as a value, a mapping or a file.
+            `max_length` ...) and `loss_on`; or a whole config, as a value, a mapping or a file.
         args: TrainingArguments. They say how long and how fast it trains, and a config that says the same
             otherwise is refused.
         members: called with a config; returns how many users or rows there are to draw, for `num_train_epochs`.
@@ -54,7 +55,10 @@ def config_of(
             'privacy={"mechanism": "uls", "epsilon": 8, "unit": "author"}'
         )
     raw = _stated(privacy)
-    raw["data"] = data | {"train": "train_dataset of the calling program"} | raw.get("data", {})
+    stated = raw.get("data", {})
+    if _TEXTS & set(stated):  # it says where the text is, so the columns' names do not
+        data = {key: value for key, value in data.items() if key not in _TEXTS}
+    raw["data"] = data | {"train": "train_dataset of the calling program"} | stated
     raw["data"].setdefault("eval", None)
     raw["data"].setdefault("max_length", longest_row(args, model))
     raw.setdefault("task", _task(model))
@@ -142,10 +146,10 @@ def _stated(privacy: Mapping[str, Any] | Config | str | Path) -> dict[str, Any]:
     if {"privacy", "data", "train"} & set(privacy):
         return {key: dict(value) if isinstance(value, Mapping) else value for key, value in privacy.items()}
     of_data = set(Data.model_fields) - set(Privacy.model_fields)
-    return {
-        "privacy": {key: value for key, value in privacy.items() if key not in of_data},
-        "data": {key: value for key, value in privacy.items() if key in of_data},
-    }
+    found: dict[str, dict[str, Any]] = {"privacy": {}, "data": {}, "train": {}}
+    for key, value in privacy.items():
+        found["train" if key == "loss_on" else "data" if key in of_data else "privacy"][key] = value
+    return found
 
 
 def _steps(args: Any, raw: Mapping[str, Any], members: Callable[[Config], int]) -> int:

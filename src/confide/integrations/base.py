@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import DataCollatorForLanguageModeling, Trainer
+from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, speed_metrics
 from transformers.utils import logging
@@ -26,7 +26,7 @@ from confide.config.schema import Config
 from confide.distributed.ranks import Ranks
 from confide.integrations.arguments import config_of, scheduler_of
 from confide.integrations.refusals import refuse, refuse_overrides
-from confide.integrations.rows import TOKENS, Rows, tokenised
+from confide.integrations.rows import TOKENS, Padding, Rows, tokenised
 from confide.models import sound
 from confide.models.fast.activations import install_fast_layers
 from confide.privacy.guarantee import Guarantee
@@ -124,12 +124,12 @@ class PrivateLoop(Trainer):
         if self.train_dataset is None:
             raise InputError("train_dataset: there is nothing to train on")
         self.log_private, self._own_loss, self._own_optimizer = log_private, loss, optimizer_cls_and_kwargs
-        self.rows = Rows(self.train_dataset, self.processing_class)
+        self.rows = Rows(self.train_dataset)
         self.confide_config = config_of(privacy, self.args, self.model, self._members, **self._fields())
         facts = registry.task_facts(self.confide_config.task)
         self.rows.check(self.confide_config, facts.is_causal)
         if parameters.get("data_collator") is None and facts.is_causal and self._pads():
-            self.data_collator = DataCollatorForLanguageModeling(self.processing_class, mlm=False)
+            self.data_collator = Padding(self.processing_class)
         self.eval_dataset = self._each_tokenised(self.eval_dataset)
         self._job: Job | None = None
         self._loop: Loop | None = None
@@ -153,13 +153,9 @@ class PrivateLoop(Trainer):
 
     def _fields(self) -> dict[str, str]:
         """Return the fields of the rows that a config need not name."""
-        columns = self.rows.columns
-        found: dict[str, str] = {}
         if "Classification" in type(_inner(self.model)).__name__:
-            found = {"label": "labels" if "labels" in columns else "label"}
-        if "messages" in columns and "text" not in columns:
-            found["text"] = "messages"
-        return found
+            return {"label": "labels" if "labels" in self.rows.columns else "label"}
+        return self.rows.fields(self.processing_class)
 
     # what is known before training ----------------------------------------------------------------------
     def _members(self, config: Config) -> int:

@@ -1,16 +1,20 @@
 """Read a data set of transformers' or TRL's kind as documents: text or token ids, each with its unit."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
 
 from confide.config import registry
 from confide.config.schema import Config
 from confide.data.cutting import Cutter
-from confide.data.loss_mask import ids_of, marked
+from confide.data.loss_mask import ids_of, is_predicted, marked
 from confide.data.readers import Counts, Record, documents
+from confide.data.turn_cutting import TurnCutter
+from confide.data.wording import wording_of
 from confide.privacy import mechanisms
 from confide.utils.errors import InputError
 
@@ -24,14 +28,17 @@ class Rows(Sequence[Mapping[str, Any]]):
 
     Args:
         dataset: a `datasets.Dataset`, or anything with a length and rows that are mappings.
-        tokenizer: used for its chat template, if the rows are `messages`.
         name: what an error calls the data set.
+
+    Attributes:
+        columns: the names of the fields of a row.
+        tokenised: rows hold token ids, not text.
 
     Raises:
         InputError: the data set has no length, lacks the unit, or holds rows packed of several.
     """
 
-    def __init__(self, dataset: Any, tokenizer: Any, name: str = "train_dataset"):
+    def __init__(self, dataset: Any, name: str = "train_dataset"):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise InputError(
                 f"{name}: give a data set with a length, not a stream ({type(dataset).__name__}): rows are drawn from "
@@ -41,7 +48,7 @@ class Rows(Sequence[Mapping[str, Any]]):
             raise InputError(f"{name}: it is empty")
         plain = getattr(dataset, "with_format", None)
         self._dataset = plain(None) if plain is not None else dataset
-        self._name, self._tokenizer = name, tokenizer
+        self._name = name
         first = self._mapping(0)
         self.columns = list(getattr(dataset, "column_names", None) or first)
         packed = [column for column in _PACKED if column in self.columns]
@@ -50,9 +57,19 @@ class Rows(Sequence[Mapping[str, Any]]):
                 f"{name}: column {packed[0]!r} says that its rows are packed of several, and a row packed of several "
                 "users' text protects none of them: give one user's text a row"
             )
-        chat = "messages" in self.columns and getattr(tokenizer, "chat_template", None) is not None
-        self._templated = chat and TOKENS not in self.columns
-        self.tokenised = TOKENS in self.columns or self._templated
+        self.tokenised = TOKENS in self.columns
+
+    def fields(self, tokenizer: Any) -> dict[str, str]:
+        """Return the keys of the `data` section that follow from the columns' usual names."""
+        if self.tokenised or "text" in self.columns:
+            return {}
+        if "messages" in self.columns:
+            if getattr(tokenizer, "chat_template", None) is None:
+                return {"text": "messages"}  # a dialogue with the speakers' names
+            return {"messages": "messages"} | ({"tools": "tools"} if "tools" in self.columns else {})
+        if {"prompt", "completion"} <= set(self.columns):
+            return {"prompt": "prompt", "completion": "completion"}
+        return {}
 
     def check(self, config: Config, causal: bool) -> None:
         """Check that the columns that a config names are there.
@@ -63,7 +80,7 @@ class Rows(Sequence[Mapping[str, Any]]):
         self._causal = causal
         units = [config.data.unit] if isinstance(config.data.unit, str) else config.data.unit or []
         for unit in units:
-            if unit.split(".")[0] not in self.columns:
+            if re.split(r"[.\[]", unit, maxsplit=1)[0] not in self.columns:
                 raise InputError(
                     f"{self._name}: unit {unit!r} is none of its columns ({', '.join(self.columns)}): every row must "
                     "say whose it is; keep that column when rows are tokenised"
@@ -110,9 +127,6 @@ class Rows(Sequence[Mapping[str, Any]]):
         return row
 
     def _row(self, row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
-        if self._templated:
-            found = self._tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)
-            return {**row, TOKENS: list(found[TOKENS])}
         if TOKENS not in row:
             return row
         ids = np.asarray(row[TOKENS]).reshape(-1)
@@ -134,27 +148,48 @@ class Rows(Sequence[Mapping[str, Any]]):
 def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
     """Return an evaluation set whose rows are token ids, cut as training rows are; one that has them already as it is.
 
+    `labels` say which tokens are predicted, as they are in training.
+
     Raises:
         InputError: no text is there.
     """
     columns = getattr(dataset, "column_names", None)
-    if columns is None or TOKENS in columns or not registry.task_facts(config.task).cuts_documents:
+    facts, data = registry.task_facts(config.task), config.data
+    if columns is None or TOKENS in columns or not facts.cuts_documents:
         return dataset
     from datasets import Dataset
 
-    rows, data = Rows(dataset, tokenizer, "eval_dataset"), config.data
+    rows, wording = Rows(dataset, "eval_dataset"), wording_of(config, tokenizer)
     cutter = Cutter(tokenizer, config.task, data.max_length)
-    found: list[list[int]] = []
-    given = (
-        Record(row, f"eval_dataset row {at}", row[TOKENS] if rows.tokenised else None)
-        for at, row in enumerate(rows)
-    )
-    for document in documents(given, data.text, None, None, Counts(), data.speakers):
-        cut = cutter.rows_of_tokens(document.tokens) if document.tokens else cutter.rows([document.text])[0]
-        found += [ids_of(row.tokens).tolist() for row in cut]
-    if not found:
+    turns = None if wording is None else TurnCutter(tokenizer, data.max_length)
+    found: dict[str, list[list[int]]] = {
+        name: [] for name in ((TOKENS, "labels") if facts.is_causal else (TOKENS,))
+    }
+    given = (Record(row, f"eval_dataset row {at}") for at, row in enumerate(rows))
+    for document in documents(given, data.text, None, None, Counts(), data.speakers, wording=wording):
+        if turns is None or document.layout is None:
+            cut = cutter.rows([document.text])[0]
+        else:
+            cut = turns.rows(document.text, document.layout, document.where)
+        for row in cut:
+            ids = ids_of(row.tokens)
+            found[TOKENS].append(ids.tolist())
+            if facts.is_causal:
+                found["labels"].append(np.where(is_predicted(row.tokens), ids, _IGNORED).tolist())
+    if not found[TOKENS]:
         raise InputError("eval_dataset: no text is left to evaluate on")
-    return Dataset.from_dict({TOKENS: found})
+    return Dataset.from_dict(found)
+
+
+class Padding:
+    """Pads the rows of an evaluation to a batch. Tokens without a label of their own are predicted."""
+
+    def __init__(self, tokenizer: Any):
+        self._of_labels = DataCollatorForSeq2Seq(tokenizer)
+        self._of_tokens = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+    def __call__(self, rows: list[Any]) -> Any:
+        return self._of_labels(rows) if "labels" in rows[0] else self._of_tokens(rows)
 
 
 def _plain(value: Any) -> Any:
