@@ -198,7 +198,8 @@ def test_a_resumed_run_is_the_same_to_the_bit(finished, tmp_path, new_process):
     cut = trainer(folder, callbacks=[Seen(stop=3)], **how)
     assert cut.train().global_step == 3
     assert cut.guarantee.steps == 3
-    assert cut.guarantee.epsilon < whole.guarantee.epsilon
+    # The callback stopped it with the weights and an evaluation in sight, so all planned steps are counted.
+    assert cut.guarantee.epsilon == whole.guarantee.epsilon
     if new_process:
         cut = trainer(folder, **how)
     else:
@@ -284,6 +285,17 @@ def test_early_stopping_and_the_best_model(tmp_path):
     assert found.state.global_step >= 4
     assert furthest(GPT2LMHeadModel.from_pretrained(best).state_dict(), found.model.state_dict()) == 0
     assert found.guarantee.steps == found.state.global_step  # all of them were taken to choose it
+
+
+def test_a_checkpoint_claims_its_own_steps_unless_somebody_could_choose_it(tmp_path):
+    def stated(folder, number):
+        return confide.Guarantee.load(folder / f"checkpoint-{number}" / "guarantee.json").epsilon
+
+    unseen, seen = tmp_path / "unseen", tmp_path / "seen"
+    trainer(unseen).train()
+    trainer(seen, eval_dataset=dataset(number=6)).train()
+    assert stated(unseen, 2) < stated(unseen, 4) * 0.95
+    assert stated(seen, 2) == stated(seen, 4) == stated(unseen, 4)
 
 
 def test_schedules_and_optimisers_without_a_name_in_the_config(tmp_path):

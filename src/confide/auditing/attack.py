@@ -144,7 +144,7 @@ def claim_of(job: Job, steps: int, game: Game) -> Claim:
     guarantee, setting = job.guarantee(steps), job.setting
     curve = zeroed = family = None
     if guarantee.notion != "none":
-        parameters, noise = setting.after(steps), setting.noise_multiplier
+        parameters, noise = setting.after(job.counted(steps)), setting.noise_multiplier
         curve = zeroed = parameters.process.curve(noise)
         if parameters.zeroed != parameters.process:
             zeroed = parameters.zeroed.curve(noise)

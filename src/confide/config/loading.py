@@ -375,6 +375,10 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         )
     if train.momentum and train.optimizer != "sgd":
         yield "train.momentum", f"is an option of sgd, not of {train.optimizer}"
+    if train.patience and not train.eval_every:
+        yield "train.patience", "counts evaluations between steps: set train.eval_every"
+    if train.patience and data.eval is None:
+        yield "train.patience", "watches the loss on held-out text: set data.eval"
     if train.average.kind == "none" and train.average.share != Average().share:
         yield "train.average.share", "is of a mean of the weights: set train.average.kind to ema or tail"
     if data.clean == "enron" and data.unit is None:

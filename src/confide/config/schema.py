@@ -339,6 +339,11 @@ class Train(Section):
     eval_every: Annotated[int, Field(ge=0)] = Field(
         0, description="steps between evaluations; 0: at the end only"
     )
+    patience: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="end the run after so many evaluations in a row without a lower held-out loss (needs eval_every "
+        "and data.eval); the guarantee counts all `steps`; 0: take all steps",
+    )
     seed: int = Field(
         0, description="initial weights of a model from scratch and of adapters; never draws or noise"
     )
@@ -373,6 +378,26 @@ class Canaries(Section):
     white_box: bool = Field(
         False,
         description="also keep what each step's noised sum tells of each canary, as the guarantee lets everybody see",
+    )
+
+
+class Tracking(Section):
+    """Where the course of a run is shown, besides metrics.jsonl and TensorBoard's files in the run folder."""
+
+    to: list[Literal["mlflow", "wandb"]] = Field(
+        default_factory=list,
+        description="MLflow, Weights & Biases: `pip install 'confide[mlflow]'`, `'confide[wandb]'`. They are told "
+        "settings, learning rates and the guarantee",
+    )
+    project: str = Field("confide", description="name of the experiment or project")
+    offline: bool = Field(
+        True,
+        description="their files stay in the run folder; false: send them, to MLFLOW_TRACKING_URI or where W&B is "
+        "logged in",
+    )
+    allow_private: bool = Field(
+        False,
+        description="tell them losses, shares of clipped gradients and times too, which no noise covers",
     )
 
 
@@ -423,6 +448,9 @@ class Config(Section):
         default_factory=Canaries, description="what is planted so that the claim can be attacked"
     )
     train: Train = Field(default_factory=Train, description="the optimisation")
+    tracking: Tracking = Field(
+        default_factory=Tracking, description="where its course is shown, besides the run folder"
+    )
     run: str = Field("runs/run", description="the run folder")
 
     def to_yaml(self) -> str:

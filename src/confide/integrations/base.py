@@ -188,13 +188,21 @@ class PrivateLoop(Trainer):
         """The guarantee of the model as it is now; None before the first `train`."""
         if self._loop is None:
             return None
-        stated = self._loop.job.guarantee(self._loop.done)
+        stated = self._loop.job.guarantee(self._loop.done, self._counted(self._loop))
         more = [_LOGGED] if self.log_private else []
         more += [_EVALUATED] if self.eval_dataset is not None else []
         if self.rows.tokenised:
             stated = replace(stated, rows_cut=_TOKENISED.format(self.confide_config.data.max_length))
         trust = stated.trust.replace("release/", "the saved model")
         return replace(stated, not_covered=(*stated.not_covered, *more), trust=trust, words=())
+
+    def _counted(self, loop: Loop) -> int:
+        """Return the steps that the guarantee counts: all planned ones, if somebody could look and choose when to end.
+
+        Whoever sees an evaluation may stop or take an earlier checkpoint, and a callback may stop for any reason.
+        """
+        looked = self.eval_dataset is not None or self.control.should_training_stop
+        return loop.steps if looked else loop.job.counted(loop.done)
 
     # training ------------------------------------------------------------------------------------------
     def _inner_training_loop(
@@ -273,14 +281,14 @@ class PrivateLoop(Trainer):
             metrics["train_loss"] = average
         self.log(metrics)
         if loop.done:
-            recheck_claim(loop.job.setting, loop.done)
+            recheck_claim(loop.job.setting, self._counted(loop))
             self._state_guarantee(Path(args.output_dir))
+            if loop.metrics is not None and self.guarantee is not None:
+                loop.metrics.guarantee(self.guarantee.to_json())
         if args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
             self._restored = True
         self.control = handler.on_train_end(args, self.state, self.control)
-        if loop.metrics is not None:
-            loop.metrics.close()
         self.is_in_train = False
         return TrainOutput(loop.done, average, metrics)
 

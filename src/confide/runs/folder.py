@@ -2,6 +2,7 @@
 
 config.yaml  key  ledger.jsonl  guarantee.json   the run and what it promises
 data/        checkpoints/  metrics.jsonl  tensorboard/   private: made from private rows
+mlflow/      wandb/  tracking.json   what the trackers of the config keep here, and what they were told
 released.json   digests of what was released; it and everything else that is read back is sealed (seal.py)
 release/     weights or adapter, tokenizer, guarantee.json, model card: what may leave the house
 twin/        the non-private twin, if one was trained: the same data, key and draws
@@ -31,9 +32,9 @@ from confide.runs.given import Given
 from confide.utils.errors import InputError
 from confide.utils.files import close_to_others, private_files, write_text
 
-# A resumed run may evaluate more or less often, and run on other machines. Every other key decides what the run
-# computes.
-_FREE = {("run",)} | {
+# A resumed run may evaluate more or less often, be shown elsewhere, and run on other machines. Every other key decides
+# what the run computes.
+_FREE = {("run",), ("tracking",)} | {
     ("train", key)
     for key in (
         "checkpoint_every",
@@ -90,7 +91,6 @@ class Run:
             "evidence_path": "evidence.json",
             "released_path": "released.json",
             "release": "release",
-            "tensorboard": "tensorboard",
         }
         if name in files:
             return self.folder / files[name]
@@ -328,4 +328,5 @@ def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         names = dict.fromkeys([*old, *new])
         return [d for n in names for d in _differences(old.get(n), new.get(n), (*path, n))]
-    return [] if old == new or path in _FREE else [".".join(path)]
+    is_free = any(path[: at + 1] in _FREE for at in range(len(path)))
+    return [] if old == new or is_free else [".".join(path)]

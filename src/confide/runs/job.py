@@ -47,6 +47,7 @@ from confide.training.row_isolation import (
 )
 from confide.training.step import Observer, PrivateStep
 from confide.training.tasks import Task
+from confide.training.trackers import told_private
 from confide.training.unit_comparison import refuse_ranks
 from confide.training.white_box import Readings
 from confide.utils.allocator import keep_freed_memory
@@ -251,12 +252,27 @@ class Job:
         graph = self.prepared.held_out
         return None if graph is None else self.key.fingerprint(_digest(graph))
 
-    def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of the run after `steps` steps, with what an audit has found of it."""
-        stated = state_guarantee(self.setting, steps, self.key.published, self.run.config, self.provenance())
+    def counted(self, steps: int) -> int:
+        """Return the steps that a claim after `steps` steps counts: all, if it was for the loss to say when to end."""
+        return self.mechanism.all_steps if self.run.config.train.patience else steps
+
+    def guarantee(self, steps: int, counted: int | None = None) -> Guarantee:
+        """Return the guarantee of the run after `steps` steps, with what an audit has found of it.
+
+        Args:
+            counted: the steps that it counts, if they are more than `counted` says.
+        """
+        counted = counted or self.counted(steps)
+        stated = state_guarantee(
+            self.setting, steps, self.key.published, self.run.config, self.provenance(), counted
+        )
         if self.task.loss is not None:
             own = "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof"
             stated = replace(stated, not_covered=(*stated.not_covered, own), words=())
+        told = told_private(self.run.folder)
+        if told:
+            sent = f"losses and other measurements made from private rows, which {told} was told while it trained"
+            stated = replace(stated, not_covered=(*stated.not_covered, sent), words=())
         seen = evidence(self.run, steps)
         return replace(stated, evidence=seen) if seen else stated
 

@@ -22,6 +22,7 @@ from confide.runs.provenance import code_version
 from confide.runs.release import release
 from confide.training.metrics import Metrics
 from confide.training.step import Report
+from confide.training.trackers import trackers_of
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most
@@ -40,7 +41,8 @@ class Outcome:
         steps, of: steps taken, and the number planned.
         base, final: held-out evaluation of the base and the trained model; after: of the model after a stage, by
             its name, if another stage followed.
-        halted: why the mechanism ended the run before its last step, if it did; the run is finished then.
+        halted: why the run ended before its last step, if it did: by the mechanism, or by `train.patience`. It is
+            finished then.
     """
 
     steps: int
@@ -85,10 +87,14 @@ def opened(
         for warning in warnings(job.setting):
             console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
+        loop: Loop | None = None
         try:
-            yield Loop(job, ledger, console)
+            loop = Loop(job, ledger, console)
+            yield loop
         finally:
             ledger.close()
+            if loop is not None and loop.metrics is not None:
+                loop.metrics.close()
 
 
 class Loop:
@@ -118,9 +124,19 @@ class Loop:
                 f"{', '.join(job.run.given.names)}; a model as it was before the first step"
             )
         self._record(0, header)
-        self.metrics = Metrics(job.run.metrics_path, job.run.tensorboard) if ledger is not None else None
+        self.metrics: Metrics | None = None
+        if ledger is not None:
+            self.metrics = Metrics(
+                job.run.metrics_path, trackers_of(job.run.config, job.run.folder, console.say)
+            )
         self.held_out = job.held_out()  # computed once, as it is a hash of all held-out rows
         self.phase_runner, self.steps = job.phase_runner(console.say), job.mechanism.all_steps
+        if self.train.patience and len(self.phase_runner.phases) > 1:
+            names = ", ".join(phase.name for phase in self.phase_runner.phases)
+            raise InputError(
+                f"train.patience: a run of mechanism {job.mechanism.name} has several stages ({names}), and it would "
+                "end within one of them: leave it out"
+            )
         if checkpoint is not None:
             if ledger is not None:
                 _refuse_gaps(ledger)
@@ -141,24 +157,27 @@ class Loop:
             self.console.say(f"resuming after step {self.done}")
         elif self.train.eval_on_start and not self.job.run.twin:  # a twin starts from the private run's base
             self._evaluate("base")
+        halted = self._impatient()
         with (
             self.console.track("step", self.steps, self.done) as track,
             _interruptible() as interrupted,
         ):
-            while self.done < last and not self.ranks.any(interrupted()):
+            while halted is None and self.done < last and not self.ranks.any(interrupted()):
                 taken = self.take()
                 if isinstance(taken, StopTraining):
                     halted = taken.reason
-                    self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
-                    if not self.phase_runner.has_begun_mean:
-                        self.console.say(_NO_MEAN)
                     break
                 track(1, _note(taken))
                 if self.done % self.train.checkpoint_every == 0:
                     self._checkpoint()
                 if self.done < self.steps:
                     self._look()
+                    halted = self._impatient()
         self._checkpoint()
+        if halted is not None:
+            self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
+            if not self.phase_runner.has_begun_mean:
+                self.console.say(_NO_MEAN)
         taken_by = versions(self.job.run.ledger_path)
         if len(taken_by) > 1:
             self.console.say(f"the steps of this run were taken by confide {', '.join(taken_by)}")
@@ -169,12 +188,13 @@ class Loop:
             if not self.ranks.any(known):  # a run that was finished earlier
                 self._evaluate("final")
             if self.job.run.releases:
-                recheck_claim(self.job.setting, self.done)
+                recheck_claim(self.job.setting, self.job.counted(self.done))
                 self._release(guarantee)
+                if self.metrics is not None:
+                    self.metrics.guarantee(guarantee.to_json())
         base = final = None
         after = {}
         if self.metrics is not None:
-            self.metrics.close()
             base, final = self.metrics.last("base"), self.metrics.last("final")
             found = {
                 phase.name: self.metrics.last(f"after {phase.name}") for phase in self.phase_runner.phases
@@ -243,6 +263,20 @@ class Loop:
             self._evaluate(f"after {phase.name}")
         elif self.train.eval_every and self.done % self.train.eval_every == 0:
             self._evaluate("during")
+
+    def _impatient(self) -> str | None:
+        """Return why the run ends here, if the held-out loss has not fallen for too long."""
+        patience = self.train.patience
+        if not patience or self.done == self.steps:
+            return None
+        waited = self.metrics.since_lowest() if self.metrics is not None else 0
+        if not self.ranks.any(waited >= patience):
+            return None
+        reason = f"the held-out loss has not fallen for {patience} evaluations (train.patience)"
+        phase = self.phase_runner.phase(self.done)
+        entry = {"phase": phase.name, "step": self.done, "confide": code_version(), "halted": reason}
+        self._record(self.done + 1, entry)
+        return reason
 
     def _evaluate(self, what: str) -> None:
         with self.phase_runner.averaged():

@@ -1,20 +1,26 @@
-"""Write the measurements of a run as JSONL and to TensorBoard. They are made from private rows and never released."""
+"""Write the measurements of a run as JSONL, and tell its trackers. Private rows make them, so none is released."""
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from confide.training.trackers import Tracker
 
 PRIVATE = "private: computed from private rows, not covered by the guarantee"
 
 
 class Metrics:
-    """Step reports and evaluations of one run, one JSON object per line."""
+    """Step reports and evaluations of one run, one JSON object per line.
 
-    def __init__(self, path: Path, tensorboard: Path):
-        self.path, self.tensorboard = path, tensorboard
+    Args:
+        trackers: they are told each loss, rate and time as well.
+    """
+
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
+        self.path, self._trackers = path, trackers
         self.lines: list[dict[str, Any]] = []
-        self._writer: Any = None
 
     def resume(self, done: int) -> None:
         """Drop what was measured after the last checkpoint, since those steps are taken again."""
@@ -32,9 +38,8 @@ class Metrics:
     def step(self, report: dict[str, Any]) -> None:
         done = report["step"] + 1
         self._write({"done": done, **report})
-        for name in ("loss", "clipped", "learning_rate", "seconds"):
-            if report.get(name) is not None:
-                self._scalar(f"train/{name}", report[name], done)
+        names = ("loss", "clipped", "learning_rate", "seconds")
+        self._tell({f"train/{name}": report[name] for name in names if report.get(name) is not None}, done)
 
     def evaluation(self, what: str, done: int, found: dict[str, Any], rows: str | None = None) -> None:
         """Write an evaluation.
@@ -43,9 +48,8 @@ class Metrics:
             rows: a name of the rows it was evaluated on.
         """
         self._write({"done": done, "evaluation": what, "on": rows, **found})
-        for name in ("loss", "perplexity", "accuracy"):
-            if name in found:  # classes have no perplexity
-                self._scalar(f"eval/{name}", found[name], done)
+        names = ("loss", "perplexity", "accuracy")  # classes have no perplexity
+        self._tell({f"eval/{name}": found[name] for name in names if name in found}, done)
 
     def last(self, what: str) -> dict[str, Any] | None:
         """Return the newest evaluation of this name."""
@@ -53,26 +57,37 @@ class Metrics:
         hidden = {"done", "evaluation", "on"}
         return {k: v for k, v in found[-1].items() if k not in hidden} if found else None
 
+    def since_lowest(self) -> int:
+        """Return how many evaluations came after the one with the lowest loss; those of a stage's end do not count."""
+        losses = [
+            line["loss"] if math.isfinite(line["loss"]) else math.inf
+            for line in self.lines
+            if line.get("evaluation") in ("base", "during")
+        ]
+        return len(losses) - 1 - losses.index(min(losses)) if losses else 0
+
     def is_evaluated(self, what: str, rows: str | None) -> bool:
         """Return True if the newest evaluation of this name was on these rows."""
         found = [line for line in self.lines if line.get("evaluation") == what]
         return bool(found) and rows is not None and found[-1].get("on") == rows
 
+    def guarantee(self, values: Mapping[str, Any]) -> None:
+        """Tell the trackers the guarantee of the released model."""
+        for tracker in self._trackers:
+            tracker.guarantee(values)
+
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _write(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
         with open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
-    def _scalar(self, name: str, value: float, done: int) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.tensorboard), purge_step=done)
-        self._writer.add_scalar(name, value, done)
+    def _tell(self, values: Mapping[str, float], done: int) -> None:
+        for tracker in self._trackers:
+            tracker.scalars(values, done)
 
 
 def _steps(line: dict[str, Any]) -> float:

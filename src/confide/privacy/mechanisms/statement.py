@@ -202,14 +202,23 @@ _FLOATS = "real-number theorems, floating-point arithmetic: float32 noise lies o
 
 
 def state_guarantee(
-    setting: CalibratedMechanism, steps: int, published: bool, config: "Config", provenance: Mapping[str, str]
+    setting: CalibratedMechanism,
+    steps: int,
+    published: bool,
+    config: "Config",
+    provenance: Mapping[str, str],
+    counted: int | None = None,
 ) -> Guarantee:
     """Write the whole guarantee of a run of this setting after `steps` steps.
 
     Args:
         published: True if the run key is known to others.
+        counted: the steps that the claim is of, if they are more. Whoever looks at models and decides when to end has
+            a model of all planned steps' mechanism, post-processed. A claim of the steps taken would need an odometer
+            (Rogers et al. 2016).
     """
-    steps = max(1, steps)  # after 0 steps, there is only the base model: the bound of one step holds
+    taken = max(1, steps)  # after 0 steps, there is only the base model: the bound of one step holds
+    steps = max(taken, counted or 0)
     mechanism, parameters, tuning = setting.mechanism, setting.after(steps), setting.tuning
     curve = parameters.process.curve(setting.noise_multiplier)
     zeroed = curve
@@ -247,7 +256,7 @@ def state_guarantee(
         true_positive_rate=float(curve.true_positive_rate(0.01)) if protected else 1.0,
         noise_multiplier=setting.noise_multiplier,
         clip_norm=mechanism.aggregation(parameters, setting.noise_multiplier).clip_norm,
-        steps=steps,
+        steps=taken,
         sampling=parts.sampling,
         sampling_used=mechanism.sampling,
         expected_batch=parameters.expected_batch,
@@ -259,6 +268,7 @@ def state_guarantee(
                 [
                     f"{tuning.accountant(f'dp_accounting {parts.library}')}: {parameters.process.describe()}",
                     parts.calibration,
+                    _ALL_COUNTED.format(steps) if steps > taken else "",
                 ],
             )
         ),
@@ -269,6 +279,7 @@ def state_guarantee(
             *tuning.not_covered,
             *parts.not_covered,
             *_other_sides(mechanism, config),
+            *(_WATCHED if config.train.patience else ()),
             *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
@@ -289,6 +300,10 @@ def state_guarantee(
     )
 
 
+_ALL_COUNTED = "The run could end before its last step. All {:,} planned steps are counted."
+_WATCHED = (
+    "the held-out text of data.eval: its losses, which no noise covers, decided when the run ended (train.patience)",
+)
 _OF_NOBODY = (
     "whoever wrote several documents that name no unit, as a whole: each such document is a unit of its own",
 )

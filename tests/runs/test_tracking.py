@@ -1,0 +1,154 @@
+"""MLflow and Weights & Biases: off unless named, offline unless asked, and told nothing private unless allowed."""
+
+import json
+import stat
+
+import pytest
+from mlflow import MlflowClient
+
+import confide as package
+from confide.training import trackers
+from confide.training.trackers import Discreet
+from confide.utils.errors import InputError
+from tests.command import MARKER, World, confide, refused, tiny_model
+
+PRIVATE = ("train/loss", "train/seconds", "train/clipped", "eval/loss", "eval/perplexity")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def world(tmp_path, model) -> World:
+    return World(tmp_path, model)
+
+
+def trained(world, *kinds, **changes):
+    """Train a run with these trackers; return its client of MLflow and its run there, if it has one."""
+    world.set(tracking__to=list(kinds), **{f"tracking__{name}": value for name, value in changes.items()})
+    result = confide("train", world.path)
+    assert result.code == 0, result
+    return result
+
+
+def in_mlflow(world):
+    client = MlflowClient(tracking_uri=f"sqlite:///{world.run / 'mlflow' / 'runs.db'}")
+    (experiment,) = [each for each in client.search_experiments() if each.name == "confide"]
+    return client, client.search_runs([experiment.experiment_id])
+
+
+def in_wandb(world) -> bytes:
+    return b"".join(path.read_bytes() for path in (world.run / "wandb").rglob("*") if path.is_file())
+
+
+def test_nothing_is_tracked_unless_it_is_named(world):
+    assert confide("train", world.path).code == 0
+    assert not {"mlflow", "wandb", "tracking.json"} & {path.name for path in world.run.iterdir()}
+
+
+def test_mlflow_is_told_what_is_public(world):
+    trained(world, "mlflow")
+    client, (run,) = in_mlflow(world)
+    assert set(run.data.metrics) == {"train/learning_rate", "guarantee/epsilon", "guarantee/delta"}
+    history = client.get_metric_history(run.info.run_id, "train/learning_rate")
+    assert [(each.step, each.value) for each in history] == [(step, 0.01) for step in (1, 2, 3, 4)]
+    assert run.data.params["privacy.noise_multiplier"] == "0.8"
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "run"
+    guarantee = json.loads((world.run / "release" / "guarantee.json").read_text())
+    stored = next((world.run / "mlflow" / "artifacts").rglob("guarantee.json"))
+    assert json.loads(stored.read_text()) == guarantee
+    assert run.data.metrics["guarantee/epsilon"] == guarantee["epsilon"]
+    values = {str(world.text), MARKER, str(world.folder)}
+    assert not [value for value in run.data.params.values() if any(each in value for each in values)]
+
+
+def test_wandb_is_told_what_is_public(world):
+    trained(world, "wandb")
+    found = in_wandb(world)
+    assert b"train/learning_rate" in found
+    assert b"noise_multiplier" in found
+    assert not [name for name in PRIVATE if name.encode() in found]
+    assert MARKER.encode() not in found
+
+
+def test_private_measurements_are_told_where_they_are_allowed_and_the_guarantee_says_so(world):
+    trained(world, "mlflow", "wandb", allow_private=True)
+    _, (run,) = in_mlflow(world)
+    assert set(PRIVATE) <= set(run.data.metrics)
+    assert not [name for name in PRIVATE if name.encode() not in in_wandb(world)]
+    guarantee = package.Guarantee.load(world.run / "release" / "guarantee.json")
+    assert any("MLflow and Weights & Biases was told" in each for each in guarantee.not_covered)
+    # A run that told once has told, whatever its config says later.
+    world.set(tracking__allow_private=False)
+    assert confide("train", world.path).code == 0
+    guarantee = package.Guarantee.load(world.run / "release" / "guarantee.json")
+    assert any("MLflow and Weights & Biases was told" in each for each in guarantee.not_covered)
+
+
+def test_a_resumed_run_goes_on_in_the_same_run(world):
+    world.set(tracking__to=["mlflow", "wandb"])
+    package.train(package.load_config(world.path), until=2)
+    known = json.loads((world.run / "tracking.json").read_text())
+    package.train(package.load_config(world.path))
+    assert json.loads((world.run / "tracking.json").read_text()) == known
+    client, (run,) = in_mlflow(world)
+    steps = [each.step for each in client.get_metric_history(run.info.run_id, "train/learning_rate")]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_its_files_are_for_the_owner_alone(world):
+    trained(world, "mlflow", "wandb")
+    for name in ("mlflow", "wandb", "tracking.json"):
+        for path in [world.run / name, *(world.run / name).rglob("*")]:
+            assert path.is_symlink() or not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_the_key_of_all_noise_is_told_to_nobody(world):
+    world.set(privacy__published_key="a key for this test")
+    trained(world, "mlflow", "wandb", allow_private=True)
+    assert b"a key for this test" not in in_wandb(world)
+    _, (run,) = in_mlflow(world)
+    assert "a key for this test" not in run.data.params.values()
+
+
+def test_a_tracker_that_fails_is_left_out_with_one_warning():
+    class Failing:
+        told = 0
+
+        def scalars(self, values, done):
+            self.told += 1
+            raise ConnectionError("no such server")
+
+        def close(self):
+            raise AssertionError("it was left out")
+
+    failing, said = Failing(), []
+    discreet = Discreet(failing, "MLflow", False, said.append)
+    for step in range(3):
+        discreet.scalars({"train/learning_rate": 0.1}, step)
+    discreet.close()
+    assert failing.told == 1
+    assert said == ["warning: MLflow is told nothing more: ConnectionError: no such server"]
+
+
+def test_what_cannot_begin_is_refused(world, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    world.set(tracking__to=["mlflow"], tracking__offline=False)
+    refused(confide("train", world.path), "needs the server in MLFLOW_TRACKING_URI", 1)
+
+    def missing(*_):
+        raise ModuleNotFoundError("No module named 'wandb'")
+
+    monkeypatch.setitem(trackers._SENDERS, "wandb", ("Weights & Biases", missing))
+    world.set(tracking__to=["wandb"])
+    refused(confide("train", world.path), r"wandb is not installed .*confide\[wandb\]", 1)
+
+
+def test_a_damaged_record_is_refused(world):
+    trained(world, "mlflow")
+    (world.run / "tracking.json").write_text("{")
+    with pytest.raises(InputError, match=r"tracking\.json is damaged"):
+        package.train(package.load_config(world.path))
