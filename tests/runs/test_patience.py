@@ -84,7 +84,9 @@ def test_an_audit_attacks_the_claim_of_all_steps(world):
     assert confide("audit", world.run, "--attacks", "claim").code == 0
     told = json.loads((world.run / "audit.json").read_text())
     assert told["claim"]["epsilon"] == guarantee(world).epsilon
-    assert "no audit" not in " ".join(guarantee(world).evidence)  # the guarantee was stated anew with what it found
+    assert "no audit" not in " ".join(
+        guarantee(world).evidence
+    )  # the guarantee was stated anew with what it found
 
 
 @pytest.mark.parametrize(

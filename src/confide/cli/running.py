@@ -34,10 +34,14 @@ def init(
     yes: Annotated[
         bool, typer.Option("--yes", help="ask nothing: take the field that most likely names people")
     ] = False,
+    model: Annotated[
+        str,
+        typer.Option(help="folder or hub name; written with LoRA, and held in as many bits as memory allows"),
+    ] = "bundled",
 ) -> None:
     """Look at a file or folder and write a commented config for it.
 
-    Example: confide init mail.jsonl --out mail.yaml
+    Example: confide init mail.jsonl --out mail.yaml --model models/llama-1b
     """
     from confide.cli import show_look, starter
     from confide.cli.look import look
@@ -47,9 +51,14 @@ def init(
     if out.exists():
         raise InputError(f"{out}: exists already; give another name with --out")
     found = look(data)
+    fits = None
+    if model != starter.BUNDLED:
+        from confide.planning.what_fits import what_fits
+
+        fits = what_fits(model, starter.MAX_LENGTH, starter.RANK)
     show_look.people(found)
     unit = show_look.asked(found) if show_look.at_terminal() and not yes else found.unit()
-    draft = starter.draft(found, unit)
+    draft = starter.draft(found, unit, model, fits)
     write_text(out, draft.config)
     schema = out.parent / FILE  # the first line of the config names it
     if not schema.exists():

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -15,6 +16,10 @@ from confide.config.json_schema import FILE
 from confide.data.chat import OTHER_NAMES, ROLES
 from confide.data.documents import side_of
 
+if TYPE_CHECKING:
+    from confide.planning.what_fits import Fits, Way
+
+BUNDLED, MAX_LENGTH, RANK = "bundled", 128, 16
 _SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none
 
 _TAKES_WITHOUT = (
@@ -40,9 +45,13 @@ def write(source: str) -> str:
     return draft(found, found.unit()).config
 
 
-def draft(found: Look, unit: Candidate | None) -> Draft:
-    """Draft a commented config for an inspected source, with a unit of one's choice."""
-    warnings = tuple(_warnings(found, unit))
+def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits | None" = None) -> Draft:
+    """Draft a commented config for an inspected source, with a unit of one's choice.
+
+    Args:
+        fits: how the base of the model can be held; None for the bundled model, which is trained whole.
+    """
+    warnings = (*_warnings(found, unit), *([] if fits is None else _of_fits(model, fits)))
     train_units, share = _held_out(found, unit)
     batch = min(64, max(1, (unit.people if unit else found.documents) // 2), max(1, train_units))
     mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
@@ -53,8 +62,8 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
         f"# yaml-language-server: $schema={FILE}",
         "# Written by `confide init`; look at what `data` says of text and unit first. All keys: docs/config.md",
         *above,
-        "model: bundled              # or a folder or hub name of any causal LM",
-        *(_TEMPLATE if roles else []),
+        *_of_model(model, fits),
+        *(_TEMPLATE if roles and not (fits and fits.has_chat_template) else []),
         "data:",
         f"  train: {_quoted(found.source)}",
         *_of_text(found, roles, fields),
@@ -67,7 +76,7 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
         f"  eval: {share or 'null'}                 # "
         + ("this share of the units is held out whole" if share else "too few units to hold any out"),
         f"  strip_quotes: {'true' if found.is_mail else 'false'}        # what is quoted is somebody else's text",
-        "  max_length: 128",
+        f"  max_length: {MAX_LENGTH}",
         "privacy:",
         f"  mechanism: {mechanism}            # `confide plan` shows others beside it",
         "  epsilon: 8",
@@ -80,13 +89,58 @@ def draft(found: Look, unit: Candidate | None) -> Draft:
         ),
         "train:",
         "  steps: 200",
-        "  learning_rate: 0.002      # of the bundled model; 0.004 with thousands of users, less for larger models",
+        "  learning_rate: 0.002      # of the bundled model; 0.004 with thousands of users, less for larger models"
+        if fits is None
+        else "  learning_rate: 0.001      # of LoRA; try half and twice as much",
         "  schedule: linear",
         f"  batch: {batch:<18} # {'rows' if mechanism != 'uls' else 'units'} a step: more means less noise and more "
         "compute",
         f"run: {_quoted(f'runs/{run_name(found.source)}')}",
     ]
     return Draft("\n".join(lines) + "\n", warnings)
+
+
+def _of_model(model: str, fits: "Fits | None") -> list[str]:
+    """Return the lines that say what is trained."""
+    if fits is None:
+        return ["model: bundled              # or a folder or hub name of any causal LM"]
+    base = fits.chosen.base
+    coarse = f"{{precision: {base.precision}, quantise: {base.quantise}}}"
+    needed = ", ".join(f"{_named(way)} {_size(way.bytes)}" for way in fits.ways)
+    room = "" if fits.free is None else f"; {_size(fits.free)} are free for it here"
+    return [
+        f"model: {_quoted(model)}",
+        f"adapter: {{kind: lora, rank: {RANK}}}   # kind: full trains all weights, and takes several times the memory",
+        *_comment(f"Memory of a LoRA step, by how the base is held (estimate): {needed}{room}."),
+        f"base: {coarse}" + ("   # pip install 'confide[quantise]'" if base.quantise != "none" else ""),
+    ]
+
+
+def _of_fits(model: str, fits: "Fits") -> list[str]:
+    """Warn of a model that `train` will refuse, or that memory does not hold."""
+    told = (
+        [] if fits.tokenizer_fault is None else [f"`confide train` will refuse this: {fits.tokenizer_fault}"]
+    )
+    if not fits.fits and fits.free is not None:
+        told.append(
+            f"model: a LoRA step of {model} needs about {_size(fits.chosen.bytes)} even in 4 bits, and "
+            f"{_size(fits.free)} are free for it here (estimates): choose a smaller model or a larger machine"
+        )
+    return told
+
+
+def _named(way: "Way") -> str:
+    return (
+        way.base.precision if way.base.quantise == "none" else f"{way.base.quantise} and {way.base.precision}"
+    )
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.0f} MiB"
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in _wrapped(text)]
 
 
 _TEMPLATE = [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from confide.config.schema import Config, Tracking
+from confide.models.loading import public_name
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 
@@ -266,7 +267,7 @@ def _read(record: Path) -> dict[str, Any]:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Return settings that say nothing of the text: what is trained and how, without the places of files."""
-    found: dict[str, Any] = {"model": Path(config.model).name, "task": config.task}
+    found: dict[str, Any] = {"model": public_name(config.model), "task": config.task}
     for section in ("privacy", "train", "adapter", "base"):
         values = getattr(config, section).model_dump(mode="json")
         found |= {
