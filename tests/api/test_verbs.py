@@ -100,6 +100,12 @@ def test_a_program_gets_what_the_command_line_gets(tmp_path, model):
     assert found.verdict == kept["verdict"]
 
 
+def test_a_config_may_come_as_a_mapping_or_a_file(tmp_path, model):
+    world = World(tmp_path, model)
+    named, whole = confide.plan(str(world.path)), confide.plan(confide.load_config(world.path))
+    assert confide.plan(world.raw).to_json() == named.to_json() == whole.to_json()
+
+
 def test_what_is_given_is_trained_on_the_same_path(tmp_path, tokenizer):
     """A model, documents, an optimiser and a loss that say what the config says give its very weights."""
     text, saved, loaded = tmp_path / "text.jsonl", tmp_path / "model", tmp_path / "loaded"

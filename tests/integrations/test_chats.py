@@ -62,7 +62,7 @@ def test_the_weights_are_those_of_confide_train(tmp_path, data):
     text.write_text("".join(json.dumps(row) + "\n" for row in data))
     raw = own.confide_config.model_dump(mode="json")
     raw["data"]["train"], raw["run"] = str(text), str(tmp_path / "run")
-    confide.train(confide.load_config(raw))
+    confide.train(raw)
     released = GPT2LMHeadModel.from_pretrained(tmp_path / "run" / "release").state_dict()
     assert furthest(own.model.state_dict(), released) < 1e-6
     assert furthest(made().state_dict(), released) > 1e-3

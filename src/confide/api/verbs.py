@@ -37,10 +37,11 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     return load(Path(source), overrides)
 
 
-def plan(config: Config, *, times_users: Sequence[float] = ()) -> Plan:
+def plan(config: Config | str | Path | Mapping[str, Any], *, times_users: Sequence[float] = ()) -> Plan:
     """Tell what a config costs and guarantees; the data are prepared if they are not yet.
 
     Args:
+        config: a config, or what `load_config` reads one from.
         times_users: factor on the number of units, for `Plan.what_if`.
 
     Raises:
@@ -49,11 +50,11 @@ def plan(config: Config, *, times_users: Sequence[float] = ()) -> Plan:
     from confide.planning.of_run import planned
     from confide.runs.folder import Run
 
-    return planned(Run(config), Console(quiet=True), times_users)
+    return planned(Run(_loaded(config)), Console(quiet=True), times_users)
 
 
 def train(
-    config: Config,
+    config: Config | str | Path | Mapping[str, Any],
     *,
     model: nn.Module | None = None,
     tokenizer: Any = None,
@@ -71,6 +72,7 @@ def train(
     with those only.
 
     Args:
+        config: a config, or what `load_config` reads one from.
         model: trained as it is: its parameters that require grad move. Afterwards it has the trained weights and
             no dropout, and is in train mode. To resume, pass it as it was before the first step.
         tokenizer: as `transformers` has them; a copy is used.
@@ -99,7 +101,7 @@ def train(
     from confide.runs.loop import fine_tune
 
     given = Given(model, tokenizer, documents, optimizer, scheduler, loss)
-    return fine_tune(Run(config, twin, given), Console(quiet=quiet), until)
+    return fine_tune(Run(_loaded(config), twin, given), Console(quiet=quiet), until)
 
 
 def audit(
@@ -129,3 +131,7 @@ def audit(
     given = Given(model, tokenizer, None, optimizer, scheduler, loss)
     found = run if isinstance(run, Run) else Run.load(run, given=given)
     return audit_run(found, Console(quiet=True), options)
+
+
+def _loaded(config: Config | str | Path | Mapping[str, Any]) -> Config:
+    return load_config(config) if isinstance(config, str | Path | Mapping) else config
