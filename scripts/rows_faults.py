@@ -30,7 +30,7 @@ ROWS = [
     Fault(
         "lines",
         "rows of different units share a line",
-        "training/packing.py::_Lines.of",
+        "training/packing.py::Lines.of",
         "pairwise(starts)",
         "pairwise(starts[[0, *range(2, len(starts))]] if len(starts) > 2 else starts)",
         "tests/training/test_packing.py",

@@ -344,4 +344,28 @@ RUNS = [
         "False",
         "tests/api/test_verbs.py",
     ),
+    Fault(
+        "tracking",
+        "a tracker is told losses that nobody allowed it",
+        "training/trackers.py::Discreet.scalars",
+        "self._allows or name in PUBLIC",
+        "True",
+        "tests/runs/test_tracking.py",
+    ),
+    Fault(
+        "tracking",
+        "the guarantee does not say who was told losses",
+        "runs/job.py::Job.guarantee",
+        "told_private(self.run.folder)",
+        "''",
+        "tests/runs/test_tracking.py",
+    ),
+    Fault(
+        "patience",
+        "a run that ends when the loss no longer falls claims the steps it took",
+        "runs/job.py::Job.counted",
+        "self.run.config.train.patience",
+        "0",
+        "tests/runs/test_patience.py",
+    ),
 ]

@@ -37,8 +37,8 @@ STEPS = [
         "8",
         "every rank processes the whole draw",
         "training/gradient_sum.py::GradientSum._share",
-        "shares[self.ranks.number]",
-        "share(draw, self.micro_tokens, 1)[0]",
+        "deal(draw, self.micro_tokens, self.ranks.size, self.ranks.number, self.task.packs_rows)",
+        "deal(draw, self.micro_tokens, 1, 0, self.task.packs_rows)",
         "tests/test_distributed.py -k two_ranks",
     ),
     Fault(
@@ -76,7 +76,7 @@ STEPS = [
     Fault(
         "22",
         "a huge unit goes through in one piece",
-        "training/packing.py::_Lines.is_large",
+        "training/packing.py::Lines.is_large",
         "self.tokens > micro_tokens",
         "self.tokens < 0",
         "tests/training/test_packing.py",
@@ -141,7 +141,8 @@ STEPS = [
         "sweep",
         "every trial leaves a release with the guarantee of the best",
         "runs/loop.py::Loop.go",
-        "if self.job.run.releases:\n    recheck_claim(...)\n    self._release(guarantee)",
+        "if self.job.run.releases:\n    recheck_claim(...)\n    self._release(guarantee)\n"
+        "    if self.metrics is not None:\n        self.metrics.guarantee(guarantee.to_json())",
         "if True:\n    self._release(guarantee)",
         "tests/tuning/test_sweep.py",
     ),

@@ -32,8 +32,9 @@ from confide.randomness.streams import RunKey
 from confide.runs import job
 from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
-from confide.training import evaluation
+from confide.training import evaluation, schedule
 from confide.training.averaging import Averages
+from confide.training.gradient_sum import GradientSum
 from confide.training.optimisation import Optimisation
 from confide.training.step import PrivateStep
 from confide.training.tasks import Task
@@ -43,6 +44,8 @@ from tests.test_resume import config
 # Noise of a secret key takes a branch of its own: each half of the models has one of the two.
 PUBLISHED, SECRET = RunKey.from_text("two ranks"), RunKey(bytes(range(32)))
 NOTHING = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
+schedule.EXCHANGE = 0  # units of these sizes would not be worth a message
+RECEIVED: list[int] = []  # a mark for each tensor of a piece that this rank was sent
 WIDE, NARROW = 4096, 20  # tokens a micro-batch: NARROW cuts the larger units into parts
 LONGEST = 12
 SIZES = ((1, 3, 2, 5, 1), (7,), (1,) * 9)  # rows of each unit; of (7,) one rank has none
@@ -293,6 +296,41 @@ def parts(ranks: Ranks) -> dict:
     return {"wrong": wrong, "parameters": len(shapes)}
 
 
+def pieces(ranks: Ranks) -> dict:
+    """Units cut into pieces on both ranks: of several, and of one alone; twice, as memory does not suffice at first."""
+    draws = [drawn((40, 30, 35), 1), drawn((50,), 2)]
+    alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
+    start, honest, failed = moved(alone), GradientSum._allocate_exchange, []
+    _, reports = steps(alone, draws, 0.5, WIDE, Ranks())
+
+    def scarce(self):
+        honest(self)
+        if not ranks.first and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("out of memory")
+
+    def counted(self, into, sender):
+        RECEIVED.append(sender)
+        receive(self, into, sender)
+
+    receive = Ranks.receive
+    with (
+        mock.patch.object(GradientSum, "_allocate_exchange", scarce),
+        mock.patch.object(Ranks, "receive", counted),
+    ):
+        step, found = steps(together, draws, 0.5, 1024, ranks)
+    received = torch.tensor([len(RECEIVED)])
+    torch.distributed.all_reduce(received)
+    names = len(models.trainable(together))
+    return {
+        "weights": apart(moved(together) - start, moved(alone) - start),
+        "clipped": max(abs(a.clipped - b.clipped) for a, b in zip(reports, found, strict=True)),
+        "units": [report.units for report in found],
+        "received": int(received) // names,
+        "left": len(step.gradients._pieces),
+    }
+
+
 def agreed(ranks: Ranks) -> dict:
     """What the ranks say to each other, and what is split of a model."""
     model = model_of("gpt2", "full")
@@ -354,6 +392,7 @@ def main(out: Path) -> None:
         found["parts"] = parts(ranks)
         found["agreed"] = agreed(ranks)
         found["interrupted"] = interrupted(out.parent, ranks)
+        found["pieces"] = pieces(ranks)
         if ranks.first:
             out.write_text(json.dumps(found))
 

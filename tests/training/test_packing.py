@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from confide.privacy.sampling import Draw
-from confide.training.packing import PASS, Pack, pack, share
+from confide.training.packing import PASS, Pack, pack
 
 
 def draw_of(sizes: list[list[int]]) -> Draw:
@@ -62,44 +62,6 @@ def test_a_row_longer_than_the_budget_still_goes():
     assert [list(p.rows) for p in parts] == [[0]]
 
 
-@pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("seed", range(5))
-def test_ranks_share_a_draw(seed, ranks, shares):
-    """Every row once over all ranks; a unit whole on one of them, or in parts on all in the same order."""
-    generator = np.random.default_rng(seed)
-    sizes = [list(generator.integers(2, 40, generator.integers(1, 9))) for _ in range(40)]
-    draw = draw_of(sizes)
-    packs = share(draw, 200, ranks, shares)
-    assert len(packs) == ranks
-    rows = np.concatenate([part.rows for own in packs for part in own])
-    assert sorted(rows) == list(range(len(draw.rows)))
-
-    large = [[part for part in own if part.parts] for own in packs]
-    assert len({len(parts) for parts in large}) == 1
-    for together in zip(*large, strict=True):
-        assert len({len(part.parts) for part in together}) == 1
-        assert len({int(draw.group[i]) for part in together for i in part.rows}) == 1
-    homes: dict[int, int] = {}
-    for rank, own in enumerate(packs):
-        assert [bool(part.parts) for part in own] == sorted([bool(part.parts) for part in own], reverse=True)
-        for part in own:
-            if not part.parts:
-                for i in part.rows:
-                    assert homes.setdefault(int(draw.group[i]), rank) == rank
-
-    loads = [sum(padded(draw, unit) for unit, home in homes.items() if home == rank) for rank in range(ranks)]
-    smallest = [padded(draw, unit) for unit, home in homes.items() if home == int(np.argmax(loads))]
-    if not shares and smallest:  # the last unit dealt to a rank, its smallest, went where there was least
-        assert max(loads) - min(loads) <= min(smallest)
-
-
-def padded(draw: Draw, unit: int) -> int:
-    """Tokens of a unit by itself, each row in a line as wide as the longest."""
-    lengths = [len(draw.rows[i]) for i in np.flatnonzero(draw.group == unit)]
-    return len(lengths) * max(lengths)
-
-
 def price(draw: Draw, parts: list[Pack]) -> int:
     """Tokens with padding, and what passes take besides."""
     widths = [max(sum(len(draw.rows[i]) for i in line) for line in part.lines) for part in parts]
@@ -134,9 +96,3 @@ def test_a_small_draw_of_rows_of_all_lengths_is_not_padded_to_the_longest(shares
     assert 2 <= len(parts) <= 8
     equal = draw_of([[128]] * 60)
     assert len(list(pack(equal, 8192, shares))) == 1
-
-
-def test_more_ranks_than_units():
-    shares = share(draw_of([[5], [7, 3]]), 100, 4)
-    assert sorted(len(own) for own in shares) == [0, 0, 1, 1]
-    assert share(Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32)), 100, 2) == [[], []]

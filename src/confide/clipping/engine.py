@@ -136,8 +136,8 @@ class ClippedSum:
     def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
         """Add the clipped gradient of one unit whose rows come in several micro-batches.
 
-        The memory needed is that of one micro-batch and one gradient, however many rows the unit has. With several
-        ranks, all must call this together, each with rows of the same unit or with none.
+        The memory needed is that of one micro-batch and one gradient, however many rows the unit has. The ranks of a
+        split model must call this together, each with rows of the same unit or with none.
 
         Args:
             batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows belong to one unit.
@@ -147,27 +147,50 @@ class ClippedSum:
 
         Raises:
             InputError: as for `add`.
-            OutOfMemory: a rank's memory did not suffice.
+            OutOfMemory: the memory of a rank of a split model did not suffice.
         """
         if self._clip_norm is None:
             for batch, weight in batches:
                 self._add_plain(batch, weight)
             return math.nan
-        gradient: dict[str, Tensor] = {}
-        # A gradient that every rank holds in full is added by one rank only.
-        whole = self._is_split or self._ranks.first
-        with self._failing_together():
-            for batch, weight in batches:
-                self._add_part(gradient, batch, weight)
-            if self._ranks.several and not self._is_split:
-                for name, parameter in self._parameters.items():
-                    gradient.setdefault(name, _zeros(parameter))
-            for name in gradient if whole else ():
-                self._sum(name)  # allocated here, where running out of memory fails on all ranks together
-        if self._ranks.several and not self._is_split:
-            for name in self._parameters:
-                self._ranks.add_up([gradient[name]])
-        with exact(self._device), self._failing_together():
+        with self._failing_for_all():
+            return self.add_gradient(self.gradient(batches))
+
+    def gradient(self, batches: Iterable[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
+        """Return the gradient of rows of one unit, not clipped; of parameters that no row uses there is none.
+
+        Args:
+            batches: as for `add_large`.
+
+        Raises:
+            InputError: as for `add`.
+        """
+        found: dict[str, Tensor] = {}
+        for batch, weight in batches:
+            self._add_part(found, batch, weight)
+        return found
+
+    def complete(self, gradient: dict[str, Tensor]) -> None:
+        """Give a gradient zeros for the parameters that its rows do not use, in the model's order. In place."""
+        found = dict(gradient)
+        gradient.clear()
+        for name, parameter in self._parameters.items():
+            gradient[name] = found[name] if name in found else _zeros(parameter)
+
+    def add_gradient(self, gradient: dict[str, Tensor]) -> float:
+        """Clip the gradient of one whole unit and add it. The tensors of `gradient` are used up.
+
+        Args:
+            gradient: as `gradient` returns it; over several ranks, the sum of what each has returned for its rows.
+
+        Returns:
+            The norm before clipping.
+        """
+        if self._clip_norm is None:
+            for name, own in gradient.items():
+                self._sum(name).add_(own)
+            return math.nan
+        with exact(self._device):
             squares = torch.zeros(1, dtype=torch.float64, device=self._device)
             for name in [name for name in self._parameters if name in gradient]:
                 own = gradient[name][None]
@@ -177,7 +200,7 @@ class ClippedSum:
             norm = squares.sqrt_().mul_(1 + last_error(1, self._added, self._ranks.size))
             scale = self._scale(norm)
             self._added += 1
-            for name in list(gradient) if whole and bool(scale) else ():
+            for name in list(gradient) if bool(scale) else ():
                 own = gradient.pop(name)
                 self._sum(name).addcmul_(own, scale.to(own.device))
         return float(_finite_or_inf(norm))
@@ -249,19 +272,14 @@ class ClippedSum:
         self._add_part({name: self._sum(name) for name in self._parameters}, batch, weight)
 
     @contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        """Fail on all ranks if one runs out of memory: otherwise the others would wait for ever."""
-        failed = False
+    def _failing_for_all(self) -> Iterator[None]:
+        """Mark that memory ran out in the middle of a pass that the ranks of a split model take together."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            if self._is_split:  # the ranks are in the middle of a collective pass
+            if self._is_split and ran_out(error):
                 raise OutOfMemory from error
-            failed = True
-        if not self._is_split and self._ranks.any(failed):
-            raise OutOfMemory
+            raise
 
     def _together(self, units: int, norms: list[Tensor | None]) -> Tensor:
         """Combine norms of parts of the units' gradients, each [U, parts], into norms of the whole: float64[U]."""

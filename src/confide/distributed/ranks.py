@@ -130,6 +130,16 @@ class Ranks:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 work.wait()
 
+    def send(self, tensors: Sequence[Tensor], to: int) -> None:
+        """Send tensors to another rank, which receives as many of the same shapes."""
+        for work in [dist.isend(tensor, to) for tensor in tensors]:
+            if work is not None:
+                work.wait()
+
+    def receive(self, into: Tensor, sender: int) -> None:
+        """Receive the next tensor that another rank sends, in place."""
+        dist.recv(into, sender)
+
     def any(self, flag: bool) -> bool:
         """Return True if `flag` is true on any rank."""
         if not self.several:

@@ -12,7 +12,8 @@ from confide.distributed.sharding import is_sharded
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey, Stream
 from confide.training.microbatch import micro_batch
-from confide.training.packing import IDLE, ONE, Pack, share
+from confide.training.packing import ONE, Pack
+from confide.training.schedule import share, share_together
 from confide.training.tasks import Batch, Task, each_line, each_row
 from confide.utils.memory import OutOfMemory, give_back, not_again, ran_out, too_long
 
@@ -80,6 +81,8 @@ class GradientSum:
         self.is_split = is_sharded(model)
         self.losses = Losses(task)
         self.clipped = ClippedSum(model, self.losses, clip_norm, ranks)
+        self._arriving = torch.empty(0)
+        self._pieces: list[tuple[Pack, Vectors]] = []  # gradients of units that other ranks hold rows of, too
 
     def take(self) -> Vectors:
         """Return the sum so far, and start a new one."""
@@ -105,6 +108,7 @@ class GradientSum:
         while True:
             try:
                 norms, failed = [each(pack, self._add(draw, pack, step)) for pack in packs(draw)], False
+                self._allocate_exchange()
             except (RuntimeError, MemoryError, OutOfMemory) as error:
                 if not ran_out(error):
                     raise
@@ -112,17 +116,41 @@ class GradientSum:
                     raise not_again(self.micro_tokens) from error
                 norms, failed = [], True
             if not self.ranks.any(failed):
-                return norms
+                return norms + self._exchange()
             self._halve(draw)
 
     def _share(self, draw: Draw) -> Sequence[Pack]:
-        shares = share(draw, self.micro_tokens, self.ranks.size, self.task.packs_rows)
-        own = shares[self.ranks.number]
-        if (
-            self.is_split
-        ):  # the ranks compute each pass together, so a rank with fewer packs takes part without counting
-            own = own + [IDLE] * (max(len(other) for other in shares) - len(own))
-        return own
+        deal = share_together if self.is_split else share
+        return deal(draw, self.micro_tokens, self.ranks.size, self.ranks.number, self.task.packs_rows)
+
+    def _allocate_exchange(self) -> None:
+        """Allocate what `_exchange` needs, while running out of memory can still start the draw over."""
+        for piece, gradient in self._pieces:
+            self.clipped.complete(gradient)
+            if piece.holders[0] == self.ranks.number:
+                self._arriving = torch.empty(
+                    max(g.numel() for g in gradient.values()), device=self.ranks.device
+                )
+
+    def _exchange(self) -> list[torch.Tensor]:
+        """Send the pieces to the first holder of each unit, which clips the sum. Return the norms of this rank's units.
+
+        Units are taken in the same order everywhere, so no two ranks wait for each other.
+        """
+        norms = []
+        for piece, gradient in sorted(self._pieces, key=lambda held: held[0].unit):
+            owner, *others = piece.holders
+            if owner != self.ranks.number:
+                self.ranks.send(list(gradient.values()), owner)
+                continue
+            for other in others:
+                for values in gradient.values():
+                    arriving = self._arriving[: values.numel()].view(values.shape)
+                    self.ranks.receive(arriving, other)
+                    values.add_(arriving)
+            norms.append(torch.tensor([self.clipped.add_gradient(gradient)]))
+        self._pieces, self._arriving = [], torch.empty(0)
+        return norms
 
     def _halve(self, draw: Draw) -> None:
         """Start the same draw over in smaller pieces. Nothing of it has been used yet."""
@@ -130,6 +158,7 @@ class GradientSum:
         if self.micro_tokens <= longest:
             raise too_long(longest)
         self.clipped.forget()
+        self._pieces, self._arriving = [], torch.empty(0)
         self.losses.take()
         give_back(self.ranks.device)
         self.micro_tokens //= 2
@@ -139,10 +168,12 @@ class GradientSum:
 
     def _add(self, draw: Draw, part: Pack, step: int) -> torch.Tensor:
         if part.parts:
-            norm = self.clipped.add_large(
-                self._pass(draw, own, step) for own in part.parts if self.is_split or own.lines
-            )
-            return torch.tensor([norm] if self.ranks.first else [])
+            passes = (self._pass(draw, own, step) for own in part.parts)
+            if part.holders:
+                self._pieces.append((part, self.clipped.gradient(passes)))
+                return torch.zeros(0)
+            norm = self.clipped.add_large(passes)
+            return torch.tensor([] if self.is_split and not self.ranks.first else [norm])
         batch, weight = self._pass(draw, part, step)
         if not part.lines:
             self.clipped.add(batch, torch.zeros(1, dtype=torch.int64), weight)

@@ -1,6 +1,5 @@
 """Split a logical batch into physical micro-batches. The rows of a unit stay together, or the unit has its own."""
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,12 +17,17 @@ class Pack:
     Attributes:
         lines: the rows of each line; one row per line if none are shared.
         units: int64[lines], the unit of each line, numbered from 0 within the micro-batch.
-        parts: if not empty, the pack is one unit that is too large for one micro-batch, split into these.
+        parts: if not empty, the pack is rows of one unit, which are not added up in one micro-batch but in these.
+        holders: if not empty, the pack is a piece of a unit whose other pieces these ranks hold; the first of them
+            clips the whole.
+        unit: of a piece, the number of its unit in the draw.
     """
 
     lines: tuple[np.ndarray, ...]
     units: np.ndarray
     parts: tuple["Pack", ...] = ()
+    holders: tuple[int, ...] = ()
+    unit: int = -1
 
     @classmethod
     def of(cls, lines: Sequence[Sequence[int]]) -> "Pack":
@@ -41,12 +45,27 @@ class Pack:
 # cost is not measured.
 PASS = 128
 
+
+def a_pass(micro_tokens: int) -> int:
+    """Return the assumed fixed cost of a pass, in tokens."""
+    return max(PASS, micro_tokens // 64)
+
+
+def price(packs: Iterable[Pack], draw: Draw, micro_tokens: int) -> int:
+    """Return what packs cost, in tokens: those of their lines, padding included, and those of their passes."""
+    each = [own for pack in packs for own in pack.parts or (pack,) if own.lines]
+    widths = [max(sum(len(draw.rows[i]) for i in line) for line in own.lines) for own in each]
+    return sum(len(own.lines) * width for own, width in zip(each, widths, strict=True)) + a_pass(
+        micro_tokens
+    ) * len(each)
+
+
 IDLE = Pack.of([])  # a pass that a rank takes only because the others do
 ONE = Pack.of([[0]])  # the first row of the draw
 
 
 @dataclass(frozen=True)
-class _Lines:
+class Lines:
     """Lines of a draw, unit by unit: the lines of unit u are those from starts[u] to starts[u + 1]."""
 
     rows: list[np.ndarray]
@@ -54,7 +73,7 @@ class _Lines:
     starts: np.ndarray
 
     @classmethod
-    def of(cls, draw: Draw, micro_tokens: int, packs_rows: bool) -> "_Lines":
+    def of(cls, draw: Draw, micro_tokens: int, packs_rows: bool) -> "Lines":
         lengths = np.array([len(row) for row in draw.rows])
         starts = np.searchsorted(draw.group, np.arange(draw.groups + 1))
         if not packs_rows or len(lengths) == draw.groups:
@@ -89,22 +108,27 @@ class _Lines:
         each = [np.arange(self.starts[unit], self.starts[unit + 1]) for unit in units]
         return self._some(np.concatenate(each), np.repeat(np.arange(len(each)), [len(own) for own in each]))
 
-    def parts(self, unit: int, micro_tokens: int, ranks: int) -> Iterator[Pack]:
-        """Split a large unit: one pack for each rank."""
+    def of_unit(self, unit: int) -> np.ndarray:
+        """Return the lines of a unit, the narrowest first, so that lines of similar width are neighbours."""
         own = np.arange(self.starts[unit], self.starts[unit + 1])
-        order = own[np.argsort(self.widths[own], kind="stable")]
+        ordered: np.ndarray = own[np.argsort(self.widths[own], kind="stable")]
+        return ordered
+
+    def in_parts(self, lines: np.ndarray, micro_tokens: int) -> Pack:
+        """Return a pack of lines of one unit, in the order of their width, split into parts that fit."""
         parts: list[np.ndarray] = []
         first = 0
-        for last in range(1, len(order) + 1):
-            if last == len(order) or (last - first + 1) * self.widths[order[last]] > micro_tokens:
-                parts.append(order[first:last])
+        for last in range(1, len(lines) + 1):
+            if last == len(lines) or (last - first + 1) * self.widths[lines[last]] > micro_tokens:
+                parts.append(lines[first:last])
                 first = last
-        parts += [order[:0]] * (-len(parts) % ranks)
-        packs = [self._some(lines, np.zeros(len(lines), np.int64)) for lines in parts]
-        for rank in range(ranks):
-            mine = tuple(packs[rank::ranks])
-            lines = tuple(line for each in mine for line in each.lines)
-            yield Pack(lines, np.zeros(len(lines), np.int64), mine)
+        return self.of_parts(parts)
+
+    def of_parts(self, parts: Sequence[np.ndarray]) -> Pack:
+        """Return a pack of one unit from the lines of its parts; some may be empty."""
+        packs = tuple(self._some(lines, np.zeros(len(lines), np.int64)) for lines in parts)
+        lines = tuple(line for each in packs for line in each.lines)
+        return Pack(lines, np.zeros(len(lines), np.int64), packs)
 
     def _some(self, lines: np.ndarray, units: np.ndarray) -> Pack:
         return Pack(tuple(self.rows[line] for line in lines), units)
@@ -118,66 +142,47 @@ def pack(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pa
     Args:
         packs_rows: rows of a unit may share a line; see `line_packing`.
     """
-    yield from share(draw, micro_tokens, 1, packs_rows)[0]
-
-
-def share(draw: Draw, micro_tokens: int, ranks: int, packs_rows: bool = False) -> list[list[Pack]]:
-    """Split a draw over ranks, and each rank's share into micro-batches.
-
-    A unit that is too large for one micro-batch is split over all ranks. Such units come first, in the same order
-    everywhere, with equally many parts on each rank (some may be empty). Each other unit goes whole to the rank
-    with the fewest tokens so far, the largest unit first.
-    """
-    packs: list[list[Pack]] = [[] for _ in range(ranks)]
-    if not draw.rows:
-        return packs
-    lines = _Lines.of(draw, micro_tokens, packs_rows)
-    is_large = lines.is_large(micro_tokens)
-    for unit in np.flatnonzero(is_large).tolist():
-        for rank, large in enumerate(lines.parts(unit, micro_tokens, ranks)):
-            packs[rank].append(large)
-    for rank, units in enumerate(_dealt(np.flatnonzero(~is_large), lines.tokens, ranks)):
-        packs[rank] += _packed(units[np.argsort(lines.longest[units], kind="stable")], lines, micro_tokens)
-    return packs
+    if draw.rows:
+        lines = Lines.of(draw, micro_tokens, packs_rows)
+        yield from packed(np.arange(draw.groups), lines, micro_tokens)
 
 
 def alone(draw: Draw, micro_tokens: int, packs_rows: bool = False) -> Iterator[Pack]:
     """Yield each unit by itself, in the order of the draw; a unit too large for a micro-batch comes in parts."""
-    lines = _Lines.of(draw, micro_tokens, packs_rows)
+    lines = Lines.of(draw, micro_tokens, packs_rows)
     is_large = lines.is_large(micro_tokens)
     for unit in range(draw.groups):
-        yield from lines.parts(unit, micro_tokens, 1) if is_large[unit] else [lines.pack([unit])]
+        yield lines.in_parts(lines.of_unit(unit), micro_tokens) if is_large[unit] else lines.pack([unit])
 
 
-def _dealt(units: np.ndarray, tokens: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Deal units to ranks, so that the ranks have about equally many tokens."""
-    loads = [(0, rank) for rank in range(ranks)]
-    hands: list[list[int]] = [[] for _ in range(ranks)]
-    for unit in units[np.argsort(-tokens[units], kind="stable")]:
-        load, rank = heapq.heappop(loads)
-        hands[rank].append(int(unit))
-        heapq.heappush(loads, (load + int(tokens[unit]), rank))
-    return [np.array(sorted(hand), np.int64) for hand in hands]
+def packed(units: np.ndarray, lines: Lines, micro_tokens: int) -> Iterator[Pack]:
+    """Put units into micro-batches; those too large for one come first, in parts."""
+    is_large = lines.is_large(micro_tokens)
+    for unit in units[is_large[units]].tolist():
+        yield lines.in_parts(lines.of_unit(unit), micro_tokens)
+    small = units[~is_large[units]]
+    for some in cut(small[np.argsort(lines.longest[small], kind="stable")], lines, micro_tokens):
+        yield lines.pack(some.tolist())
 
 
-def _packed(units: np.ndarray, lines: _Lines, micro_tokens: int) -> Iterator[Pack]:
+def cut(units: np.ndarray, lines: Lines, micro_tokens: int) -> Iterator[np.ndarray]:
     """Cut units, in the order of their longest line, into micro-batches with the lowest cost of padding and passes.
 
     Full micro-batches would be the fewest. But if few are enough, each would hold lines of all lengths.
     """
     most, widths = len(units), lines.longest[units]
     ends = np.cumsum([0, *np.diff(lines.starts)[units]])
-    a_pass = max(PASS, micro_tokens // 64)
+    fixed = a_pass(micro_tokens)
     cost, begins = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
     for last in range(most):
         fits = np.searchsorted(ends, ends[last + 1] - micro_tokens // widths[last])
         first = min(int(fits), last)  # a single unit is always allowed: a row may be longer than the limit
         tokens = (ends[last + 1] - ends[first : last + 1]) * widths[last]
-        costs = cost[first : last + 1] + tokens + a_pass
+        costs = cost[first : last + 1] + tokens + fixed
         best = int(costs.argmin())
         cost[last + 1], begins[last] = costs[best], first + best
     cuts = [most]
     while cuts[-1] > 0:
         cuts.append(int(begins[cuts[-1] - 1]))
     for stop, start in pairwise(cuts):
-        yield lines.pack(units[start:stop].tolist())
+        yield units[start:stop]

@@ -1,0 +1,120 @@
+"""How busy ranks are: the schedule of a draw, simulated on shapes of data, without a model.
+
+    python benchmarks/utilisation.py
+
+Utilisation is what one rank would need for the draw, over the ranks' number times what the slowest of them needs.
+Counted are tokens with padding, the assumed cost of each pass, and that of each gradient that is sent or received.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+from confide.privacy.sampling import Draw
+from confide.training.packing import Pack, pack, price
+from confide.training.schedule import EXCHANGE, share, share_together
+
+# users of a draw, rows of each, tokens of a row, ranks, tokens of a micro-batch; `to` gives a spread of lengths
+SHAPES = (
+    (128, 10, 2048, 8, 16384),
+    (128, 10, 2048, 16, 16384),
+    (10, 5000, 64, 2, 16384),
+    (10, 5000, 128, 8, 16384),
+    (10, 500, 1024, 64, 16384),
+    (16, 100, 512, 8, 16384),
+    (24, 40, 1024, 16, 16384),
+    (50, 20, 4096, 8, 16384),
+    (64, 64, 256, 4, 8192),
+    (100, 1, 4096, 2, 16384),
+    (100, 300, 128, 16, 16384),
+    (256, 8, 1024, 8, 16384),
+    (300, 30, 1024, 64, 65536),
+    (512, 4, 512, 16, 16384),
+    (1000, 1, 512, 8, 16384),
+    (1000, 10, 256, 32, 16384),
+    (2048, 1, 1024, 64, 16384),
+    (4096, 2, 128, 8, 65536),
+    (10000, 1, 256, 64, 16384),
+    (10000, 5, 64, 16, 65536),
+)
+
+
+def draw_of(users: int, rows: int, tokens: int, spread: bool, seed: int = 0) -> Draw:
+    """Make a draw; with `spread`, users have from 1 row to twice as many, and rows from an eighth of the tokens on."""
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, 2 * rows, users) if spread else np.full(users, rows)
+    lengths = (
+        generator.integers(max(2, tokens // 8), tokens + 1, counts.sum())
+        if spread
+        else np.full(counts.sum(), tokens)
+    )
+    empty = np.zeros(tokens, np.int32)
+    return Draw(
+        [empty[:length] for length in lengths.tolist()],
+        np.repeat(np.arange(users), counts),
+        np.ones(counts.sum(), np.float32),
+    )
+
+
+def exchanges(packs: list[Pack], rank: int) -> int:
+    pieces = [pack for pack in packs if pack.holders]
+    return sum(len(piece.holders) - 1 if piece.holders[0] == rank else 1 for piece in pieces)
+
+
+def utilisation(draw: Draw, micro_tokens: int, ranks: int) -> float:
+    """Return the share of the ranks' time that is needed, each with the whole model."""
+    alone = price(pack(draw, micro_tokens), draw, micro_tokens)
+    shares = [share(draw, micro_tokens, ranks, number) for number in range(ranks)]
+    slowest = max(
+        price(own, draw, micro_tokens) + EXCHANGE * exchanges(own, rank) for rank, own in enumerate(shares)
+    )
+    return alone / (ranks * slowest)
+
+
+def utilisation_together(draw: Draw, micro_tokens: int, ranks: int) -> float:
+    """Return the share of the ranks' time that is needed if they take each pass of a split model together."""
+    alone = price(pack(draw, micro_tokens), draw, micro_tokens)
+    shares = [share_together(draw, micro_tokens, ranks, number) for number in range(ranks)]
+    passes = [[own for each in mine for own in (each.parts or (each,))] for mine in shares]
+    slowest = sum(
+        max(price([own], draw, micro_tokens) for own in together) for together in zip(*passes, strict=True)
+    )
+    return alone / (ranks * slowest)
+
+
+def measure(shape: tuple[int, int, int, int, int], spread: bool) -> dict[str, object]:
+    users, rows, tokens, ranks, micro_tokens = shape
+    draw = draw_of(users, rows, tokens, spread)
+    began = time.perf_counter()
+    share(draw, micro_tokens, ranks, 0)
+    seconds = time.perf_counter() - began
+    return {
+        "users": users,
+        "rows": rows,
+        "tokens": tokens,
+        "ranks": ranks,
+        "micro_tokens": micro_tokens,
+        "lengths": "spread" if spread else "equal",
+        "ddp": round(utilisation(draw, micro_tokens, ranks), 3),
+        "fsdp": round(utilisation_together(draw, micro_tokens, ranks), 3),
+        "seconds": round(seconds, 3),
+    }
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    found = [measure(shape, spread) for spread in (False, True) for shape in SHAPES]
+    for each in found:
+        print(json.dumps(each))
+    for spread in ("equal", "spread"):
+        for way in ("ddp", "fsdp"):
+            values = [float(str(each[way])) for each in found if each["lengths"] == spread]
+            print(spread, way, f"least {min(values):.3f}, mean {np.mean(values):.3f}")
+
+
+if __name__ == "__main__":
+    main()
