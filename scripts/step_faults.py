@@ -150,8 +150,8 @@ STEPS = [
         "correlation",
         "units are drawn out of turn",
         "privacy/sampling.py::Sampling.draw",
-        "group[drawn] == step % self.bands",
-        "group[drawn] < self.bands",
+        "group == step % self.bands",
+        "group < self.bands",
         "tests/privacy/test_correlated_noise.py",
     ),
     Fault(

@@ -37,7 +37,7 @@ def few(seed: int) -> Draw:
 @pytest.mark.parametrize("deal", [share, share_together])
 @pytest.mark.parametrize("packs_rows", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("draw", [mixed(0), mixed(1), mixed(2, 3), few(0), few(1)], ids=str)
+@pytest.mark.parametrize("draw", [mixed(0), mixed(1), mixed(2, 3), few(0), few(1)], ids=range(5))
 def test_every_row_once_and_within_the_budget(draw, ranks, packs_rows, deal):
     shares = shares_of(draw, 200, ranks, packs_rows, deal)
     rows = np.concatenate([part.rows for own in shares for part in own])
@@ -49,7 +49,7 @@ def test_every_row_once_and_within_the_budget(draw, ranks, packs_rows, deal):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("draw", [mixed(0), mixed(2, 3), few(0), few(1)], ids=str)
+@pytest.mark.parametrize("draw", [mixed(0), mixed(2, 3), few(0), few(1)], ids=range(4))
 def test_a_unit_is_clipped_by_one_rank(draw, ranks):
     """It lies whole there, or that rank is the first of those that hold its pieces, and knows them all."""
     clips: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ def test_a_unit_is_clipped_by_one_rank(draw, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("draw", [few(0), few(1), few(2)], ids=str)
+@pytest.mark.parametrize("draw", [few(0), few(1), few(2)], ids=range(3))
 def test_a_rank_holds_pieces_of_two_units_at_most(draw, ranks):
     """So that little memory is taken by gradients that wait to be sent."""
     shares = shares_of(draw, 10_000, ranks)
@@ -85,7 +85,7 @@ def test_a_rank_holds_pieces_of_two_units_at_most(draw, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("draw", [mixed(0), mixed(2, 3), few(0)], ids=str)
+@pytest.mark.parametrize("draw", [mixed(0), mixed(2, 3), few(0)], ids=range(3))
 def test_ranks_of_a_split_model_take_equally_many_passes_of_the_same_units(draw, ranks):
     shares = shares_of(draw, 200, ranks, deal=share_together)
     assert len({len(own) for own in shares}) == 1
@@ -121,7 +121,7 @@ def equal(users: int, rows: int, tokens: int) -> Draw:
         (equal(10, 500, 1024), 64),  # fewer units than ranks
         (equal(10_000, 1, 64), 16),
     ],
-    ids=str,
+    ids=range(5),
 )
 def test_ranks_are_busy(draw, ranks):
     assert utilisation(draw, 16_384, ranks) >= 0.93

@@ -83,10 +83,10 @@ class Sampling:
         """Draw the indices of `step` (counted from 0), ascending: int64[m]; m may be 0."""
         if self.kind == "shuffle":
             return np.sort(self._shuffled(n, key, phase, step))
-        drawn = np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rate * self.bands)
+        drawn = key.stream(phase, "draw", step).chosen(self.rate * self.bands, n)
         if self.bands > 1:
-            group = key.stream(phase, "groups").permutation(n) % self.bands
-            drawn = drawn[group[drawn] == step % self.bands]
+            group = key.order(phase, "groups", n)[drawn] % self.bands
+            drawn = drawn[group == step % self.bands]
         if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:
             order = key.stream(phase, "truncate", step).permutation(len(drawn))
             drawn = np.sort(drawn[order[: self.cap]])
@@ -107,7 +107,7 @@ class Sampling:
         first, parts = step * size, []
         while size > 0:
             epoch, offset = divmod(first, n)
-            part = key.stream(phase, "order", epoch).permutation(n)[offset : offset + size]
+            part = key.order(phase, "order", n, epoch)[offset : offset + size].astype(np.int64)
             parts.append(part)
             first, size = first + len(part), size - len(part)
         return np.unique(np.concatenate(parts))
@@ -128,7 +128,7 @@ class OwnRates:
         """Draw as `Sampling.draw` does."""
         if n != len(self.rates):
             raise ValueError(f"{n} things and {len(self.rates)} probabilities")
-        return np.flatnonzero(key.stream(phase, "draw", step).uniform(n) < self.rates)
+        return key.stream(phase, "draw", step).chosen(self.rates, n)
 
     @property
     def rate(self) -> float:

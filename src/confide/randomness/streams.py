@@ -35,6 +35,7 @@ GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # groups under one nonce
 LAYOUT = 7  # of noise in its stream; a run that began with another layout cannot be resumed
 _FIRST = 1 << 95  # nonce of normal values
+_WORDS = 1 << 18  # words of a block of draws: what a processor's cache holds
 _ZEROS = bytes(6 * BLOCK)
 
 
@@ -69,6 +70,25 @@ class Stream:
         """Return one integer in [0, limit) for each limit: int64[n]. Bias below limit * 2^-53."""
         values: np.ndarray = np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
         return values
+
+    def chosen(self, rates: float | np.ndarray, n: int) -> np.ndarray:
+        """Return the items out of n whose `uniform` value is below their rate, ascending: int64[m].
+
+        The words are made and compared block by block, so memory does not grow with n. A comparison of whole words is
+        the same as one of the values: a value is a multiple of 2^-53, and rate * 2^53 is exact.
+
+        Args:
+            rates: one probability for all, or float64[n].
+        """
+        found = []
+        words = np.empty(min(_WORDS, n + n % 2), dtype="<u8")
+        for first in range(0, n, _WORDS):
+            some = words[: min(_WORDS, n - first)]
+            self._fill(some, first // 2)
+            own = rates[first : first + len(some)] if isinstance(rates, np.ndarray) else rates
+            places = np.flatnonzero(_below(some, own))
+            found.append(places + first)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def permutation(self, n: int) -> np.ndarray:
         """Return a uniform order of 0..n-1: int64[n]."""
@@ -110,6 +130,14 @@ class Stream:
         """Write the key stream, the encryption of zeros, into an array."""
         plain = memoryview(_ZEROS)[: words.nbytes] if words.nbytes <= len(_ZEROS) else bytes(words.nbytes)
         Cipher(algorithms.AES(self._key), mode).encryptor().update_into(plain, words.data.cast("B"))
+
+
+def _below(words: np.ndarray, rates: float | np.ndarray) -> np.ndarray:
+    """Tell which words, as multiples of 2^-53 by their first 53 bits, are below a rate: bool[n]."""
+    if isinstance(rates, np.ndarray):
+        return np.asarray((words >> np.uint64(11)) * 2.0**-53 < rates)
+    limit = math.ceil(rates * 2.0**53) << 11
+    return np.ones(len(words), bool) if limit >= 1 << 64 else np.asarray(words < np.uint64(limit))
 
 
 def _groups(n: int) -> int:
@@ -310,6 +338,7 @@ class RunKey:
             raise InputError(f"a run key has {KEY_BYTES} bytes, this one has {len(secret)}")
         self._secret = secret
         self.published = published
+        self._orders: dict[tuple[str, str], tuple[tuple[int, int], np.ndarray]] = {}
 
     def __repr__(self) -> str:
         return "RunKey(published)" if self.published else "RunKey(secret)"
@@ -347,6 +376,15 @@ class RunKey:
         """Return the stream of one purpose; equal arguments give equal streams, different ones independent ones."""
         name = "\0".join(("confide 1", phase, purpose, str(step), item))
         return Stream(hmac.digest(self._secret, name.encode(), "sha256"))
+
+    def order(self, phase: str, purpose: str, n: int, step: int = 0) -> np.ndarray:
+        """Return the uniform order of 0..n-1 of one purpose, kept until another is asked for: uint32[n] or int64[n]."""
+        known = self._orders.get((phase, purpose))
+        if known is None or known[0] != (n, step):
+            found = self.stream(phase, purpose, step).permutation(n)
+            known = (n, step), found.astype(np.uint32) if n < 1 << 32 else found
+            self._orders[phase, purpose] = known
+        return known[1]
 
     def bound_to(self, *what: bytes) -> "RunKey":
         """Derive the key of a run on this config and these data.
