@@ -18,6 +18,7 @@ from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import part, shard
 from confide.models import loading as models
+from confide.models.fast.chunked_loss import chunk_of
 from confide.privacy import ledger, mechanisms
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import first_entry
@@ -399,6 +400,8 @@ def _placed_task(
     task: Task = kind.of(model, tokenizer, config.train.precision, ranks.device, run.given.loss)
     if not _is_split(run, ranks):
         model.to(ranks.device)
+        if task.loss is None and task.facts.is_causal:
+            task = replace(task, chunk=chunk_of(model, ranks.device))
     if mechanism.protects:
         some = train.fetch(np.arange(min(train.n_rows, _SEEN)))
         check_row_independence(task, model, some, ranks)

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from confide.config.task_facts import TaskFacts
 from confide.models import loading as models
+from confide.models.fast.chunked_loss import chunked_cross_entropy, without_head
 from confide.models.fast.cross_entropy import IGNORE, cross_entropy
 from confide.models.fast.logits import aligned
 from confide.randomness.streams import Stream
@@ -45,6 +46,7 @@ class Task(ABC):
         device: where batches go.
         packs_rows: rows of one unit may share a line of a batch; see `row_isolation.detect_packing_support`.
         caches: the model keeps keys and values for a continuation unless it is told not to.
+        chunk: tokens whose logits are made at a time to train on; 0 for all at once. See `chunked_loss.chunk_of`.
         loss: a calling program's own loss, called with model and batch, in place of the one below: float32[B].
     """
 
@@ -59,6 +61,7 @@ class Task(ABC):
     device: torch.device
     packs_rows: bool = False
     caches: bool = False
+    chunk: int = 0
     loss: Loss | None = None
 
     @classmethod
@@ -189,6 +192,17 @@ class Task(ABC):
         flat = logits.reshape(-1, logits.shape[-1])
         return cross_entropy(flat, targets.reshape(-1)).view(targets.shape)
 
+    def _trained_losses(self, model: nn.Module, batch: Batch, targets: torch.Tensor) -> torch.Tensor:
+        if not self.chunk:
+            return self._losses(self.logits(model, batch), targets)
+        with without_head(model):
+            hidden = self.logits(model, batch)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            losses = chunked_cross_entropy(
+                model, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.chunk
+            )
+        return losses.view(targets.shape)
+
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return (loss, counted, correct), each of shape (B, n): one for each place of a row, or n = 1 for a class."""
         logits, targets = self.logits(model, batch), self.targets(batch)
@@ -226,7 +240,7 @@ class Task(ABC):
         if self.loss is not None:
             return self.loss(model, batch)
         targets = self.targets(batch)
-        losses, counted = self._losses(self.logits(model, batch), targets), targets != IGNORE
+        losses, counted = self._trained_losses(model, batch, targets), targets != IGNORE
         if "row" not in batch:
             return losses.sum(1) / counted.sum(1).clamp(min=1)
         own = functional.one_hot(batch["row"], batch["weight"].shape[1]).bool()
