@@ -1,4 +1,4 @@
-"""What a LoRA step takes, beside what `confide plan` says of it, with the base held in float32, bf16 or 4 bits.
+"""What a LoRA step takes, beside what `confide plan` says of it, with the base held in float32, bf16, 8 or 4 bits.
 
     python benchmarks/memory.py --shape llama-1b --quantise nf4 --precision bf16 --rows 8 --length 32
 
@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             "data": {"train": "x", "unit": "u", "max_length": args.length},
             "privacy": {"epsilon": 4.0},
             "adapter": {"kind": "lora", "rank": args.rank},
-            "base": {"precision": args.precision, "quantise": args.quantise},
+            "base": {"precision": args.precision, "quantise": args.quantise, "quantiser": args.quantiser},
             "train": {"micro_tokens": tokens},
         }
     )
@@ -107,6 +107,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="float32")
     parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
+    parser.add_argument("--quantiser", choices=("bitsandbytes", "torchao"), default="bitsandbytes")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import confide
@@ -18,19 +19,42 @@ from confide.config.schema import Config
 from confide.models import base as bases
 from confide.models import loading as models
 from confide.models.fast.activations import original_layers
-from confide.models.quantised import quantised, weight_of
+from confide.models.quantised import Int8Linear, is_of_torchao, quantised, take_from_torchao, weight_of
 from tests import small
 from tests.models.test_loading import batch_of, task_of
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 UNITS = torch.tensor([0, 1, 0])
-NEEDS = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
-)
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed")
+
+
+NEEDS, NEEDS_TORCHAO = needs("bitsandbytes"), needs("torchao")
 NF4 = pytest.param({"quantise": "nf4"}, marks=NEEDS, id="nf4")
 INT8 = pytest.param({"quantise": "int8"}, marks=NEEDS, id="int8")
 NF4_BF16 = pytest.param({"quantise": "nf4", "precision": "bf16"}, marks=NEEDS, id="nf4-bf16")
 INT8_BF16 = pytest.param({"quantise": "int8", "precision": "bf16"}, marks=NEEDS, id="int8-bf16")
+BY_TORCHAO = {"quantise": "int8", "quantiser": "torchao"}
+TORCHAO = pytest.param(BY_TORCHAO, marks=NEEDS_TORCHAO, id="torchao")
+TORCHAO_BF16 = pytest.param(BY_TORCHAO | {"precision": "bf16"}, marks=NEEDS_TORCHAO, id="torchao-bf16")
+TORCHAO_FP16 = pytest.param(BY_TORCHAO | {"precision": "fp16"}, marks=NEEDS_TORCHAO, id="torchao-fp16")
+
+
+def held(kinds: list[str], bases: list) -> list:
+    """Each kind of model in each base, but GPT-2 by torchao, which knows no Conv1D."""
+    pairs = [
+        (kind, base if isinstance(base, tuple) else pytest.param(base)) for kind in kinds for base in bases
+    ]
+    return [
+        pytest.param(
+            kind, *base.values, marks=base.marks, id=f"{kind}-{base.id or base.values[0]['precision']}"
+        )
+        for kind, base in pairs
+        if not (kind == "gpt2" and "quantiser" in base.values[0])
+    ]
 
 
 def settings(model: object, task: str = "causal-lm", **more: object) -> Config:
@@ -82,14 +106,15 @@ class Plain(nn.Linear):
         return super().forward(values).to(values.dtype)
 
 
-def plain_copy(model: nn.Module) -> nn.Module:
+def plain_copy(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The model with an ordinary linear layer for every quantised one, of the weights that this multiplies with."""
     twin = copy.deepcopy(model)
     for name, layer in list(quantised(model)):
-        own = Plain(layer.in_features, layer.out_features, layer.bias is not None)
-        own.weight = nn.Parameter(weight_of(layer).to(own.weight.dtype), requires_grad=False)
+        kind = nn.Linear if isinstance(layer, Int8Linear) else Plain
+        own = kind(layer.in_features, layer.out_features, layer.bias is not None)
+        own.weight = nn.Parameter(weight_of(layer).to(dtype), requires_grad=False)
         if layer.bias is not None:
-            own.bias = nn.Parameter(layer.bias.detach().float(), requires_grad=False)
+            own.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)
         place = twin.get_submodule(name.rpartition(".")[0])
         setattr(place, name.rpartition(".")[2], own)
     return twin
@@ -147,26 +172,29 @@ def error(model: nn.Module, task, beside: nn.Module | None = None, clip: float =
 
 
 # what the base is held in ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "roberta", "gemma2"])
-@pytest.mark.parametrize("base", [NF4, INT8])
+@pytest.mark.parametrize(("kind", "base"), held(["llama", "gpt2", "roberta", "gemma2"], [NF4, INT8, TORCHAO]))
 def test_the_sum_over_a_quantised_base_is_that_of_a_loop_over_its_dequantised_weights(saved, kind, base):
     model, task = loaded(saved, kind, base=base)
     assert len(list(quantised(model))) >= 8
     assert error(model, task, plain_copy(model)) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.parametrize("base", [NF4, INT8])
+@pytest.mark.parametrize(("kind", "base"), held(["llama", "gpt2"], [NF4, INT8, TORCHAO]))
 def test_the_same_where_training_computes_in_bf16(saved, kind, base):
-    """The loop itself is rounded to bf16. An 8-bit layer goes back in float32, so it is not as near an ordinary one."""
+    """The loop itself is rounded to bf16. bitsandbytes' 8-bit layer goes back in float32, not near an ordinary one."""
     model, task = loaded(saved, kind, base=base, train={"precision": "bf16"})
     assert task.autocast
     assert error(model, task) < 3e-3
-    assert error(model, task, plain_copy(model)) < (3e-3 if base["quantise"] == "nf4" else 0.03)
+    assert error(model, task, plain_copy(model)) < (0.03 if base == INT8.values[0] else 3e-3)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "roberta", "gemma2"])
-@pytest.mark.parametrize("base", [{"precision": "bf16"}, {"precision": "fp16"}, NF4_BF16, INT8_BF16])
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    held(
+        ["llama", "gpt2", "roberta", "gemma2"],
+        [{"precision": "bf16"}, {"precision": "fp16"}, NF4_BF16, INT8_BF16, TORCHAO_BF16, TORCHAO_FP16],
+    ),
+)
 def test_the_sum_over_a_coarse_base_is_that_of_a_loop(saved, kind, base):
     model, task = loaded(saved, kind, base=base)
     assert {p.dtype for p in models.trainable(model).values()} == {torch.float32}
@@ -186,11 +214,13 @@ def test_a_base_in_bf16_takes_half_and_one_in_4_bits_an_eighth_of_the_bytes(save
     if importlib.util.find_spec("bitsandbytes") is not None:
         assert size(quantise="int8") * 4 == whole
         assert size(quantise="nf4") * 8 == whole
+    if importlib.util.find_spec("torchao") is not None:
+        assert size(**BY_TORCHAO) * 4 == whole
 
 
-@NEEDS
-def test_the_head_of_a_classifier_trains_whole_and_is_not_quantised(saved):
-    model, _ = loaded(saved, "roberta", base={"quantise": "nf4"})
+@pytest.mark.parametrize("base", [NF4, INT8, TORCHAO])
+def test_the_head_of_a_classifier_trains_whole_and_is_not_quantised(saved, base):
+    model, _ = loaded(saved, "roberta", base=base)
     assert not any("classifier" in name for name, _ in quantised(model))
     assert any("classifier.modules_to_save" in name for name in models.trainable(model))
 
@@ -219,6 +249,84 @@ def test_evaluation_leaves_a_4_bit_base_as_it_was(saved):
 
 
 @NEEDS
+@NEEDS_TORCHAO
+@pytest.mark.parametrize("kind", ["llama", "roberta", "gemma2"])
+def test_both_quantisers_take_the_same_layers(saved, kind):
+    """The output layer and heads among those that neither takes."""
+    ours, _ = loaded(saved, kind, base=BY_TORCHAO)
+    theirs, _ = loaded(saved, kind, base={"quantise": "int8"})
+    assert [name for name, _ in quantised(ours)] == [name for name, _ in quantised(theirs)]
+    assert not any(map(is_of_torchao, ours.parameters()))
+
+
+@pytest.mark.parametrize("base", [TORCHAO, TORCHAO_BF16])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_layer_of_torchao_is_an_ordinary_one_of_its_weights_to_the_bit(saved, base, precision):
+    model, task = loaded(saved, "llama", base=base, train={"precision": precision})
+    plain = plain_copy(model, bases.DTYPES[base.get("precision", "float32")])
+    found, expected = (task.row_loss(net, batch_of(task)) for net in (model, plain))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_8_bits_goes_back_as_an_ordinary_one(dtype):
+    """Without torchao: what it rounds is two plain tensors here."""
+    generator = torch.Generator().manual_seed(0)
+    layer = Int8Linear(24, 10, dtype=dtype).requires_grad_(False)
+    layer.weight = nn.Parameter(
+        torch.randint(-127, 128, (10, 24), generator=generator, dtype=torch.int8), requires_grad=False
+    )
+    layer.register_buffer("scale", 0.01 * torch.rand(10, 1, generator=generator))
+    plain = plain_copy(nn.Sequential(layer), dtype)[0]
+    given = torch.randn(5, 24, generator=generator).to(dtype).requires_grad_()
+    found, expected = layer(given), plain(given)
+    assert torch.equal(found, expected)
+    grad = torch.randn(5, 10, generator=generator).to(dtype)
+    ours, theirs = (torch.autograd.grad(values, given, grad)[0].float() for values in (found, expected))
+    assert float((ours - theirs).norm()) <= torch.finfo(dtype).eps * float(theirs.norm())
+
+
+@NEEDS_TORCHAO
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_weights_are_those_that_torchao_multiplies_with(dtype):
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 10, dtype=dtype)
+    quantize_(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+    given = torch.randn(5, 24, dtype=dtype)
+    theirs, plain = layer(given).detach(), layer.weight.dequantize()
+    assert take_from_torchao(net := nn.Sequential(layer)) is None
+    assert isinstance(net[0], Int8Linear)
+    assert torch.equal(weight_of(layer).to(dtype), plain)
+    assert float((layer(given) - theirs).detach().norm()) < 2 * torch.finfo(dtype).eps * float(theirs.norm())
+
+
+@NEEDS_TORCHAO
+@pytest.mark.parametrize("how", ["rounded inputs", "groups", "zero points", "a class of its own"])
+def test_what_torchao_holds_in_other_ways_is_told_by_name(how):
+    from torchao.quantization import (
+        Int8DynamicActivationInt8WeightConfig,
+        Int8WeightOnlyConfig,
+        PerGroup,
+        quantize_,
+    )
+
+    net = nn.Sequential(nn.Linear(32, 8), Plain(32, 8) if how == "a class of its own" else nn.Linear(32, 8))
+    of_groups = Int8WeightOnlyConfig(granularity=PerGroup(16), set_inductor_config=False)
+    rounds = Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+    plain = Int8WeightOnlyConfig(set_inductor_config=False)
+    quantize_(net[0], plain)
+    quantize_(net[1], {"rounded inputs": rounds, "groups": of_groups}.get(how, plain))
+    if how == "zero points":
+        net[1].weight.zero_point.fill_(3)
+    with pytest.raises(
+        confide.InputError, match=r"^base\.quantiser: .* holds 1\.weight of 'x' in another way"
+    ):
+        bases.ready_base(net, "x")
+
+
+@NEEDS
 def test_damaged_weights_are_refused_before_they_are_quantised_away(saved, tmp_path):
     model, _ = loaded(saved, "llama", base={"quantise": "nf4"})
     layer = next(layer for _, layer in quantised(model))
@@ -227,10 +335,44 @@ def test_damaged_weights_are_refused_before_they_are_quantised_away(saved, tmp_p
         bases.ready_base(model, "x")
 
 
-def test_a_missing_package_is_named_with_the_command_that_brings_it(saved, monkeypatch):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("base", [INT8, TORCHAO])
+def test_a_damaged_checkpoint_is_refused_before_8_bits_hide_it(tmp_path, base, value):
+    path = small.saved(tmp_path / "llama", "llama", **WIDE)
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        confide.InputError, match=r"up_proj\.weight holds values that are infinite or not a number"
+    ):
+        models.load_model(settings(path, adapter={"kind": "lora", "rank": 3}, base=base))
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (
+            {"quantise": "nf4"},
+            r"^base\.quantise: nf4 needs bitsandbytes, .*pip install 'confide\[quantise\]'",
+        ),
+        (BY_TORCHAO, r"^base\.quantiser: torchao is not installed: pip install 'confide\[torchao\]'"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_brings_it(saved, monkeypatch, base, message):
     monkeypatch.setattr(bases.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(confide.InputError, match=r"^base\.quantise: .*pip install 'confide\[quantise\]'"):
-        loaded(saved, "llama", base={"quantise": "nf4"})
+    with pytest.raises(confide.InputError, match=message):
+        loaded(saved, "llama", base=base)
+
+
+@NEEDS_TORCHAO
+def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
+    with pytest.raises(
+        confide.InputError, match=r"^base\.quantiser: .*c_attn of .* is a Conv1D: use .*bitsandbytes"
+    ):
+        loaded(saved, "gpt2", base=BY_TORCHAO)
+    every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    with pytest.raises(confide.InputError, match=r"^base\.quantiser: torchao finds no linear layer in"):
+        loaded(saved, "llama", {"modules_to_save": every}, base=BY_TORCHAO)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +385,16 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(saved, monke
             {"base": {"quantise": "int8"}, "adapter": {"kind": "modules", "targets": ["wte"]}},
             r"base\.quantise: .*modules trains",
         ),
+        ({"base": {"quantiser": "torchao"}}, r"base\.quantiser: torchao has nothing to hold"),
+        (
+            {"base": {"quantise": "nf4", "quantiser": "torchao"}, "adapter": {"kind": "lora"}},
+            r"base\.quantiser: torchao's nf4 .*use base\.quantiser: bitsandbytes, or base\.quantise: int8",
+        ),
+        (
+            {"base": BY_TORCHAO, "adapter": {"kind": "lora"}, "train": {"distributed": "fsdp"}},
+            r"base\.quantise: train\.distributed: fsdp splits",
+        ),
+        ({"base": BY_TORCHAO}, r"base\.quantise: adapter\.kind: full trains"),
         ({"adapter": {"rslora": True}}, r"adapter\.rslora: is an option of kind: lora"),
         ({"adapter": {"kind": "bias", "dora": True}}, r"adapter\.dora: is an option of kind: lora"),
         ({"adapter": {"modules_to_save": ["lm_head"]}}, r"adapter\.modules_to_save: is an option of kind: lora"),
@@ -259,7 +411,7 @@ def test_what_cannot_be_is_refused_by_its_key(more, message):
 
 
 # what trains beside it -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("base", [{}, {"precision": "bf16"}, NF4])
+@pytest.mark.parametrize("base", [{}, {"precision": "bf16"}, NF4, TORCHAO])
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -284,8 +436,9 @@ def test_dora_is_exact_beside_biases_and_transposed_weights(saved, kind):
     assert error(model, task) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "roberta"])
-@pytest.mark.parametrize("base", [{}, NF4])
+@pytest.mark.parametrize(
+    ("kind", "base"), held(["llama", "gpt2", "roberta"], [{"precision": "float32"}, NF4, TORCHAO])
+)
 def test_dora_is_what_peft_computes(saved, kind, base):
     """Values and gradients, of peft's own order of operations."""
     model, task = loaded(saved, kind, {"dora": True}, base=base)

@@ -14,7 +14,7 @@ from confide.models import adapters
 from confide.models import loading as models
 from confide.models.ready import ready_model
 from tests import small
-from tests.models.test_bases import error, settings, shaken
+from tests.models.test_bases import NEEDS_TORCHAO, error, settings, shaken
 from tests.models.test_loading import batch_of, task_of
 
 
@@ -51,6 +51,20 @@ def test_dora_of_a_program_is_exact(path):
     how = peft.LoraConfig(task_type="CAUSAL_LM", r=2, use_dora=True, target_modules="all-linear")
     model = shaken(given(path, how))
     assert error(model, task_of(model)) < 1e-5
+
+
+@NEEDS_TORCHAO
+def test_weights_that_a_program_holds_by_torchao_are_refused_by_name(path):
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    how = TorchAoConfig(Int8WeightOnlyConfig(set_inductor_config=False))
+    model = AutoModelForCausalLM.from_pretrained(path, quantization_config=how)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+    with pytest.raises(
+        confide.InputError, match=r"^model: .*q_proj\.base_layer\.weight is a Int8Tensor of torchao"
+    ):
+        ready_model(peft.get_peft_model(model, lora), settings(path), None, small.TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
 from confide.training.step import PrivateStep
 from tests import small
-from tests.models.test_bases import NF4, NF4_BF16
+from tests.models.test_bases import INT8, NF4, NF4_BF16, TORCHAO, TORCHAO_BF16
 from tests.models.test_loading import task_of
 
 ROWS, TOKENS = 16, 48
@@ -53,6 +53,8 @@ def peak(work) -> int:
         ("llama", {"precision": "bf16"}, {}),
         pytest.param("llama", *NF4.values, {}, marks=NF4.marks),
         pytest.param("gpt2", *NF4_BF16.values, {}, marks=NF4.marks),
+        pytest.param("llama", *TORCHAO.values, {}, marks=TORCHAO.marks),
+        pytest.param("llama", *TORCHAO_BF16.values, {}, marks=TORCHAO.marks),
         ("llama", {}, {"gradient_checkpointing": True}),
         ("llama", {}, {"precision": "bf16"}),
     ],
@@ -84,6 +86,22 @@ def test_a_lora_step_takes_what_the_plan_says_within_a_fifth(tmp_path, kind, bas
     assert 0.8 < estimate / measured < 1.2, (estimate, measured, planned)
 
 
+@pytest.mark.parametrize("base", [NF4, TORCHAO])
+def test_autograd_keeps_no_plain_weights_beside_a_quantised_base(tmp_path, base):
+    path = small.saved(tmp_path / "llama", "llama", "causal-lm", **LLAMA)
+    raw = {
+        "model": str(path),
+        "tokenizer": "bundled",
+        "data": {"train": "x", "unit": "u", "max_length": TOKENS},
+    }
+    raw |= {"privacy": {"epsilon": 4.0}, "adapter": {"kind": "lora", "rank": 8}}
+    once = {}
+    for how, held in (("whole", {}), ("quantised", base)):
+        model = models.load_model(check(raw | {"base": held}))
+        once[how] = kept(model, task_of(model), TOKENS).once
+    assert once["quantised"] < once["whole"] + 4 * 128 * 128, "the weights of one small layer"
+
+
 def test_the_parts_add_up_and_grow_with_what_they_are_made_of():
     size = Size(1000, 10, 2, 16, 100, held_bytes=500)
     config = {"data": {"train": "x", "unit": "u", "max_length": 10}, "privacy": {"epsilon": 1.0}}
@@ -97,8 +115,8 @@ def test_the_parts_add_up_and_grow_with_what_they_are_made_of():
     assert memory(held, size, Kept(0.0, 0.0, 0.0)).logits == 6 * 100 * 40
 
 
-def test_a_base_in_4_bits_counts_its_weights_and_not_its_bytes(tmp_path):
-    pytest.importorskip("bitsandbytes")
+@pytest.mark.parametrize("base", [NF4, INT8, TORCHAO])
+def test_a_quantised_base_counts_its_weights_and_not_its_bytes(tmp_path, base):
     path = small.saved(tmp_path / "llama", "llama", "causal-lm", **LLAMA)
     raw = {
         "model": str(path),
@@ -108,6 +126,8 @@ def test_a_base_in_4_bits_counts_its_weights_and_not_its_bytes(tmp_path):
     }
     raw |= {"adapter": {"kind": "lora", "rank": 8}, "privacy": {"epsilon": 4.0}}
     whole = Size.of(models.load_model(check(raw)))
-    packed = Size.of(models.load_model(check(raw | {"base": {"quantise": "nf4"}})))
+    packed = Size.of(models.load_model(check(raw | {"base": base})))
     assert packed.parameters == whole.parameters
-    assert packed.weights_bytes < whole.weights_bytes
+    linear = 3 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 344)
+    saved = 7 / 2 if base["quantise"] == "nf4" else 3  # bytes of each weight
+    assert whole.weights_bytes - packed.weights_bytes == saved * linear

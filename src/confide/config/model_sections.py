@@ -41,8 +41,12 @@ class Base(Section):
     )
     quantise: Literal["none", "int8", "nf4"] = Field(
         "none",
-        description="hold the frozen linear layers in 8 or 4 bits, by bitsandbytes: `pip install 'confide[quantise]'`. "
-        "adapter.kind: lora only",
+        description="hold the frozen linear layers in 8 or 4 bits, by base.quantiser. adapter.kind: lora only",
+    )
+    quantiser: Literal["bitsandbytes", "torchao"] = Field(
+        "bitsandbytes",
+        description="what holds them so: bitsandbytes (`pip install 'confide[quantise]'`), or torchao "
+        "(`pip install 'confide[torchao]'`), int8 only",
     )
 
 
@@ -69,6 +73,14 @@ def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple
         for key in ("rslora", "dora", "modules_to_save"):
             if getattr(adapter, key):
                 yield f"adapter.{key}", f"is an option of kind: lora, not of {adapter.kind}"
+    if base.quantiser == "torchao" and base.quantise != "int8":
+        yield (
+            "base.quantiser",
+            "torchao has nothing to hold while base.quantise is none: set base.quantise: int8, or leave it out"
+            if base.quantise == "none"
+            else "torchao's nf4 is a prototype that transformers cannot load: use base.quantiser: bitsandbytes, or "
+            "base.quantise: int8",
+        )
     if is_split and adapter.dora:
         yield "adapter.dora", "needs a layer's weights in one piece: use train.distributed: ddp, or rslora"
     if is_split and base != Base():

@@ -129,7 +129,7 @@ _PARAMETERS: tuple[Refusal, ...] = (
     (
         "quantization_config",
         lambda v: v is not None,
-        "load the model in 4 or 8 bits yourself, put an adapter on it, and pass it as model",
+        "load the model in 4 or 8 bits by bitsandbytes yourself, put an adapter on it, and pass it as model",
     ),
 )
 

@@ -1,7 +1,7 @@
 """How the frozen weights under an adapter are held: in what type, and in how many bits.
 
-bitsandbytes holds linear layers in 4 or 8 bits. All of them are frozen; what trains is LoRA's factors beside them,
-in float32. Weights are always quantised on the CPU, so that a run has the same base on every machine.
+bitsandbytes holds linear layers in 4 or 8 bits, torchao in 8. All of them are frozen; what trains is LoRA's factors
+beside them, in float32. Weights are always quantised on the CPU, so that a run has the same base on every machine.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch import nn
 
 from confide.config import registry
 from confide.models.adapters import in_head, not_called
-from confide.models.quantised import bits, quantised, weight_of
+from confide.models.quantised import bits, is_of_torchao, quantised, take_from_torchao, weight_of
 from confide.models.sound import refuse_unsound
 from confide.utils.errors import InputError
 
@@ -29,19 +29,17 @@ def how_to_load(auto: Any, settings: Any, config: "Config") -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that hold the weights as the config's section `base` says.
 
     Raises:
-        InputError: bitsandbytes is needed and not there.
+        InputError: a package is needed and not there, or torchao cannot hold a layer of the model.
     """
     dtype = DTYPES[config.base.precision]
     if config.base.quantise == "none":
         return {"dtype": dtype}
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise InputError(
-            f"base.quantise: {config.base.quantise} needs bitsandbytes, which is not installed: "
-            "pip install 'confide[quantise]'"
-        )
+    _need_package(config)
+    if config.base.quantiser == "torchao":
+        return {"dtype": dtype, "quantization_config": _by_torchao(auto, settings, config)}
     from transformers import BitsAndBytesConfig
 
-    whole = _whole(auto, settings, config)
+    whole = _whole(_shell(auto, settings, config), config)
     if config.base.quantise == "int8":
         # At a threshold, a column is computed in another way once any row of the batch has a large value there: a
         # row's gradient would then depend on the rows beside it.
@@ -57,16 +55,63 @@ def how_to_load(auto: Any, settings: Any, config: "Config") -> dict[str, Any]:
     return {"dtype": dtype, "quantization_config": how, "device_map": {"": "cpu"}}
 
 
-def _whole(auto: Any, settings: Any, config: "Config") -> list[str]:
-    """Return the names of linear layers that are not quantised: what trains whole, or is not called as a layer."""
+def _need_package(config: "Config") -> None:
+    base = config.base
+    if importlib.util.find_spec(base.quantiser) is None:
+        raise InputError(
+            "base.quantiser: torchao is not installed: pip install 'confide[torchao]'"
+            if base.quantiser == "torchao"
+            else f"base.quantise: {base.quantise} needs bitsandbytes, which is not installed: "
+            "pip install 'confide[quantise]'"
+        )
+
+
+def _by_torchao(auto: Any, settings: Any, config: "Config") -> Any:
+    """Return how transformers lets torchao round weights to 8 bits, with a scale for each output.
+
+    Raises:
+        InputError: a layer of the model is of a kind that torchao leaves whole.
+    """
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    shell = _shell(auto, settings, config)
+    whole = set(_whole(shell, config))
+    linear = {name: module for name, module in _linear(shell) if name not in whole}
+    if odd := next((name for name, module in linear.items() if not isinstance(module, nn.Linear)), None):
+        raise InputError(
+            f"base.quantiser: torchao quantises nn.Linear alone, and {odd} of {config.model!r} is a "
+            f"{type(linear[odd]).__name__}: use base.quantiser: bitsandbytes"
+        )
+    # A class of its own may compute something else with its weight.
+    whole |= {name for name, module in linear.items() if type(module) is not nn.Linear}
+    if whole >= linear.keys():
+        raise InputError(
+            f"base.quantiser: torchao finds no linear layer in {config.model!r} that it could quantise"
+        )
+    rounding = Int8WeightOnlyConfig(set_inductor_config=False)  # these settings would be the whole process's
+    return TorchAoConfig(rounding, modules_to_not_convert=sorted(whole))
+
+
+def _shell(auto: Any, settings: Any, config: "Config") -> Any:
+    """Return the model without weights."""
     with torch.device("meta"):
-        shell = auto.from_config(copy.deepcopy(settings), trust_remote_code=config.trust_remote_code)
+        return auto.from_config(copy.deepcopy(settings), trust_remote_code=config.trust_remote_code)
+
+
+def _linear(shell: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in shell.named_modules():
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+            yield name, module
+
+
+def _whole(shell: Any, config: "Config") -> list[str]:
+    """Return the names of linear layers that are not quantised: what trains whole, or is not called as a layer."""
     output, classifies = shell.get_output_embeddings(), registry.task_facts(config.task).has_classes
     own = {*config.adapter.modules_to_save, *not_called(shell)}
     return sorted(
         name
-        for name, module in shell.named_modules()
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        for name, module in _linear(shell)
         if module is output
         or (classifies and in_head(shell, name))
         or any(f".{part}." in f".{name}." for part in own)
@@ -77,8 +122,14 @@ def ready_base(model: nn.Module, name: str) -> None:
     """Check quantised layers after loading, and let them compute in one way in training and in evaluation.
 
     Raises:
-        InputError: a weight was infinite or not a number when it was quantised.
+        InputError: a weight was infinite or not a number when it was quantised, or torchao holds one in a way that is
+            not known here.
     """
+    if odd := take_from_torchao(model):
+        raise InputError(
+            f"base.quantiser: this version of torchao holds {odd} of {name!r} in another way than 8 bits with a scale "
+            "for each output: use the version of confide's extra (pip install 'confide[torchao]'), or bitsandbytes"
+        )
     for place, layer in quantised(model):
         if bits(layer) == 4:
             # Some processors would repack the weights, at the first evaluation, for a kernel that has no gradient.
@@ -160,4 +211,18 @@ def refuse_outliers(model: nn.Module) -> None:
                 f"model: {name} is an 8-bit layer that computes a column in another way once any row of a batch has a "
                 "large value there, so that no row has a gradient of its own: load the model with "
                 "BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0), or in 4 bits"
+            )
+
+
+def refuse_torchao(model: nn.Module) -> None:
+    """Refuse a calling program's model that holds weights in tensors of torchao.
+
+    Raises:
+        InputError: names the first such weight, and what to do.
+    """
+    for name, values in model.named_parameters():
+        if is_of_torchao(values):
+            raise InputError(
+                f"model: {name} is a {type(values).__name__} of torchao, and confide trains beside torchao's weights "
+                "only if it loads the model itself (base.quantiser: torchao): do that, or load it by bitsandbytes"
             )

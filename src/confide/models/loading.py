@@ -7,6 +7,7 @@ same on one machine or many, and after a resume.
 
 import errno
 import inspect
+import logging
 import os
 import warnings
 from importlib import resources
@@ -48,11 +49,16 @@ _OWN_POSITIONS = {
 
 
 def _quiet() -> None:
-    """Silence transformers: it warns of long rows before they are cut, and draws progress bars of its own."""
-    from transformers.utils import logging
+    """Silence transformers: it warns of long rows before they are cut, and draws progress bars of its own.
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    It imports torchao wherever that is installed, which tells of kernels that it lacks; nothing here calls them.
+    """
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.set_verbosity_error()
+    of_transformers.disable_progress_bar()
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def location(name: str) -> str:
@@ -200,8 +206,8 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             f"model: {config.model!r} stores {found[0]} as whole numbers, which is none of the ways that this kind of "
             "model keeps its weights: it is damaged or quantised, give the model that it was made from"
         )
-    refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     ready_base(model, config.model)
+    refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         drop_nothing(module)
     install_fast_layers(model)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from confide.models.adapters import refuse_embeddings
-from confide.models.base import refuse_outliers
+from confide.models.base import refuse_outliers, refuse_torchao
 from confide.models.dora import use_own_dora
 from confide.models.loading import check_length, drop_nothing, inner_of, trainable
 from confide.models.sound import refuse_unsound
@@ -47,6 +47,7 @@ def ready_model(model: nn.Module, config: "Config", classes: int | None, vocabul
     _refuse_prompts(model)
     refuse_embeddings(model)
     refuse_outliers(model)
+    refuse_torchao(model)
     inner = inner_of(model)
     embeddings = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
     if embeddings is not None and embeddings.weight.shape[0] < vocabulary:

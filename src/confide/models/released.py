@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from confide.config import registry
-from confide.config.model_sections import Adapter
+from confide.config.model_sections import Adapter, Base
 from confide.models import files as model_files
 from confide.models import loading
 from confide.utils.errors import InputError
@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path, config: "Config") -> Any:
 def load_base(config: "Config", classes: int | None, vocabulary: int) -> Any:
     """Load the model that a run began with, in float32, with rows for the tokens that the config adds."""
     train = config.train.model_copy(update={"gradient_checkpointing": False})
-    plain = config.model_copy(update={"adapter": Adapter(kind="full"), "train": train})
+    plain = config.model_copy(update={"adapter": Adapter(kind="full"), "base": Base(), "train": train})
     return loading.load_model(plain, classes, vocabulary).eval()
 
 

@@ -101,5 +101,5 @@ def _card(job: Job, guarantee: Guarantee) -> str:
 
 def _held(base: Base) -> str:
     """Describe how the frozen base was held; "" for float32."""
-    coarse = f"its linear layers in {base.quantise} by bitsandbytes" if base.quantise != "none" else ""
+    coarse = f"its linear layers in {base.quantise} by {base.quantiser}" if base.quantise != "none" else ""
     return ", ".join(filter(None, [base.precision if base.precision != "float32" or coarse else "", coarse]))
