@@ -11,9 +11,9 @@ from confide.utils.console import Console
 
 def main(config: Path, steps: int) -> None:
     job = Job.of(Run(load(config)), Console())
-    course = job.course()
+    take = job.phase_runner()
     for number in range(steps):
-        report = course(number)  # draw, clip each unit, sum, add noise, divide, move
+        report = take(number)  # draw, clip each unit, sum, add noise, divide, move
         print(f"step {number}: {report.units} units, {report.rows} rows, loss {report.loss}")
     print("\n".join(job.guarantee(steps).sentences()))
 

@@ -1,5 +1,6 @@
 """The examples run as they are, with fewer steps."""
 
+import importlib.util
 import io
 import json
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import confide
+from tests.command import World, confide, tiny_model
 from tests.places import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -62,6 +63,19 @@ def test_a_config_trains(examples: Path, name: str) -> None:
     made_up.write(made_up.tickets(talks), Path("tickets.jsonl"))
     done = confide("train", f"{name}/config.yaml", *FEWER)
     assert done.code == 0, done.err
+
+
+def test_single_steps_are_taken_in_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(tmp_path, tiny_model(tmp_path))
+    spec = importlib.util.spec_from_file_location("library", EXAMPLES / "library.py")
+    assert spec is not None
+    assert spec.loader is not None
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+    library.main(world.path, 2)
+    said = capsys.readouterr().out
+    assert re.findall(r"^step (\d): \d+ units", said, re.M) == ["0", "1"]
+    assert "The formal statement is user-level DP" in said
 
 
 def test_every_example_is_listed() -> None:

@@ -1,12 +1,18 @@
 """What a private step cannot honour is refused by the name that transformers gives it."""
 
 import copy
+import itertools
 
 import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlattening, Trainer
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorWithFlattening,
+    GPT2ForSequenceClassification,
+    Trainer,
+)
 
 from confide.integrations import PrivateDPOTrainer, PrivateTrainer
 from confide.utils.errors import InputError
@@ -134,6 +140,46 @@ def test_rows_packed_of_several_users_are_refused(tmp_path):
     packed = tokens(number=12).map(lambda row: {"seq_lengths": [len(row["input_ids"])]})
     with pytest.raises(InputError, match="packed of several"):
         trainer(tmp_path / "out", train_dataset=packed)
+
+
+def joined(length=16):
+    """Rows as group_texts of run_clm.py makes them: joined, and cut into blocks of one length."""
+    ids = list(itertools.chain(*tokens(number=40)["input_ids"]))
+    return Dataset.from_dict(
+        {"input_ids": [ids[at : at + length] for at in range(0, len(ids) // length * length, length)]}
+    )
+
+
+ROWS = {"mechanism": "dp-sgd", "epsilon": 8, "max_length": 64}
+
+
+def test_texts_that_were_joined_and_cut_into_blocks_are_refused(tmp_path):
+    """Nobody says whose a block is; or each letter of joined names would own some."""
+    with pytest.raises(InputError, match=r"^train_dataset: unit 'author' is none of its columns"):
+        trainer(tmp_path / "a", train_dataset=joined())
+    with pytest.raises(InputError, match=r"^train_dataset: every row has 16 tokens, as if texts were joined"):
+        trainer(tmp_path / "b", train_dataset=joined(), privacy=ROWS)
+    found = joined()
+    owners = [list("a1a12a3a4a5a6a7a")] * len(found)
+    for privacy in (PRIVACY, PRIVACY | {"mechanism": "els", "rows_per_unit": 4}):
+        with pytest.raises(InputError, match=r"^train_dataset: row 0 names an owner twice in 'author'"):
+            trainer(tmp_path / "c", train_dataset=found.add_column("author", owners), privacy=privacy).train()
+
+
+def test_rows_of_one_length_are_taken_if_a_column_says_whose_each_is(tmp_path):
+    found = joined()
+    found = found.add_column("author", [f"a{at % 20}" for at in range(len(found))])
+    trainer(tmp_path / "a", train_dataset=found)
+    trainer(tmp_path / "b", train_dataset=found, privacy=ROWS | {"unit": "author"})
+    trainer(tmp_path / "c", train_dataset=tokens(number=12), privacy=ROWS)  # texts have lengths of their own
+
+
+@pytest.mark.parametrize("kind", ["regression", "multi_label_classification"])
+def test_a_model_that_gives_a_row_no_one_class_is_refused(tmp_path, kind):
+    model = GPT2ForSequenceClassification(made().config)
+    model.config.problem_type = kind
+    with pytest.raises(InputError, match=rf"^model\.config\.problem_type: {kind} is not built"):
+        trainer(tmp_path / "out", model=model)
 
 
 def test_labels_of_other_tokens_are_refused(tmp_path):

@@ -100,6 +100,7 @@ def stopping(at):
 REFUSED = [
     ("packing", True, "holds text of several users"),
     ("padding_free", True, "one long row of a batch"),
+    ("eval_packing", True, "the row before"),
     ("loss_type", "dft", "one for each row"),
     ("activation_offloading", True, "what the clipping reads"),
     ("router_aux_loss_coef", 0.1, "mixes the rows of a batch"),

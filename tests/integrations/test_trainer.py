@@ -16,6 +16,7 @@ from transformers import (
     EarlyStoppingCallback,
     GPT2LMHeadModel,
     TrainerCallback,
+    default_data_collator,
 )
 
 import confide
@@ -405,3 +406,26 @@ def test_a_masked_language_model_trains(tmp_path):
     before = weights(model)
     assert found.train().global_step == 4
     assert furthest(before, weights(model)) > 1e-3
+
+
+def test_longer_rows_are_evaluated_in_the_pieces_that_are_trained_on(tmp_path):
+    """The model reads 64 tokens; half of the tokens are read alone, by their labels."""
+    ids = [token for row in tokens(number=12, seed=9) for token in row["input_ids"]][:150]
+    labels = [token if at % 2 else -100 for at, token in enumerate(ids)]
+    given = Dataset.from_list([{"input_ids": ids, "attention_mask": [1] * 150, "labels": labels}])
+    found = trainer(tmp_path / "out", eval_dataset=given)
+    measured = found.evaluate()["eval_loss"]
+    model, losses = found.model.eval(), []
+    for start in (0, 64, 128):
+        piece = ids[start : start + 64]
+        scores = torch.log_softmax(model(input_ids=torch.tensor([piece])).logits[0].double(), dim=1)
+        places = [at for at in range(1, len(piece)) if labels[start + at] != -100]
+        losses += [-scores[at - 1, piece[at]].item() for at in places]
+    assert measured == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+
+def test_rows_that_confide_cuts_are_evaluated_with_a_collator_that_only_stacks(tmp_path):
+    held_out = dataset(number=12, seed=9)
+    plain = trainer(tmp_path / "a", eval_dataset=held_out).evaluate()["eval_loss"]
+    stacks = trainer(tmp_path / "b", eval_dataset=held_out, data_collator=default_data_collator)
+    assert stacks.evaluate()["eval_loss"] == plain

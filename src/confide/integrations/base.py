@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+from transformers import Trainer, default_data_collator
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, speed_metrics
 from transformers.utils import logging
@@ -46,8 +46,8 @@ logger = logging.get_logger(__name__)
 
 STATE = "confide"  # the folder of a checkpoint that holds confide's sealed state
 _LOGGED = (
-    "the losses of training rows, which Trainer logs: they are in log_history, in trainer_state.json of checkpoint-* "
-    "and wherever report_to writes; and what a callback decides from them"
+    "the losses of training rows, which Trainer logs: they are in log_history, in trainer_state.json, in the "
+    "*_results.json of save_metrics and wherever report_to writes; and what a callback decides from them"
 )
 _EVALUATED = "figures made from eval_dataset, and what is decided from them, such as when to stop"
 _TOKENISED = "each row of the data set came as token ids and is cut into rows of at most {} tokens"
@@ -119,6 +119,8 @@ class PrivateLoop(Trainer):
                 if hasattr(args, name):
                     setattr(args, name, {"use_reentrant": False, **(getattr(args, name) or {})})
         super().__init__(model=model, args=args, **parameters)
+        if parameters.get("quantization_config") is not None:
+            _widen(self.model)
         if self.processing_class is None or not hasattr(self.processing_class, "all_special_ids"):
             raise InputError("processing_class: give the tokenizer")
         if self.train_dataset is None:
@@ -128,7 +130,14 @@ class PrivateLoop(Trainer):
         self.confide_config = config_of(privacy, self.args, self.model, self._members, **self._fields())
         facts = registry.task_facts(self.confide_config.task)
         self.rows.check(self.confide_config, facts.is_causal)
-        if parameters.get("data_collator") is None and facts.is_causal and self._pads():
+        if Rows(parameters["train_dataset"]).tokenised and not facts.has_classes:  # TRL joins none
+            self.rows.refuse_joined(self.confide_config)
+        # default_data_collator stacks rows of one length, and those that confide cuts have their own.
+        if (
+            facts.is_causal
+            and self._pads()
+            and parameters.get("data_collator") in (None, default_data_collator)
+        ):
             self.data_collator = Padding(self.processing_class)
         self.eval_dataset = self._each_tokenised(self.eval_dataset)
         self._job: Job | None = None
@@ -239,8 +248,9 @@ class PrivateLoop(Trainer):
         )
         if self.log_private:
             logger.warning(
-                "training losses are private: no noise covers them. Keep log_history, checkpoint-*/trainer_state.json "
-                f"and {loop.job.run.folder} to yourself; the saved model with its guarantee.json may leave the house"
+                "training losses are private: no noise covers them. Keep log_history, trainer_state.json, "
+                f"*_results.json and {loop.job.run.folder} to yourself; the saved model with its guarantee.json may "
+                "leave the house"
             )
         each = self._each_epoch(loop)
         self._begin(loop, resume, trial, math.ceil(loop.steps / each))
@@ -439,6 +449,13 @@ class PrivateLoop(Trainer):
             "push_to_hub: it uploads all of output_dir, with losses that no noise covers: call save_model(folder) and "
             "upload that folder"
         )
+
+
+def _widen(model: Any) -> None:
+    """Hold what trains in float32: TRL puts the adapter of a quantised model into bfloat16, too coarse for a sum."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def _inner(model: Any) -> Any:

@@ -106,6 +106,11 @@ _ARGUMENTS: tuple[Refusal, ...] = (
 # Of SFTConfig.
 _OF_SFT: tuple[Refusal, ...] = (
     ("packing", bool, "a packed row holds text of several users, and none of them could be clipped alone"),
+    (
+        "eval_packing",
+        bool,
+        "TRL would evaluate rows whose tokens read those of the row before, and none is trained so: leave it out",
+    ),
     ("padding_free", bool, "it makes one long row of a batch, and no row could be clipped alone"),
     ("loss_type", lambda v: v != "nll", _OWN_LOSS),
     ("activation_offloading", bool, "it moves what the clipping reads; use gradient_checkpointing"),
@@ -126,11 +131,6 @@ _PARAMETERS: tuple[Refusal, ...] = (
         "pass optimizer_cls_and_kwargs=(class, settings) and args.lr_scheduler_type: a run that resumes makes its "
         "optimiser anew",
     ),
-    (
-        "quantization_config",
-        lambda v: v is not None,
-        "load the model in 4 or 8 bits by bitsandbytes yourself, put an adapter on it, and pass it as model",
-    ),
 )
 
 _STEERED_BY_CONFIDE = {
@@ -144,6 +144,11 @@ _STEERED_BY_CONFIDE = {
     "create_scheduler": "choose args.lr_scheduler_type",
     "create_optimizer_and_scheduler": "pass optimizer_cls_and_kwargs=(class, settings)",
 }
+
+_ONE_CLASS = (
+    "a row of PrivateTrainer has one class; give a model with num_labels of 2 or more and problem_type "
+    "single_label_classification"
+)
 
 # Collators that only pad rows, mask tokens of each or stack them. None is called in training.
 _COLLATORS = {
@@ -177,6 +182,9 @@ def refuse(args: Any, parameters: Mapping[str, Any], model: Any, log_private: bo
         "FullyShardedDataParallel",
     ):
         found.append(f"model: it is wrapped by {type(model).__name__}. {_SEVERAL}")
+    kind = getattr(getattr(model, "config", None), "problem_type", None)
+    if kind in ("regression", "multi_label_classification"):
+        found.append(f"model.config.problem_type: {kind} is not built: {_ONE_CLASS}")
     collator = parameters.get("data_collator")
     name = getattr(collator, "__name__", type(collator).__name__)
     if collator is not None and (name not in _COLLATORS or _flattens(collator)):

@@ -58,6 +58,7 @@ class Rows(Sequence[Mapping[str, Any]]):
                 "users' text protects none of them: give one user's text a row"
             )
         self.tokenised = TOKENS in self.columns
+        self._units: list[str] = []
 
     def fields(self, tokenizer: Any) -> dict[str, str]:
         """Return the keys of the `data` section that follow from the columns' usual names."""
@@ -78,12 +79,14 @@ class Rows(Sequence[Mapping[str, Any]]):
             InputError: the unit is no column; or the rows hold tokens, and the config needs text.
         """
         self._causal = causal
-        units = [config.data.unit] if isinstance(config.data.unit, str) else config.data.unit or []
+        self._units = units = (
+            [config.data.unit] if isinstance(config.data.unit, str) else config.data.unit or []
+        )
         for unit in units:
             if re.split(r"[.\[]", unit, maxsplit=1)[0] not in self.columns:
                 raise InputError(
                     f"{self._name}: unit {unit!r} is none of its columns ({', '.join(self.columns)}): every row must "
-                    "say whose it is; keep that column when rows are tokenised"
+                    "say whose it is; keep that column when rows are tokenised, or give the text"
                 )
         needs = mechanisms.needs_of(config)
         if self.tokenised and (needs.secrets or needs.redaction != "none" or config.data.clean != "none"
@@ -91,6 +94,26 @@ class Rows(Sequence[Mapping[str, Any]]):
             raise InputError(
                 f"{self._name}: mechanism {config.privacy.mechanism} or data.clean reads text, and these rows are "
                 "token ids already: give the text"
+            )
+
+    def refuse_joined(self, config: Config) -> None:
+        """Refuse tokens that look joined and cut into blocks, if no column says whose a row is.
+
+        A guarantee says of a row that it is of one document, and a block of joined texts is not. Rows of texts have
+        different lengths; blocks have one.
+
+        Raises:
+            InputError: all rows have one length.
+        """
+        if config.data.unit is not None or len(self) == 1:
+            return
+        lengths = (len(row[TOKENS]) for row in self)
+        first = next(lengths)
+        if all(length == first for length in lengths):
+            raise InputError(
+                f"{self._name}: every row has {first} tokens, as if texts were joined and cut into blocks (group_texts "
+                "of run_clm.py), and a block holds text of several: give one text a row, or name the column that says "
+                "whose each row is (unit)"
             )
 
     def __len__(self) -> int:
@@ -129,6 +152,13 @@ class Rows(Sequence[Mapping[str, Any]]):
     def _row(self, row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
         if TOKENS not in row:
             return row
+        for unit in self._units:
+            owners = row.get(unit)
+            if isinstance(owners, list | tuple) and len(set(map(str, owners))) < len(owners):
+                raise InputError(
+                    f"{self._name}: row {at} names an owner twice in {unit!r}, as joined rows do (group_texts of "
+                    "run_clm.py joins every column): give one text a row"
+                )
         ids = np.asarray(row[TOKENS]).reshape(-1)
         mask, labels = row.get("attention_mask"), row.get("labels")
         kept = np.ones(len(ids), bool) if mask is None else np.asarray(mask).reshape(-1).astype(bool)
@@ -146,7 +176,7 @@ class Rows(Sequence[Mapping[str, Any]]):
 
 
 def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
-    """Return an evaluation set whose rows are token ids, cut as training rows are; one that has them already as it is.
+    """Return an evaluation set whose rows are token ids, cut as training rows are.
 
     `labels` say which tokens are predicted, as they are in training.
 
@@ -155,8 +185,10 @@ def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
     """
     columns = getattr(dataset, "column_names", None)
     facts, data = registry.task_facts(config.task), config.data
-    if columns is None or TOKENS in columns or not facts.cuts_documents:
+    if columns is None or not facts.cuts_documents:
         return dataset
+    if TOKENS in columns:
+        return in_pieces(dataset, config)
     from datasets import Dataset
 
     rows, wording = Rows(dataset, "eval_dataset"), wording_of(config, tokenizer)
@@ -179,6 +211,27 @@ def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
     if not found[TOKENS]:
         raise InputError("eval_dataset: no text is left to evaluate on")
     return Dataset.from_dict(found)
+
+
+def in_pieces(dataset: Any, config: Config) -> Any:
+    """Return an evaluation set of token ids whose longer rows are cut at `max_length`, as those of training are."""
+    length = config.data.max_length
+    if TOKENS not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
+        return dataset
+    if all(len(ids) <= length for ids in dataset[TOKENS]):
+        return dataset
+
+    def pieces(batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {name: [] for name in batch}
+        for at, ids in enumerate(batch[TOKENS]):
+            for start in range(0, max(1, len(ids) - 1), length):  # a row of one token predicts nothing
+                for name, values in batch.items():
+                    value = values[at]
+                    follows = isinstance(value, list) and len(value) == len(ids)  # a value for each token
+                    found[name].append(value[start : start + length] if follows else value)
+        return found
+
+    return dataset.with_format(None).map(pieces, batched=True)
 
 
 class Padding:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from confide.integrations.base import PrivateLoop
+from confide.integrations.rows import in_pieces
 from confide.utils.errors import InputError
 
 try:
@@ -48,7 +49,8 @@ class PrivateSFTTrainer(PrivateLoop, SFTTrainer):
         return False  # TRL has a collator of its own
 
     def _tokenised(self, dataset: Any) -> Any:
-        return dataset  # TRL prepares what it evaluates on
+        # TRL prepares what it evaluates on, and does not know how much the model can read.
+        return in_pieces(dataset, self.confide_config)
 
     def _send_telemetry(self) -> None:
         """Send nothing: TRL would report the kind of model and how the data were loaded."""

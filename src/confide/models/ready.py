@@ -37,8 +37,8 @@ def ready_model(model: nn.Module, config: "Config", classes: int | None, vocabul
         raise InputError("model: its config says return_dict: false; confide reads logits by name")
     if coarse := sorted({str(p.dtype) for p in trainable(model).values() if p.dtype != torch.float32}):
         raise InputError(
-            f"model: parameters that train are {coarse[0]}: call .float() on them, and use train.precision: bf16 to "
-            "compute in bf16"
+            f"model: parameters that train are {coarse[0]}: load it in float32 (dtype), or call .float() on them; "
+            "train.precision: bf16, which is bf16 of TrainingArguments, computes in bf16"
         )
     if not trainable(model):
         raise InputError(
