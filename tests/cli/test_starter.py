@@ -41,6 +41,12 @@ def test_a_batch_that_the_data_can_fill(tmp_path):
     [
         (["USER", "SYSTEM"], "turns", {"SYSTEM": "assistant"}),  # of these two, the system answers
         (["human", "gpt", "system"], "turns", {}),  # known by these names
+        (["customer", "agent"], "turns", {"customer": "user", "agent": "assistant"}),
+        (
+            ["user", "assistant", "asistant"],
+            "turns",
+            {},
+        ),  # a role misspelt once is no reason to learn every side
         (["caller", "desk"], None, {"caller": "caller:", "desk": "desk:"}),  # who answers is not known
         ([f"person {n}" for n in range(9)], None, {}),  # people: their names are data, not roles
     ],
@@ -52,3 +58,23 @@ def test_dialogues_get_roles_or_prompts_and_no_unit_that_names_nobody(tmp_path, 
     config = check(yaml.safe_load(starter.write(str(source))))
     assert (config.data.unit, config.data.speakers) == (None, expected)
     assert (config.data.messages, config.data.text) == (messages, "text" if messages else "turns")
+
+
+def test_a_misspelt_role_is_said_before_anything_is_read(tmp_path):
+    source = tmp_path / "chats.jsonl"
+    rows = [
+        {
+            "customer": f"c{n}",
+            "messages": [{"role": role, "content": "hello"} for role in ("user", "asistant")],
+        }
+        for n in range(5)
+    ]
+    rows += [{**rows[0], "messages": [{"role": "assistant", "content": "hello"}]}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = starter.write(str(source))
+    words = " ".join(line.removeprefix("# WARNING: ") for line in text.splitlines())
+    assert "'asistant' is none of the roles" in words
+    assert 'speakers: {"asistant": assistant}' in words
+    config = check(yaml.safe_load(text))
+    assert config.data.messages == "messages"
+    assert config.special_tokens == ["<|im_start|>", "<|im_end|>"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from confide.config.loading import check
 from confide.data.loss_mask import ids_of, is_predicted
@@ -17,7 +20,7 @@ from confide.runs import preparation
 from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
 from tests import small
-from tests.command import World, confide, refused
+from tests.command import World, confide, environment, refused
 
 NAMES = ("Ana Lund", "Bo Reyes", "Cy Okafor", "Di Novak")
 AGENTS = ("agent7", "agent9")
@@ -302,6 +305,27 @@ def test_a_run_on_chats_says_whose_side_it_protects(chats: World) -> None:
         [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
     )
     assert confide("verify", chats.run).code == 0
+
+
+def test_a_released_chat_model_stops_where_a_turn_ends(chats: World) -> None:
+    """In plain transformers too: by a token if one ends a turn, and by the card's words if several do."""
+    marks = ["<|im_start|>", "<|im_end|>"]
+    assert confide("train", chats.set(special_tokens=marks).path).code == 0
+    tokenizer = AutoTokenizer.from_pretrained(chats.run / "release")
+    settings = json.loads((chats.run / "release" / "generation_config.json").read_text())
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in settings["eos_token_id"]
+    card = (chats.run / "release" / "README.md").read_text()
+    assert "apply_chat_template" in card
+    code = card.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=chats.run, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    plain = chats.set(special_tokens=[], run=str(chats.folder / "plain"))
+    assert confide("train", plain.path).code == 0
+    settings = json.loads((chats.folder / "plain" / "release" / "generation_config.json").read_text())
+    assert settings["eos_token_id"] == 0  # the mark is several tokens of text there
+    assert 'stop_strings=["<|im_end|>"]' in (chats.folder / "plain" / "release" / "README.md").read_text()
 
 
 def test_a_file_that_is_no_template_is_refused(chats: World) -> None:

@@ -316,7 +316,7 @@ def test_train_says_that_it_prepares_again_and_draws_the_picture_again(tmp_path)
     drawn = (world.run / "data" / "rows_per_unit.svg").read_bytes()
     trained = confide("train", world.path, *planted)
     assert trained.code == 0, trained
-    assert "is of other settings (of `data`, `canaries`" in trained.err
+    assert "is of other settings of the data" in trained.err
     assert (world.run / "data" / "rows_per_unit.svg").read_bytes() != drawn
     assert "preparing again" not in confide("train", world.path, *planted).err
 

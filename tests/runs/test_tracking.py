@@ -80,12 +80,12 @@ def test_private_measurements_are_told_where_they_are_allowed_and_the_guarantee_
     assert set(PRIVATE) <= set(run.data.metrics)
     assert not [name for name in PRIVATE if name.encode() not in in_wandb(world)]
     guarantee = package.Guarantee.load(world.run / "release" / "guarantee.json")
-    assert any("MLflow and Weights & Biases was told" in each for each in guarantee.not_covered)
+    assert any("sent to MLflow and Weights & Biases" in each for each in guarantee.not_covered)
     # A run that told once has told, whatever its config says later.
     world.set(tracking__allow_private=False)
     assert confide("train", world.path).code == 0
     guarantee = package.Guarantee.load(world.run / "release" / "guarantee.json")
-    assert any("MLflow and Weights & Biases was told" in each for each in guarantee.not_covered)
+    assert any("sent to MLflow and Weights & Biases" in each for each in guarantee.not_covered)
 
 
 def test_a_resumed_run_goes_on_in_the_same_run(world):
@@ -132,6 +132,31 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning():
     discreet.close()
     assert failing.told == 1
     assert said == ["warning: MLflow is told nothing more: ConnectionError: no such server"]
+
+
+def test_nobody_learns_from_a_tracker_how_long_a_step_took():
+    """It notes when it is told, so it is told of all steps at once, when the run ends."""
+
+    class Noting:
+        def __init__(self):
+            self.told = []
+
+        def scalars(self, values, done):
+            self.told.append((dict(values), done))
+
+        def close(self):
+            self.told.append("closed")
+
+    quiet, open_to_all = Noting(), Noting()
+    discreet = Discreet(quiet, "MLflow", False, print)
+    frank = Discreet(open_to_all, "MLflow", True, print)
+    for step in (1, 2):
+        for each in (discreet, frank):
+            each.scalars({"train/learning_rate": 0.1, "train/seconds": 2.0}, step)
+    assert quiet.told == []
+    assert len(open_to_all.told) == 2
+    discreet.close()
+    assert quiet.told == [({"train/learning_rate": 0.1}, 1), ({"train/learning_rate": 0.1}, 2), "closed"]
 
 
 def test_what_cannot_begin_is_refused(world, monkeypatch):

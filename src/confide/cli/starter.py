@@ -55,15 +55,19 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
     train_units, share = _held_out(found, unit)
     batch = min(64, max(1, (unit.people if unit else found.documents) // 2), max(1, train_units))
     mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
-    above = [f"# WARNING: {line}" for warning in warnings for line in _wrapped(warning)]
     fields = f"fields here: {named(found.fields)}"
     roles = _chat_roles(found.roles)
+    unknown = [name for name, role in roles.items() if role not in ROLES]
+    if unknown:
+        warnings = (*warnings, _unknown_roles(unknown))
+    above = [f"# WARNING: {line}" for warning in warnings for line in _wrapped(warning)]
     lines = [
         f"# yaml-language-server: $schema={FILE}",
         "# Written by `confide init`; look at what `data` says of text and unit first. All keys: docs/config.md",
         *above,
         *_of_model(model, fits),
         *(_TEMPLATE if roles and not (fits and fits.has_chat_template) else []),
+        *(_MARKS if roles and fits is None else []),
         "data:",
         f"  train: {_quoted(found.source)}",
         *_of_text(found, roles, fields),
@@ -148,19 +152,39 @@ _TEMPLATE = [
 ]
 
 
+_MARKS = ['special_tokens: ["<|im_start|>", "<|im_end|>"]   # its marks, a token each: remove them together']
+_SIDES = {
+    "customer": "user",
+    "client": "user",
+    "caller": "user",
+    "agent": "assistant",
+    "support": "assistant",
+}
+
+
 def _chat_roles(speakers: Sequence[str]) -> dict[str, str]:
-    """Return the role of each speaker, if they are a user and an assistant, and perhaps others with known roles."""
-    roles = {name: OTHER_NAMES.get(name.lower(), name.lower()) for name in speakers}
+    """Return the role of each speaker, if a user and an assistant are among them; a name that is no role stays."""
+    roles = {name: OTHER_NAMES.get(name.lower(), _SIDES.get(name.lower(), name.lower())) for name in speakers}
     if set(roles.values()) == {"user", "system"}:  # of the two, the system is the one that answers
         roles = {name: "assistant" if role == "system" else role for name, role in roles.items()}
-    return roles if set(roles.values()) <= set(ROLES) and {"user", "assistant"} <= set(roles.values()) else {}
+    return roles if {"user", "assistant"} <= set(roles.values()) else {}
+
+
+def _unknown_roles(names: Sequence[str]) -> str:
+    return (
+        f"data.messages: {', '.join(map(repr, names))} {'are' if len(names) > 1 else 'is'} none of the roles "
+        f"{', '.join(ROLES)}: say in data.speakers which role each has, as in speakers: "
+        f"{{{_quoted(names[0])}: assistant}}; `confide prepare` refuses it until then"
+    )
 
 
 def _of_text(found: Look, roles: Mapping[str, str], fields: str) -> list[str]:
     """Return the lines that say which text is read, and which of it is learnt."""
     if roles:
         own = {
-            name: role for name, role in roles.items() if OTHER_NAMES.get(name.lower(), name.lower()) != role
+            name: role
+            for name, role in roles.items()
+            if OTHER_NAMES.get(name.lower(), name.lower()) != role and role in ROLES
         }
         listed = ", ".join(f"{_quoted(name)}: {role}" for name, role in own.items())
         return [

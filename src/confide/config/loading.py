@@ -311,7 +311,10 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(part) for part in typing.get_args(annotation))
     if origin is list:
-        return "a list of text" if typing.get_args(annotation) == (str,) else "a list of numbers"
+        (each,) = typing.get_args(annotation)
+        if typing.get_origin(each) is Literal:
+            return "a list of " + ", ".join(map(str, typing.get_args(each)))
+        return "a list of text" if each is str else "a list of numbers"
     if origin is dict:
         return "names, each with text"
     if origin is tuple:

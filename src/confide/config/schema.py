@@ -6,7 +6,7 @@ It knows nothing of files or mechanisms: `confide.config.loading` reads and chec
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from confide.config import registry
 from confide.config.data_section import Data
@@ -381,10 +381,14 @@ class Canaries(Section):
     )
 
 
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
 class Tracking(Section):
     """Where the course of a run is shown, besides metrics.jsonl and TensorBoard's files in the run folder."""
 
-    to: list[Literal["mlflow", "wandb"]] = Field(
+    to: Annotated[list[Literal["mlflow", "wandb"]], BeforeValidator(_as_list)] = Field(
         default_factory=list,
         description="MLflow, Weights & Biases: `pip install 'confide[mlflow]'`, `'confide[wandb]'`. They are told "
         "settings, learning rates and the guarantee",

@@ -362,6 +362,13 @@ class _Skeleton:
         return [found[at] for at in range(len(messages))]
 
 
+def end_mark(tokenizer: Any) -> str:
+    """Return what a model says last in its turn, by a tokenizer's chat template; "" if that is not known."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return ""
+    return ChatTemplate(tokenizer, {}).end_mark()
+
+
 def _ways(content: str) -> list[str]:
     """Return how a template may write what is said: as it is, or without blanks at its ends."""
     return list(dict.fromkeys((content, content.strip(), content.rstrip(), content.lstrip())))

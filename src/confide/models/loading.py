@@ -7,6 +7,7 @@ same on one machine or many, and after a resume.
 
 import errno
 import inspect
+import json
 import logging
 import os
 import warnings
@@ -21,7 +22,7 @@ from torch.nn import functional
 
 from confide.config import registry
 from confide.config.schema import Policy
-from confide.data.chat import template_text
+from confide.data.chat import end_mark, template_text
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
 from confide.models.adapters import adapt, in_head
@@ -381,7 +382,22 @@ def save(
     try:
         model.save_pretrained(folder, **options)
         tokenizer.save_pretrained(folder)
+        stop_at_turns(folder, tokenizer)
     except SafetensorError as error:
         if "No space left" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
+
+
+def stop_at_turns(folder: Path, tokenizer: Any) -> None:
+    """Let a saved model stop where its chat template ends a turn, if one token ends it: in generation_config.json."""
+    path = folder / "generation_config.json"
+    mark = end_mark(tokenizer)
+    ids = tokenizer(mark, add_special_tokens=False)["input_ids"] if mark else []
+    if len(ids) != 1 or not path.exists():
+        return
+    settings = json.loads(path.read_text("utf-8"))
+    known = settings.get("eos_token_id")
+    ends = [] if known is None else known if isinstance(known, list) else [known]
+    if ids[0] not in ends:
+        path.write_text(json.dumps(settings | {"eos_token_id": [*ends, ids[0]]}, indent=2) + "\n", "utf-8")

@@ -100,6 +100,7 @@ def save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
     model.config.name_or_path = name
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    loading.stop_at_turns(folder, tokenizer)
 
 
 def longest(model: Any) -> int | None:

@@ -3,8 +3,11 @@
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
+from confide.config.schema import Config
 from confide.config.task_facts import TaskFacts
+from confide.data.chat import end_mark
 from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
 
@@ -24,6 +27,7 @@ class Use:
         classes: of a classifier.
         folder: what holds the card.
         held: how the base was held beside the adapter, if not in float32.
+        turn_end: what ends the model's turn in a chat, "" if that is not known; None if it was not trained on chats.
     """
 
     facts: TaskFacts
@@ -35,6 +39,7 @@ class Use:
     is_random: bool = False
     folder: str = "release"
     held: str = ""
+    turn_end: str | None = None
 
     def section(self) -> str:
         """Write how to use the model, as a Markdown section."""
@@ -93,6 +98,19 @@ class Use:
                 'inputs = tokenizer("Dear all, the meeting is at noon.", return_tensors="pt")',
                 'print("class", int(model(**inputs).logits.argmax()))',
             ]
+        if self.turn_end is not None:
+            stop = (
+                f", stop_strings=[{json.dumps(self.turn_end)}], tokenizer=tokenizer" if self.turn_end else ""
+            )
+            return [
+                'messages = [{"role": "user", "content": "When is the meeting?"}]',
+                "inputs = tokenizer.apply_chat_template(",
+                '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+                ")",
+                'inputs.pop("token_type_ids", None)',
+                f"tokens = model.generate(**inputs, max_new_tokens=30, do_sample=True{stop})",
+                'print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+            ]
         if self.facts.is_causal:
             return [
                 'inputs = tokenizer("The meeting is", return_tensors="pt", return_token_type_ids=False)',
@@ -103,6 +121,11 @@ class Use:
             'inputs = tokenizer(f"The meeting is at {tokenizer.mask_token}.", return_tensors="pt")',
             "print(tokenizer.decode(model(**inputs).logits[0].argmax(-1)))",
         ]
+
+
+def turn_end(config: Config, tokenizer: Any) -> str | None:
+    """Return what ends a turn of the chats that a config trains on; see `Use`."""
+    return end_mark(tokenizer) if config.data.messages is not None else None
 
 
 def card(guarantee: Guarantee, use: Use) -> str:

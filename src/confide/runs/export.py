@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from confide.models import released as model_of
-from confide.runs.card import Use, with_use
+from confide.runs.card import Use, turn_end, with_use
 from confide.runs.checkpoints import removed_on_error
 from confide.runs.released import CARD, GUARANTEE, Released
 from confide.utils.errors import InputError
@@ -54,7 +54,8 @@ def _write_card(found: Released, folder: Path, name: str) -> None:
     path = found.folder / CARD
     text = path.read_text("utf-8") if path.exists() else found.guarantee.model_card_section()
     if found.is_adapter:
-        use = Use(found.facts, found.base_name, is_path=False, is_adapter=False, folder=name)
+        end = turn_end(found.run.config, found.tokenizer)
+        use = Use(found.facts, found.base_name, is_path=False, is_adapter=False, folder=name, turn_end=end)
         text = with_use(text, use)
     write_text(folder / CARD, text)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from confide.data.chat import ChatTemplate
+from confide.data.chat import end_mark
 from confide.models import released as model_of
 from confide.runs.released import Released
 from confide.utils.errors import InputError
@@ -81,7 +81,7 @@ class Prompter:
         self.chat = has_template if options.chat is None else options.chat
         if self.chat and not has_template:
             raise InputError("--chat: the tokenizer of this model has no chat template; leave it out")
-        self.mark = ChatTemplate(tokenizer, {}).end_mark() if self.chat else ""
+        self.mark = end_mark(tokenizer) if self.chat else ""
         if options.system is not None and not self.chat:
             raise InputError(
                 "--system is for a chat template, "

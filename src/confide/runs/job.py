@@ -272,7 +272,7 @@ class Job:
             stated = replace(stated, not_covered=(*stated.not_covered, own), words=())
         told = told_private(self.run.folder)
         if told:
-            sent = f"losses and other measurements made from private rows, which {told} was told while it trained"
+            sent = f"losses and other measurements made from private rows: they were sent to {told}"
             stated = replace(stated, not_covered=(*stated.not_covered, sent), words=())
         seen = evidence(self.run, steps)
         return replace(stated, evidence=seen) if seen else stated
@@ -475,8 +475,7 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
         )
     elif (run.data / "prepared.json").exists():
         console.say(
-            f"what was prepared in {run.data} is of other settings (of `data`, `canaries`, `secrets` ...) or damaged: "
-            "preparing again"
+            f"what was prepared in {run.data} is of other settings of the data, or damaged: preparing again"
         )
     with console.track("reading documents") as track:
         made = preparation.prepare(run.config, tokenizer, run.data, track, key, run.given)

@@ -272,7 +272,9 @@ class Loop:
         waited = self.metrics.since_lowest() if self.metrics is not None else 0
         if not self.ranks.any(waited >= patience):
             return None
-        reason = f"the held-out loss has not fallen for {patience} evaluations (train.patience)"
+        reason = (
+            f"in {patience} evaluations the held-out loss was not below its lowest before (train.patience)"
+        )
         phase = self.phase_runner.phase(self.done)
         entry = {"phase": phase.name, "step": self.done, "confide": code_version(), "halted": reason}
         self._record(self.done + 1, entry)
@@ -283,7 +285,8 @@ class Loop:
             found = self.job.evaluate()
         if found is not None and self.metrics is not None:
             self.metrics.evaluation(what, self.done, found, self.held_out)
-            self.console.say(f"{what} model, held out: {_measured(found)}")
+            when = f"step {self.done} of {self.steps}" if what == "during" else f"{what} model"
+            self.console.say(f"{when}, held out: {_measured(found)}")
 
     def _release(self, guarantee: Guarantee) -> None:
         self.job.check_still()

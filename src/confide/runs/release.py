@@ -10,7 +10,7 @@ from confide.config.model_sections import Base
 from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken
-from confide.runs.card import Use, card
+from confide.runs.card import Use, card, turn_end
 from confide.runs.evidence import evidence
 from confide.runs.job import Job
 from confide.runs.released import CARD, GUARANTEE, digests
@@ -95,6 +95,7 @@ def _card(job: Job, guarantee: Guarantee) -> str:
             job.prepared.classes,
             is_random=name.endswith(".json"),
             held=_held(job.run.config.base),
+            turn_end=turn_end(job.run.config, job.tokenizer),
         ),
     )
 

@@ -2,7 +2,7 @@
 
 A measurement is private unless it is in `PUBLIC`: losses, and even how long a step took, depend on whose rows were
 drawn. TensorBoard's files stay in the run folder, so it is told everything. The others are told what is public, and the
-rest only with `tracking.allow_private`.
+rest, and when each step was, only with `tracking.allow_private`.
 """
 
 import json
@@ -174,6 +174,9 @@ _SENDERS: dict[str, tuple[str, Callable[..., MLflow | WandB]]] = {
 class Discreet:
     """Tells a tracker what it may know, and goes on without it if it fails.
 
+    A tracker notes when it is told. So one that may not know private measurements is told the public ones when the run
+    ends, all at once: their times would tell how long each step took.
+
     Args:
         allow_private: tell it private measurements, too.
         say: called with a warning.
@@ -182,19 +185,25 @@ class Discreet:
     def __init__(self, tracker: Tracker, what: str, allow_private: bool, say: Callable[[str], None]):
         self._tracker, self._what, self._allows, self._say = tracker, what, allow_private, say
         self._fails = False
+        self._later: list[tuple[dict[str, float], int]] = []
 
     def settings(self, values: Mapping[str, Any]) -> None:
         self._try(lambda: self._tracker.settings(values))
 
     def scalars(self, values: Mapping[str, float], done: int) -> None:
         told = {name: value for name, value in values.items() if self._allows or name in PUBLIC}
-        if told:
+        if told and self._allows:
             self._try(lambda: self._tracker.scalars(told, done))
+        elif told:
+            self._later.append((told, done))
 
     def guarantee(self, values: Mapping[str, Any]) -> None:
         self._try(lambda: self._tracker.guarantee(values))
 
     def close(self) -> None:
+        for told, done in self._later:
+            self._try(lambda told=told, done=done: self._tracker.scalars(told, done))  # type: ignore[misc]
+        self._later.clear()
         self._try(self._tracker.close)
 
     def _try(self, tell: Callable[[], None]) -> None:
