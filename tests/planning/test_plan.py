@@ -18,6 +18,7 @@ from confide.privacy.mechanisms import base
 from confide.privacy.mechanisms.statement import calibrate
 from confide.utils.errors import InputError
 from tests import small
+from tests.command import World, confide, tiny_model
 
 COUNTS = np.array([1, 2, 3, 8, 5, 1, 9, 4, 4, 2] * 3)
 SHAPE = Shape(COUNTS, int(COUNTS.sum()), 10 * int(COUNTS.sum()), True)
@@ -322,3 +323,13 @@ def test_more_users_need_less_noise_and_nobody_may_claim_it():
 def test_a_what_if_needs_a_factor_and_a_rate(settings, times, words):
     with pytest.raises(InputError, match=words):
         planning.plan(settings, SHAPE, SIZE, times_users=(times,)).to_json()
+
+
+def test_a_unit_that_the_mechanism_does_not_protect_is_said_to_be_none(tmp_path):
+    """Whoever names customers, and then rows are protected, must not take epsilon for theirs."""
+    world = World(tmp_path, tiny_model(tmp_path))
+    told = confide("plan", world.set(privacy__mechanism="dp-sgd", privacy__rows_per_unit=4).path).out
+    assert "data.unit: user is not what dp-sgd protects: one unit is " in told
+    assert told.splitlines()[1].startswith("  one unit is ")
+    told = confide("plan", world.set(privacy__mechanism="uls").path).out
+    assert "is not what" not in told

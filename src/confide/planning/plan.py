@@ -201,7 +201,7 @@ def plan(
         what_if=tuple(_with_users(factor, chosen) for factor in times_users),
         memory=memory(config, size, kept),
         gradients_bytes=4 * shape.units * size.trainable if chosen.aggregation().radii else None,
-        warnings=tuple(warnings(chosen)),
+        warnings=tuple(warnings(chosen, config)),
         outlook=mechanism.outlook(shape),
     )
 

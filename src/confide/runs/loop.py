@@ -84,7 +84,7 @@ def opened(
         run.bind()
         job = job or Job.of(run, console, ranks)
         console.say(_in_short(job))
-        for warning in warnings(job.setting):
+        for warning in warnings(job.setting, run.config):
             console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
         loop: Loop | None = None
@@ -196,6 +196,11 @@ class Loop:
         after = {}
         if self.metrics is not None:
             base, final = self.metrics.last("base"), self.metrics.last("final")
+            if base is not None and final is not None and final["loss"] > base["loss"]:
+                self.console.say(
+                    "warning: on held-out text the trained model is worse than the base model: try a smaller "
+                    "train.learning_rate, more epsilon or more units a step"
+                )
             found = {
                 phase.name: self.metrics.last(f"after {phase.name}") for phase in self.phase_runner.phases
             }

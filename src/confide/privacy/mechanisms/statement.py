@@ -120,15 +120,23 @@ def recheck_claim(setting: CalibratedMechanism, steps: int) -> bool:
     return any(found)
 
 
-def warnings(setting: CalibratedMechanism) -> list[str]:
+def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
     """Return warnings about a setting, to be shown before it is used.
 
     They are private under add-or-remove, since they reveal how many units there are.
     """
-    if not setting.mechanism.protects or not setting.noise_multiplier:
+    mechanism, named = setting.mechanism, config.data.unit
+    if not mechanism.protects or not setting.noise_multiplier:
         return []
-    found = large_delta(setting.parameters.units, setting.delta)
-    return [] if found is None else [found]
+    found = []
+    if named and not mechanism.needs.named_unit:
+        names = named if isinstance(named, str) else " and ".join(named)
+        found.append(
+            f"data.unit: {names} is not what {mechanism.name} protects: one unit is {mechanism.unit}; for all text of "
+            f"one {names} together choose uls"
+        )
+    large = large_delta(setting.parameters.units, setting.delta)
+    return found if large is None else [*found, large]
 
 
 def promise(setting: CalibratedMechanism, config: "Config") -> tuple[object, ...]:
