@@ -21,6 +21,7 @@ from confide.privacy.correlated_noise import BandedNoise
 from confide.privacy.mechanisms.values import Aggregation, Sampler
 from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
+from confide.training.draw_ahead import DrawAhead
 from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.optimisation import Optimisation
 from confide.training.tasks import Task
@@ -119,6 +120,7 @@ class PrivateStep:
             if aggregation.radii
             else None
         )
+        self._ahead = DrawAhead(self.ranks.device.type != "cpu")
         self.correlated = BandedNoise(aggregation.bands, self._independent) if aggregation.bands > 1 else None
 
     def __call__(
@@ -133,7 +135,7 @@ class PrivateStep:
         """
         if not self.model.training:
             self.model.train()
-        draw = self.sampler.draw(step)
+        draw = self._ahead.draw(self.sampler, step)
         if isinstance(draw, StopTraining):
             return draw
         known, norms = self._known(draw, step)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class RowSampler:
     """Each row in use is drawn independently and clipped on its own."""
 
+    depends_on_step_alone: ClassVar[bool] = True
+
     graph: UnitGraph
     rows: np.ndarray  # int64[M]: row numbers in use
     sampling: Sampling | OwnRates

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class UnitSampler:
     """Draws units, and up to k rows or chunks of each drawn unit; their mean gradient is clipped."""
 
+    depends_on_step_alone: ClassVar[bool] = True
+
     graph: UnitGraph
     sampling: Sampling | OwnRates
     key: RunKey

@@ -47,7 +47,11 @@ GAMES = {game.name: game for game in (PRESENCE, VALUE, MASK)}
 
 
 class Sampler(Protocol):
-    """Draws the logical batch of a step (counted from 0), or ends the run."""
+    """Draws the logical batch of a step (counted from 0), or ends the run.
+
+    A sampler whose draw is a function of the step alone, and of nothing that a step before it has left, may say so by
+    an attribute `depends_on_step_alone = True`: its draws are then made ahead.
+    """
 
     def draw(self, step: int) -> Draw | StopTraining: ...
 
