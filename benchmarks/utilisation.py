@@ -15,8 +15,7 @@ import time
 import numpy as np
 
 from confide.privacy.sampling import Draw
-from confide.training.packing import Pack, pack, price
-from confide.training.schedule import EXCHANGE, share, share_together
+from confide.training.schedule import share, utilisation
 
 # users of a draw, rows of each, tokens of a row, ranks, tokens of a micro-batch; `to` gives a spread of lengths
 SHAPES = (
@@ -60,32 +59,6 @@ def draw_of(users: int, rows: int, tokens: int, spread: bool, seed: int = 0) -> 
     )
 
 
-def exchanges(packs: list[Pack], rank: int) -> int:
-    pieces = [pack for pack in packs if pack.holders]
-    return sum(len(piece.holders) - 1 if piece.holders[0] == rank else 1 for piece in pieces)
-
-
-def utilisation(draw: Draw, micro_tokens: int, ranks: int) -> float:
-    """Return the share of the ranks' time that is needed, each with the whole model."""
-    alone = price(pack(draw, micro_tokens), draw, micro_tokens)
-    shares = [share(draw, micro_tokens, ranks, number) for number in range(ranks)]
-    slowest = max(
-        price(own, draw, micro_tokens) + EXCHANGE * exchanges(own, rank) for rank, own in enumerate(shares)
-    )
-    return alone / (ranks * slowest)
-
-
-def utilisation_together(draw: Draw, micro_tokens: int, ranks: int) -> float:
-    """Return the share of the ranks' time that is needed if they take each pass of a split model together."""
-    alone = price(pack(draw, micro_tokens), draw, micro_tokens)
-    shares = [share_together(draw, micro_tokens, ranks, number) for number in range(ranks)]
-    passes = [[own for each in mine for own in (each.parts or (each,))] for mine in shares]
-    slowest = sum(
-        max(price([own], draw, micro_tokens) for own in together) for together in zip(*passes, strict=True)
-    )
-    return alone / (ranks * slowest)
-
-
 def measure(shape: tuple[int, int, int, int, int], spread: bool) -> dict[str, object]:
     users, rows, tokens, ranks, micro_tokens = shape
     draw = draw_of(users, rows, tokens, spread)
@@ -100,7 +73,7 @@ def measure(shape: tuple[int, int, int, int, int], spread: bool) -> dict[str, ob
         "micro_tokens": micro_tokens,
         "lengths": "spread" if spread else "equal",
         "ddp": round(utilisation(draw, micro_tokens, ranks), 3),
-        "fsdp": round(utilisation_together(draw, micro_tokens, ranks), 3),
+        "fsdp": round(utilisation(draw, micro_tokens, ranks, together=True), 3),
         "seconds": round(seconds, 3),
     }
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from confide.privacy.sampling import Draw
-from confide.training.packing import Pack, pack, price
-from confide.training.schedule import EXCHANGE, share, share_together
+from confide.training.schedule import share, share_together, utilisation
 from tests.command import environment
 from tests.places import ROOT
 from tests.training.test_packing import draw_of
@@ -94,18 +93,6 @@ def test_ranks_of_a_split_model_take_equally_many_passes_of_the_same_units(draw,
         if together[0].parts:
             assert len({int(draw.group[i]) for part in together for i in part.rows}) == 1
         assert not any(part.holders for part in together)
-
-
-def utilisation(draw: Draw, micro_tokens: int, ranks: int) -> float:
-    def exchanges(own: list[Pack], rank: int) -> int:
-        held = [part.holders for part in own if part.holders]
-        return sum(len(holders) - 1 if holders[0] == rank else 1 for holders in held)
-
-    shares = shares_of(draw, micro_tokens, ranks)
-    slowest = max(
-        price(own, draw, micro_tokens) + EXCHANGE * exchanges(own, rank) for rank, own in enumerate(shares)
-    )
-    return price(pack(draw, micro_tokens), draw, micro_tokens) / (ranks * slowest)
 
 
 def equal(users: int, rows: int, tokens: int) -> Draw:

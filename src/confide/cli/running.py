@@ -127,6 +127,10 @@ def plan(
         ),
     ] = False,
     count: Annotated[int | None, typer.Option(help="--suggest: settings to show; default: 5", min=1)] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="8xH200", help="also estimate time, memory and utilisation on such GPUs"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="--suggest: write the config of the first one")
     ] = None,
@@ -149,12 +153,14 @@ def plan(
     if measure and not suggest and measures is None:
         able = [name for name in mechanisms.NAMES if mechanisms.find(name).measures]
         raise InputError(f"--measure is an option of --suggest, and of the mechanisms {' and '.join(able)}")
+    if suggest and devices is not None:
+        raise InputError("--devices: is of a plan and not of --suggest: leave one of them out")
     if suggest and times_users:
         raise InputError("--times-users: is of a plan and not of --suggest: leave one of them out")
     if suggest:
         _suggest(run, config, rows, measure, count, out, as_json)
         return
-    found = planned(run, console, times_users or ()).to_json()
+    found = planned(run, console, times_users or (), devices).to_json()
     if measure and measures is not None:
         console.say("measuring gradients of some units")
         with run.locked():

@@ -86,10 +86,29 @@ def plan(found: dict[str, Any]) -> None:
         f"weights {parts['weights']}, sums and states of what trains {parts['trained']}, activations "
         f"{parts['activations']}, logits {parts['logits']}"
     )
+    if "devices" in found:
+        _devices(found["devices"])
     if "gradients_bytes" in found:
         size = found["gradients_bytes"] / 2**30
         print(
             f"and {size:.2f} GiB for a gradient of every unit, in memory or else in a file of the run folder"
+        )
+
+
+def _devices(found: dict[str, Any]) -> None:
+    """Show a run on devices that are not here."""
+    (needed, there), (mean, least) = found["memory"], found["utilisation"]
+    step, hours = found["seconds_per_step"], found["hours"]
+    whole = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    print(
+        f"\non {found['devices']} (estimate, at a fifth of the peak in bf16): {step:.2g} s a step, {whole} in all; "
+        f"{found['micro_tokens']:,} tokens a micro-batch, {needed / 2**30:.1f} of {there / 2**30:.0f} GiB on each"
+    )
+    if not found["fits"]:
+        print("  this does not fit: try adapter.kind: lora, base.quantise, or train.distributed=fsdp")
+    if found["way"] != "one":
+        print(
+            f"  they are busy {mean:.0%} of the time with the drawn rows, {least:.0%} in the worst of a few steps"
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from confide.data.shape import Shape
 from confide.planning.cost import Size
+from confide.planning.devices import OnDevices
 from confide.planning.memory import Kept, Memory, memory
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Accountant, delta_default
@@ -111,6 +112,7 @@ class Plan:
         gradients_bytes: for a mechanism that compares the gradients of all units; else None.
         warnings: sentences that a person should read before training.
         outlook: further facts of a mechanism's own, by key.
+        devices: the run on devices that were asked for.
         verdict: whether there are enough units, `words` and figures; None if no rule is known.
     """
 
@@ -125,6 +127,7 @@ class Plan:
     warnings: tuple[str, ...]
     outlook: dict[str, Any] = field(default_factory=dict)
     verdict: dict[str, Any] | None = None
+    devices: OnDevices | None = None
 
     @property
     def noise_multiplier(self) -> float:
@@ -149,6 +152,8 @@ class Plan:
             "warnings": list(self.warnings),
             "verdict": self.verdict,
         }
+        if self.devices is not None:
+            found["devices"] = self.devices.to_json()
         return found if self.gradients_bytes is None else found | {"gradients_bytes": self.gradients_bytes}
 
 

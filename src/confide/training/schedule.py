@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from confide.privacy.sampling import Draw
-from confide.training.packing import IDLE, Lines, Pack, a_pass, cut, packed
+from confide.training.packing import IDLE, Lines, Pack, a_pass, cut, pack, packed, price
 
 EXCHANGE = 512
 """Assumed cost of sending or receiving a gradient, in tokens: 4 bytes a weight at 450 GB/s take as long as 6 operations
@@ -238,3 +238,34 @@ def _passes(lines: Lines, order: np.ndarray, micro_tokens: int, ranks: int) -> I
         if last == len(order) or -(-(last - first + 1) // ranks) * lines.widths[order[last]] > micro_tokens:
             yield order[first:last]
             first = last
+
+
+def utilisation(draw: Draw, micro_tokens: int, ranks: int, together: bool = False) -> float:
+    """Return what one rank would need for a draw, over what all ranks together take. Nothing is measured.
+
+    Args:
+        together: the ranks hold a split model.
+    """
+    alone = price(pack(draw, micro_tokens), draw, micro_tokens)
+    return alone / (ranks * slowest_rank(draw, micro_tokens, ranks, together))
+
+
+def slowest_rank(draw: Draw, micro_tokens: int, ranks: int, together: bool = False) -> float:
+    """Return the cost of a draw on the slowest rank, in tokens.
+
+    Of ranks that take each pass together, it is the sum of what the slowest needs in each.
+    """
+    deal = share_together if together else share
+    shares = [deal(draw, micro_tokens, ranks, number) for number in range(ranks)]
+    if not together:
+        return max(
+            price(own, draw, micro_tokens) + EXCHANGE * _exchanges(own, rank)
+            for rank, own in enumerate(shares)
+        )
+    passes = [[own for each in mine for own in (each.parts or (each,))] for mine in shares]
+    return sum(max(price([own], draw, micro_tokens) for own in each) for each in zip(*passes, strict=True))
+
+
+def _exchanges(packs: list[Pack], rank: int) -> int:
+    held = [each.holders for each in packs if each.holders]
+    return sum(len(holders) - 1 if holders[0] == rank else 1 for holders in held)
