@@ -49,8 +49,7 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, reserved_bytes: 
         reserved_bytes: bytes that training will take as well, such as an optimiser's state.
     """
     kind = ranks.device.type
-    whole = 1 << (LOGITS // task.vocabulary).bit_length() - 1
-    most = MOST[kind] if task.chunk else min(MOST[kind], whole)
+    most = min(MOST[kind], 1 << (LOGITS // task.vocabulary).bit_length() - 1)
     clipped = ClippedSum(model, task.packed_loss, 1.0, ranks)
     peaks: list[int | None] = []
     was_training = model.training

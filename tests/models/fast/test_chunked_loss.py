@@ -77,6 +77,21 @@ def test_losses_and_clipped_gradients_are_those_of_whole_logits(kind, marked, on
         assert float((found[name] - values).norm()) <= 1e-5 * float(values.norm()) + 1e-9, name
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_evaluations_are_those_of_whole_logits(autocast, on_this_device):
+    model = adapted("llama")
+    whole, pieces = task_of(model, autocast), task_of(model, autocast, chunk=3)
+    batch = whole.collate(rows(marked=True))
+    with torch.no_grad():
+        for expected, found in (
+            (whole.token_losses(model, batch), pieces.token_losses(model, batch)),
+            (whole.token_statistics(model, batch), pieces.token_statistics(model, batch)),
+        ):
+            for one, other in zip(expected, found, strict=True):
+                assert torch.allclose(one.double(), other.double(), atol=1e-5)
+        assert whole.token_losses(model, batch)[1].any()
+
+
 def test_rows_that_share_lines(on_this_device):
     model = adapted("llama")
     whole, pieces = task_of(model, packs=True), task_of(model, chunk=2, packs=True)

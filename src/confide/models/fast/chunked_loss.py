@@ -86,14 +86,23 @@ def chunked_cross_entropy(model: nn.Module, hidden: Tensor, targets: Tensor, chu
         targets: int64[n].
         chunk: places whose logits are made at a time.
     """
-    head = _frozen_head(model)
-    assert head is not None
-    kind, dtype = hidden.device.type, head.weight.dtype
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    head, dtype = _head_and_type(model, hidden)
     counted = (targets != IGNORE).nonzero()[:, 0]
     losses: Tensor = _Chunked.apply(hidden[counted].to(dtype), head, targets[counted], chunk)  # type: ignore[no-untyped-call]
     return torch.zeros(len(targets), device=hidden.device).index_put((counted,), losses)
+
+
+def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
+    """Compute the logits of a few places: float32[n, vocabulary]."""
+    head, dtype = _head_and_type(model, hidden)
+    return next(_logits(hidden.to(dtype), head, max(1, len(hidden))))
+
+
+def _head_and_type(model: nn.Module, hidden: Tensor) -> tuple[nn.Linear, torch.dtype]:
+    head = _frozen_head(model)
+    assert head is not None
+    kind, dtype = hidden.device.type, head.weight.dtype
+    return head, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
 
 
 class _Chunked(torch.autograd.Function):

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from confide.config.task_facts import TaskFacts
 from confide.models import loading as models
-from confide.models.fast.chunked_loss import chunked_cross_entropy, without_head
+from confide.models.fast.chunked_loss import chunked_cross_entropy, logits_of, without_head
 from confide.models.fast.cross_entropy import IGNORE, cross_entropy
 from confide.models.fast.logits import aligned
 from confide.randomness.streams import Stream
@@ -183,7 +183,7 @@ class Task(ABC):
             # In a causal model, right padding never affects earlier tokens. Without a mask the model may use
             # its fast path.
             inputs["attention_mask"] = batch["real"].long()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast), aligned(model):
+        with self._as_computed(), aligned(model):
             output = model(**inputs)
         logits: torch.Tensor = output.logits
         return logits
@@ -192,22 +192,48 @@ class Task(ABC):
         flat = logits.reshape(-1, logits.shape[-1])
         return cross_entropy(flat, targets.reshape(-1)).view(targets.shape)
 
+    def _hidden(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Compute what the output layer would be given: float[B * T, width]."""
+        with without_head(model):
+            return self.logits(model, batch).flatten(0, 1)
+
     def _trained_losses(self, model: nn.Module, batch: Batch, targets: torch.Tensor) -> torch.Tensor:
         if not self.chunk:
             return self._losses(self.logits(model, batch), targets)
-        with without_head(model):
-            hidden = self.logits(model, batch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            losses = chunked_cross_entropy(
-                model, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.chunk
-            )
-        return losses.view(targets.shape)
+        hidden = self._hidden(model, batch)
+        with self._as_computed():
+            return chunked_cross_entropy(model, hidden, targets.reshape(-1), self.chunk).view(targets.shape)
+
+    def _as_computed(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
 
     def token_losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return (loss, counted, correct), each of shape (B, n): one for each place of a row, or n = 1 for a class."""
-        logits, targets = self.logits(model, batch), self.targets(batch)
-        best = logits.max(-1).indices.view(targets.shape)  # nearly twice as fast as argmax on a CPU
-        return self._losses(logits, targets), targets != IGNORE, best == targets
+        targets = self.targets(batch)
+        if not self.chunk:
+            logits = self.logits(model, batch)
+            best = logits.max(-1).indices.view(targets.shape)  # nearly twice as fast as argmax on a CPU
+            return self._losses(logits, targets), targets != IGNORE, best == targets
+        flat, counted, at = targets.reshape(-1), targets != IGNORE, self._logits_at(model, batch)
+        losses, correct = torch.zeros(len(flat), device=flat.device), torch.zeros_like(flat, dtype=torch.bool)
+        for places in counted.reshape(-1).nonzero()[:, 0].split(self.chunk):
+            logits = at(places)
+            losses[places] = cross_entropy(logits, flat[places])
+            correct[places] = logits.max(-1).indices == flat[places]
+        return losses.view(targets.shape), counted, correct.view(targets.shape)
+
+    def _logits_at(self, model: nn.Module, batch: Batch) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Take a forward pass. Return a function from places, counted over all rows, to their logits in float32."""
+        if not self.chunk:
+            flat = self.logits(model, batch).flatten(0, -2)
+            return lambda places: flat[places].float()
+        hidden = self._hidden(model, batch)
+
+        def logits(places: torch.Tensor) -> torch.Tensor:
+            with self._as_computed():
+                return logits_of(model, hidden[places])
+
+        return logits
 
     def token_statistics(
         self, model: nn.Module, batch: Batch
@@ -218,18 +244,18 @@ class Task(ABC):
         log-probability of a token drawn from the model's own prediction there. Zero where nothing is counted. No
         tensor of the size of the logits is made, besides the logits themselves.
         """
-        logits, targets = self.logits(model, batch), self.targets(batch).reshape(-1)
-        flat, counted = logits.reshape(-1, logits.shape[-1]), targets != IGNORE
-        found = torch.zeros((3, len(targets)), device=flat.device)
-        for places in counted.nonzero()[:, 0].split(max(1, _PIECE // flat.shape[-1])):
-            logs = flat[places].float().log_softmax(-1)
+        targets, at = self.targets(batch).reshape(-1), self._logits_at(model, batch)
+        counted = targets != IGNORE
+        found = torch.zeros((3, len(targets)), device=targets.device)
+        for places in counted.nonzero()[:, 0].split(self.chunk or max(1, _PIECE // self.vocabulary)):
+            logs = at(places).log_softmax(-1)
             found[0, places] = logs.gather(1, targets[places, None])[:, 0]
             logs.clamp_(min=-1e4)  # a token that is ruled out counts as nothing, instead of 0 times infinity
             weights = logs.exp()
             mean = torch.linalg.vecdot(weights, logs)
             logs.sub_(mean[:, None]).square_()
             found[1, places], found[2, places] = mean, torch.linalg.vecdot(weights, logs).sqrt()
-        shape = (logits.shape[0], -1)
+        shape = (len(batch["input_ids"]), -1)
         return found[0].view(shape), counted.view(shape), found[1].view(shape), found[2].view(shape)
 
     def row_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
