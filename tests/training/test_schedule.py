@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from confide.privacy.sampling import Draw
+from confide.training import schedule
+from confide.training.packing import Lines
 from confide.training.schedule import share, share_together, utilisation
 from tests.command import environment
 from tests.places import ROOT
@@ -119,6 +121,22 @@ def test_whole_units_are_not_cut_for_a_little():
     shares = shares_of(equal(128, 10, 2048), 16_384, 16)
     assert not any(part.holders for own in shares for part in own)
     assert [len({int(i) for part in own for i in part.rows}) for own in shares] == [80] * 16
+
+
+def test_no_choice_hangs_on_how_a_machine_rounds():
+    """A unit dealt to two ranks would count twice: every rank must come to the same hands from the same draw."""
+    for draw in (mixed(0), few(0), equal(12, 100, 512)):
+        lines = Lines.of(draw, 200, True)
+        costs = schedule._costs(lines, 200)
+        assert np.issubdtype(costs.dtype, np.integer)
+        hands, loads = schedule._whole(np.arange(len(costs)), costs, 3)
+        assert all(type(load) is int for load in loads)
+        some, left = schedule._in_pieces(np.arange(len(costs)), lines, costs, int(costs.sum()) // 7, 7)
+        assert all(type(load) is int for load in left)
+        assert np.issubdtype(schedule._cuts(costs, loads).dtype, np.integer)
+        assert type(schedule._level(loads, 10)) is int
+        assert hands
+        assert some
 
 
 def test_more_ranks_than_rows():

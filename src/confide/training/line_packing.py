@@ -31,13 +31,18 @@ def shared(lengths: Sequence[int] | np.ndarray, widest: int) -> list[list[int]]:
     best, least = [[i] for i in range(rows)], WORTH * rows * longest
     widest = max(widest, longest)
     fewest = -(-total // widest)
-    for count in sorted({*range(fewest, fewest + 4), *(round(fewest * 1.25**i) for i in range(_TRIED))}):
+    for count in sorted({*range(fewest, fewest + 4), *(_grown(fewest, i) for i in range(_TRIED))}):
         if count >= rows or max(total, count * longest) >= least:  # no line is narrower than the longest row
             break
         lines, width = _balanced(lengths, count)
         if width <= widest and count * width < least:
             best, least = lines, count * width
     return best
+
+
+def _grown(count: int, times: int) -> int:
+    """Return a count times 1.25^times, rounded, in whole numbers: every rank must find the same lines."""
+    return int((2 * count * 5**times + 4**times) // (2 * 4**times))
 
 
 def _balanced(lengths: Sequence[int] | np.ndarray, count: int) -> tuple[list[list[int]], int]:

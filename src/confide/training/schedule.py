@@ -5,12 +5,15 @@ several ranks: their gradients are then sent to one of them, which clips the sum
 
 A split model is another matter: its ranks take each pass together. So a unit that is larger than a micro-batch is
 spread over all.
+
+Every rank deals for itself, and all must come to the same hands: a unit on two ranks would count twice. So costs are
+whole numbers, and no choice hangs on how a machine rounds.
 """
 
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from confide.training.packing import IDLE, Lines, Pack, a_pass, cut, pack, packe
 EXCHANGE = 512
 """Assumed cost of sending or receiving a gradient, in tokens: 4 bytes a weight at 450 GB/s take as long as 6 operations
 a weight and token of so many tokens, at 4e14 operations a second. It is not measured; for LoRA it is much too high."""
-_COARSE = 0.02  # of a rank's share: units that cost more are dealt one by one
+_COARSE = 50  # a unit that costs more than this part of a rank's share is dealt by itself
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def share_together(
 def _at_once(units: np.ndarray, lines: Lines, micro_tokens: int, ranks: int) -> Iterator[list[list[int]]]:
     """Deal units of similar length to ranks for one pass, or for two if some rank's lines would not fit."""
     counts = np.diff(lines.starts)[units]
-    hands, most = _whole(units, counts.astype(float), ranks)
+    hands, most = _whole(units, counts, ranks)
     if max(most) * lines.longest[units].max() <= micro_tokens or len(units) <= ranks:
         yield hands
         return
@@ -101,11 +104,11 @@ def _at_once(units: np.ndarray, lines: Lines, micro_tokens: int, ranks: int) -> 
 def dealt(lines: Lines, micro_tokens: int, ranks: int) -> list[Hand]:
     """Deal the units of a draw to ranks: whole, or in pieces if that ends sooner."""
     costs = _costs(lines, micro_tokens)
-    even = float(costs.sum()) / ranks
-    coarse, fine = np.flatnonzero(costs > _COARSE * even), np.flatnonzero(costs <= _COARSE * even)
+    even = int(costs.sum()) // ranks
+    coarse, fine = np.flatnonzero(costs * _COARSE > even), np.flatnonzero(costs * _COARSE <= even)
     hands, loads = _whole(coarse, costs[coarse], ranks)
     found = [Hand(np.array(hand, np.int64)) for hand in hands]
-    if max(loads) > (1 + _COARSE) * even + EXCHANGE:
+    if max(loads) > even + even // _COARSE + EXCHANGE:
         some, left = _in_pieces(coarse, lines, costs, even, ranks)
         ends = [
             load + EXCHANGE * hand.exchanges(rank)
@@ -126,29 +129,29 @@ def _costs(lines: Lines, micro_tokens: int) -> np.ndarray:
         lines.widths, lines.starts[:-1]
     )  # a large unit's parts are of lines of similar width
     tokens = np.where(lines.is_large(micro_tokens), plain, lines.tokens)
-    costs: np.ndarray = tokens * (1 + a_pass(micro_tokens) / micro_tokens)
+    costs: np.ndarray = tokens + tokens * a_pass(micro_tokens) // micro_tokens
     return costs
 
 
-def _whole(units: np.ndarray, costs: np.ndarray, ranks: int) -> tuple[list[list[int]], list[float]]:
+def _whole(units: np.ndarray, costs: np.ndarray, ranks: int) -> tuple[list[list[int]], list[int]]:
     """Deal whole units, the costliest first, to the rank with the least so far (Graham 1969).
 
     Returns:
         The units of each rank, and what they cost.
     """
-    queue = [(0.0, rank) for rank in range(ranks)]
+    queue = [(0, rank) for rank in range(ranks)]
     hands: list[list[int]] = [[] for _ in range(ranks)]
     for at in np.argsort(-costs, kind="stable").tolist():
         load, rank = queue[0]
         hands[rank].append(int(units[at]))
-        heapq.heapreplace(queue, (load + float(costs[at]), rank))
+        heapq.heapreplace(queue, (load + int(costs[at]), rank))
     loads = {rank: load for load, rank in queue}
     return hands, [loads[rank] for rank in range(ranks)]
 
 
 def _in_pieces(
-    units: np.ndarray, lines: Lines, costs: np.ndarray, even: float, ranks: int
-) -> tuple[list[Hand], list[float]]:
+    units: np.ndarray, lines: Lines, costs: np.ndarray, even: int, ranks: int
+) -> tuple[list[Hand], list[int]]:
     """Deal units up to an even share of each rank, and cut those that fit nowhere along the rest (McNaughton 1959).
 
     A unit that fits nowhere costs more than is left of any rank's share. So a rank holds two pieces at most.
@@ -156,13 +159,13 @@ def _in_pieces(
     Returns:
         What each rank is dealt, and what it costs.
     """
-    queue, over = [(0.0, rank) for rank in range(ranks)], []
+    queue, over = [(0, rank) for rank in range(ranks)], []
     hands: list[list[int]] = [[] for _ in range(ranks)]
     for unit in units[np.argsort(-costs[units], kind="stable")].tolist():
         load, rank = queue[0]
-        if load + costs[unit] <= even:
+        if load + int(costs[unit]) <= even:
             hands[rank].append(unit)
-            heapq.heapreplace(queue, (load + float(costs[unit]), rank))
+            heapq.heapreplace(queue, (load + int(costs[unit]), rank))
         else:
             over.append(unit)
     order = sorted(queue)
@@ -170,14 +173,14 @@ def _in_pieces(
     flat, whose = np.concatenate(own), np.repeat(over, [len(each) for each in own])
     share = np.concatenate(
         [
-            lines.widths[each] * (costs[unit] / lines.widths[each].sum())
+            lines.widths[each] * costs[unit] // lines.widths[each].sum()
             for unit, each in zip(over, own, strict=True)
         ]
     )
-    cuts = _cuts(share, [max(0.0, even - load) for load, _ in order])
-    loads, held = [0.0] * ranks, {unit: [] for unit in over}  # type: ignore[var-annotated]
+    cuts = _cuts(share, [max(0, even - load) for load, _ in order])
+    loads, held = [0] * ranks, {unit: [] for unit in over}  # type: ignore[var-annotated]
     for (load, rank), (first, last) in zip(order, pairwise(cuts.tolist()), strict=True):
-        loads[rank] = load + float(share[first:last].sum())
+        loads[rank] = load + int(share[first:last].sum())
         for unit in dict.fromkeys(whose[first:last].tolist()):
             held[unit].append((rank, flat[first:last][whose[first:last] == unit]))
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
@@ -192,27 +195,26 @@ def _in_pieces(
     ], loads
 
 
-def _filled(units: np.ndarray, costs: np.ndarray, loads: list[float]) -> list[np.ndarray]:
+def _filled(units: np.ndarray, costs: np.ndarray, loads: list[int]) -> list[np.ndarray]:
     """Deal many cheap units, neighbours in the order of their longest line to one rank, so that little is padding."""
-    level = _level(loads, float(costs[units].sum()))
-    cuts = _cuts(costs[units], [max(0.0, level - load) for load in loads])
+    level = _level(loads, int(costs[units].sum()))
+    cuts = _cuts(costs[units], [max(0, level - load) for load in loads])
     return [units[first:last] for first, last in pairwise(cuts.tolist())]
 
 
-def _level(loads: list[float], more: float) -> float:
+def _level(loads: list[int], more: int) -> int:
     """Return the load of the ranks that get some of `more`, if it goes to those with the least."""
-    sums = np.cumsum(sorted(loads))
-    levels = (sums + more) / np.arange(1, len(loads) + 1)
-    return float(levels.min())
+    sums = accumulate(sorted(loads))
+    return min(-(-(own + more) // number) for number, own in enumerate(sums, 1))
 
 
-def _cuts(costs: np.ndarray, rooms: list[float]) -> np.ndarray:
+def _cuts(costs: np.ndarray, rooms: list[int]) -> np.ndarray:
     """Cut a row of costs into one piece for each room, in proportion; int64[rooms + 1].
 
     Each cut goes to the nearest item, counted from the beginning, so that rounding does not add up.
     """
-    ends, edges = np.cumsum([0.0, *costs]), np.cumsum(rooms)
-    targets = edges[:-1] / max(edges[-1], 1e-9) * ends[-1]
+    ends, edges = np.concatenate([[0], np.cumsum(costs)]), list(accumulate(rooms))
+    targets = np.array([edge * int(ends[-1]) // max(edges[-1], 1) for edge in edges[:-1]], np.int64)
     return np.concatenate([[0], _nearest(ends, targets), [len(costs)]])
 
 
