@@ -97,8 +97,8 @@ PITFALLS = [
         "14",
         "rows with rates of their own are drawn at 1.02 times these",
         "privacy/sampling.py::OwnRates.draw",
-        "... < self.rates",
-        "... < 1.02 * self.rates",
+        "key.stream(phase, 'draw', step).chosen(self.rates, n)",
+        "key.stream(phase, 'draw', step).chosen(1.02 * self.rates, n)",
         "tests/privacy/test_sampling.py",
     ),
     Fault(
