@@ -347,8 +347,16 @@ RUNS = [
     Fault(
         "tracking",
         "a tracker is told losses that nobody allowed it",
-        "training/trackers.py::Discreet.scalars",
-        "self._allows or name in PUBLIC",
+        "training/trackers.py::trackers_of",
+        "not tracking.allow_private",
+        "False",
+        "tests/runs/test_tracking.py",
+    ),
+    Fault(
+        "tracking",
+        "a tracker is told of the trials of a sweep, whose number its claim hides",
+        "runs/folder.py::Run.may_be_told_of",
+        "self.tuning is UNTUNED and not self.twin",
         "True",
         "tests/runs/test_tracking.py",
     ),

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 import confide as package
 from confide.training import trackers
-from confide.training.trackers import Discreet
+from confide.training.trackers import Discreet, Frank
 from confide.utils.errors import InputError
 from tests.command import MARKER, World, confide, refused, tiny_model
 
@@ -89,7 +89,7 @@ def test_private_measurements_are_told_where_they_are_allowed_and_the_guarantee_
 
 
 def test_a_resumed_run_goes_on_in_the_same_run(world):
-    world.set(tracking__to=["mlflow", "wandb"])
+    world.set(tracking__to=["mlflow", "wandb"], tracking__allow_private=True)
     package.train(package.load_config(world.path), until=2)
     known = json.loads((world.run / "tracking.json").read_text())
     package.train(package.load_config(world.path))
@@ -97,6 +97,17 @@ def test_a_resumed_run_goes_on_in_the_same_run(world):
     client, (run,) = in_mlflow(world)
     steps = [each.step for each in client.get_metric_history(run.info.run_id, "train/learning_rate")]
     assert steps == [1, 2, 3, 4]
+
+
+def test_a_run_that_was_resumed_is_told_of_whole_when_it_is_over(world):
+    world.set(tracking__to=["mlflow"])
+    package.train(package.load_config(world.path), until=2)
+    assert not (world.run / "mlflow").exists()
+    package.train(package.load_config(world.path))
+    client, (run,) = in_mlflow(world)
+    steps = [each.step for each in client.get_metric_history(run.info.run_id, "train/learning_rate")]
+    assert steps == [1, 2, 3, 4]
+    assert run.info.end_time - run.info.start_time < 2000  # the telling, not the training
 
 
 def test_its_files_are_for_the_owner_alone(world):
@@ -114,49 +125,69 @@ def test_the_key_of_all_noise_is_told_to_nobody(world):
     assert "a key for this test" not in run.data.params.values()
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_warning():
-    class Failing:
-        told = 0
+class Noting:
+    """Notes what it is told; fails if it is asked to."""
 
-        def scalars(self, values, done):
-            self.told += 1
+    def __init__(self, fails=False):
+        self.told, self.fails = [], fails
+
+    def settings(self, values):
+        self.told.append("settings")
+
+    def scalars(self, values, done):
+        self.told.append((dict(values), done))
+        if self.fails:
             raise ConnectionError("no such server")
 
-        def close(self):
-            raise AssertionError("it was left out")
+    def guarantee(self, values, rates):
+        self.told.append("guarantee")
 
-    failing, said = Failing(), []
-    discreet = Discreet(failing, "MLflow", False, said.append)
+    def close(self):
+        self.told.append("closed")
+
+
+def test_a_tracker_that_fails_is_left_out_with_one_warning():
+    failing, said = Noting(fails=True), []
+    frank = Frank(failing, "MLflow", said.append)
     for step in range(3):
-        discreet.scalars({"train/learning_rate": 0.1}, step)
-    discreet.close()
-    assert failing.told == 1
+        frank.scalars({"train/loss": 0.1}, step)
+    frank.close()
+    assert len(failing.told) == 1
     assert said == ["warning: MLflow is told nothing more: ConnectionError: no such server"]
+    said.clear()
+    Discreet(lambda: Noting(fails=True), "MLflow", {}, said.append).guarantee({"epsilon": 1}, {1: 0.1})
+    assert said == ["warning: MLflow could not be told of this run: ConnectionError: no such server"]
 
 
 def test_nobody_learns_from_a_tracker_how_long_a_step_took():
-    """It notes when it is told, so it is told of all steps at once, when the run ends."""
+    """It notes when it began and when it is told, so it is told all at once, when the run is over."""
+    begun: list[Noting] = []
 
-    class Noting:
-        def __init__(self):
-            self.told = []
+    def begin():
+        begun.append(Noting())
+        return begun[-1]
 
-        def scalars(self, values, done):
-            self.told.append((dict(values), done))
-
-        def close(self):
-            self.told.append("closed")
-
-    quiet, open_to_all = Noting(), Noting()
-    discreet = Discreet(quiet, "MLflow", False, print)
-    frank = Discreet(open_to_all, "MLflow", True, print)
-    for step in (1, 2):
-        for each in (discreet, frank):
-            each.scalars({"train/learning_rate": 0.1, "train/seconds": 2.0}, step)
-    assert quiet.told == []
-    assert len(open_to_all.told) == 2
+    discreet = Discreet(begin, "MLflow", {}, print)
+    discreet.settings({})
+    discreet.scalars({"train/learning_rate": 0.1, "train/seconds": 2.0}, 1)
     discreet.close()
-    assert quiet.told == [({"train/learning_rate": 0.1}, 1), ({"train/learning_rate": 0.1}, 2), "closed"]
+    assert not begun  # a run that is not finished
+    discreet.guarantee({"epsilon": 1}, {1: 0.1, 2: 0.05})
+    rates = [({"train/learning_rate": 0.1}, 1), ({"train/learning_rate": 0.05}, 2)]
+    assert begun[0].told == ["settings", *rates, "guarantee", "closed"]
+
+
+def test_nobody_is_told_of_trials_or_of_a_twin(world):
+    """A sweep claims that nobody knows how many trials there were, and which was the best."""
+    world.set(tracking__to=["mlflow"], tracking__allow_private=True)
+    assert confide("train", world.path).code == 0
+    assert confide("train", world.path, "--twin").code == 0
+    assert (world.run / "mlflow").is_dir()
+    assert not (world.run / "twin" / "mlflow").exists()
+    world.set(run=str(world.folder / "sweep"), privacy__noise_multiplier=None, privacy__epsilon=8.0)
+    assert confide("tune", world.path, "--space", "train.learning_rate=0.01,0.02", "--trials", "2").code == 0
+    assert not list((world.folder / "sweep").rglob("mlflow"))
+    assert not list((world.folder / "sweep").rglob("tracking.json"))
 
 
 def test_what_cannot_begin_is_refused(world, monkeypatch):
@@ -164,12 +195,12 @@ def test_what_cannot_begin_is_refused(world, monkeypatch):
     world.set(tracking__to=["mlflow"], tracking__offline=False)
     refused(confide("train", world.path), "needs the server in MLFLOW_TRACKING_URI", 1)
 
-    def missing(*_):
-        raise ModuleNotFoundError("No module named 'wandb'")
-
-    monkeypatch.setitem(trackers._SENDERS, "wandb", ("Weights & Biases", missing))
+    honest = trackers.importlib.util.find_spec
+    monkeypatch.setattr(
+        trackers.importlib.util, "find_spec", lambda name: None if name == "wandb" else honest(name)
+    )
     world.set(tracking__to=["wandb"])
-    refused(confide("train", world.path), r"wandb is not installed .*confide\[wandb\]", 1)
+    refused(confide("train", world.path), r"wandb is not installed: .*confide\[wandb\]", 1)
 
 
 def test_a_damaged_record_is_refused(world):

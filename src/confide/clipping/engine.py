@@ -170,6 +170,11 @@ class ClippedSum:
             self._add_part(found, batch, weight)
         return found
 
+    def allocate(self) -> None:
+        """Allocate the sums now, so that no later addition runs out of memory for them."""
+        for name in self._parameters:
+            self._sum(name)
+
     def complete(self, gradient: dict[str, Tensor]) -> None:
         """Give a gradient zeros for the parameters that its rows do not use, in the model's order. In place."""
         found = dict(gradient)

@@ -50,6 +50,8 @@ _LOGGED = (
     "*_results.json of save_metrics and wherever report_to writes; and what a callback decides from them"
 )
 _EVALUATED = "figures made from eval_dataset, and what is decided from them, such as when to stop"
+_TIMES = ("_runtime", "_per_second", "_time")
+_SENT = "how long steps took, for whoever is told of each as it is taken (report_to)"
 _TOKENISED = "each row of the data set came as token ids and is cut into rows of at most {} tokens"
 
 
@@ -194,24 +196,20 @@ class PrivateLoop(Trainer):
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """The guarantee of the model as it is now; None before the first `train`."""
+        """The guarantee of the model as it is now; None before the first `train`.
+
+        It counts all planned steps: a callback, or whoever sees a checkpoint, may look and choose when to end.
+        """
         if self._loop is None:
             return None
-        stated = self._loop.job.guarantee(self._loop.done, self._counted(self._loop))
+        stated = self._loop.job.guarantee(self._loop.done, self._loop.steps)
         more = [_LOGGED] if self.log_private else []
+        more += [_SENT] if set(self.args.report_to) - {"tensorboard", "none"} else []
         more += [_EVALUATED] if self.eval_dataset is not None else []
         if self.rows.tokenised:
             stated = replace(stated, rows_cut=_TOKENISED.format(self.confide_config.data.max_length))
         trust = stated.trust.replace("release/", "the saved model")
         return replace(stated, not_covered=(*stated.not_covered, *more), trust=trust, words=())
-
-    def _counted(self, loop: Loop) -> int:
-        """Return the steps that the guarantee counts: all planned ones, if somebody could look and choose when to end.
-
-        Whoever sees an evaluation may stop or take an earlier checkpoint, and a callback may stop for any reason.
-        """
-        looked = self.eval_dataset is not None or self.control.should_training_stop
-        return loop.steps if looked else loop.job.counted(loop.done)
 
     # training ------------------------------------------------------------------------------------------
     def _inner_training_loop(
@@ -291,7 +289,7 @@ class PrivateLoop(Trainer):
             metrics["train_loss"] = average
         self.log(metrics)
         if loop.done:
-            recheck_claim(loop.job.setting, self._counted(loop))
+            recheck_claim(loop.job.setting, loop.steps)
             self._state_guarantee(Path(args.output_dir))
             if loop.metrics is not None and self.guarantee is not None:
                 loop.metrics.guarantee(self.guarantee.to_json())
@@ -378,6 +376,12 @@ class PrivateLoop(Trainer):
                 yield
         finally:
             self._averaging = False
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log figures; without `log_private` none that tells how long steps took, which hangs on what was drawn."""
+        if not self.log_private:
+            logs = {name: value for name, value in logs.items() if not name.endswith(_TIMES)}
+        super().log(logs, *args, **kwargs)
 
     # saving and resuming --------------------------------------------------------------------------------
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

@@ -11,15 +11,20 @@ from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
 from confide.config import registry
 from confide.config.schema import Config
 from confide.data.cutting import Cutter
+from confide.data.documents import documents_of
 from confide.data.loss_mask import ids_of, is_predicted, marked
 from confide.data.readers import Counts, Record, documents
 from confide.data.turn_cutting import TurnCutter
-from confide.data.wording import wording_of
+from confide.data.wording import is_worded
 from confide.privacy import mechanisms
 from confide.utils.errors import InputError
 
 TOKENS = "input_ids"
 _PACKED = ("seq_lengths", "position_ids", "cu_seq_lens_q")
+_MASKS = (
+    "completion_mask",
+    "assistant_masks",
+)  # as TRL and apply_chat_template have them: 1 where it is predicted
 _IGNORED = -100  # of a label: its token is not predicted
 
 
@@ -107,11 +112,11 @@ class Rows(Sequence[Mapping[str, Any]]):
         """
         if config.data.unit is not None or len(self) == 1:
             return
-        lengths = (len(row[TOKENS]) for row in self)
-        first = next(lengths)
-        if all(length == first for length in lengths):
+        lengths = [len(row[TOKENS]) for row in self]
+        most = max(lengths)
+        if sum(length != most for length in lengths) <= 1:  # the last block may be shorter
             raise InputError(
-                f"{self._name}: every row has {first} tokens, as if texts were joined and cut into blocks (group_texts "
+                f"{self._name}: every row has {most} tokens, as if texts were joined and cut into blocks (group_texts "
                 "of run_clm.py), and a block holds text of several: give one text a row, or name the column that says "
                 "whose each row is (unit)"
             )
@@ -170,6 +175,12 @@ class Rows(Sequence[Mapping[str, Any]]):
                     "confide predicts the tokens of a row, and no others"
                 )
             ids = marked(ids, own != _IGNORED)
+        elif self._causal:
+            masks = [np.asarray(row[name]).reshape(-1) for name in _MASKS if row.get(name) is not None]
+            if any(len(each) != len(ids) for each in masks):
+                raise InputError(f"{self._name}: row {at} has a mask of another length than its input_ids")
+            if masks:
+                ids = marked(ids, np.logical_and.reduce([each.astype(bool) for each in masks]))
         return {**row, TOKENS: ids[kept].tolist()}
 
     _causal = False
@@ -191,14 +202,16 @@ def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
         return in_pieces(dataset, config)
     from datasets import Dataset
 
-    rows, wording = Rows(dataset, "eval_dataset"), wording_of(config, tokenizer)
+    rows = Rows(dataset, "eval_dataset")
     cutter = Cutter(tokenizer, config.task, data.max_length)
-    turns = None if wording is None else TurnCutter(tokenizer, data.max_length)
+    turns = TurnCutter(tokenizer, data.max_length) if is_worded(config) else None
+    nobodys = data.model_copy(update={"unit": None, "max_documents": None, "label": None})
     found: dict[str, list[list[int]]] = {
         name: [] for name in ((TOKENS, "labels") if facts.is_causal else (TOKENS,))
     }
     given = (Record(row, f"eval_dataset row {at}") for at, row in enumerate(rows))
-    for document in documents(given, data.text, None, None, Counts(), data.speakers, wording=wording):
+    as_read = config.model_copy(update={"data": nobodys})
+    for document in documents_of(as_read, "eval_dataset", Counts(), given, tokenizer):
         if turns is None or document.layout is None:
             cut = cutter.rows([document.text])[0]
         else:

@@ -79,7 +79,8 @@ def is_local(name: str) -> bool:
 
 def public_name(name: str) -> str:
     """Return a model's name for a release: a hub name as it is, of a path its last part alone."""
-    return Path(location(name)).resolve().name if is_local(name) else name
+    looks_local = name.startswith(("/", "~", ".")) or name.count("/") > 1  # such a folder may be gone
+    return Path(location(name)).resolve().name if is_local(name) or looks_local else name
 
 
 def load_tokenizer(config: "Config") -> Any:

@@ -80,6 +80,11 @@ class Run:
         self.folder = self.root / "twin" if twin else self.root
         self.twin = twin
 
+    @property
+    def may_be_told_of(self) -> bool:
+        """False for a twin, and for a trial: what a sweep claims rests on nobody knowing of the trials."""
+        return self.tuning is UNTUNED and not self.twin
+
     def __getattr__(self, name: str) -> Path:
         files = {
             "config_path": "config.yaml",

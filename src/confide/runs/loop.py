@@ -124,11 +124,6 @@ class Loop:
                 f"{', '.join(job.run.given.names)}; a model as it was before the first step"
             )
         self._record(0, header)
-        self.metrics: Metrics | None = None
-        if ledger is not None:
-            self.metrics = Metrics(
-                job.run.metrics_path, trackers_of(job.run.config, job.run.folder, console.say)
-            )
         self.held_out = job.held_out()  # computed once, as it is a hash of all held-out rows
         self.phase_runner, self.steps = job.phase_runner(console.say), job.mechanism.all_steps
         if self.train.patience and len(self.phase_runner.phases) > 1:
@@ -137,6 +132,11 @@ class Loop:
                 f"train.patience: a run of mechanism {job.mechanism.name} has several stages ({names}), and it would "
                 "end within one of them: leave it out"
             )
+        self.metrics: Metrics | None = None
+        if ledger is not None:
+            run = job.run
+            trackers = trackers_of(run.config, run.folder, console.say, run.may_be_told_of)
+            self.metrics = Metrics(run.metrics_path, trackers)
         if checkpoint is not None:
             if ledger is not None:
                 _refuse_gaps(ledger)

@@ -128,6 +128,7 @@ class GradientSum:
         for piece, gradient in self._pieces:
             self.clipped.complete(gradient)
             if piece.holders[0] == self.ranks.number:
+                self.clipped.allocate()
                 self._arriving = torch.empty(
                     max(g.numel() for g in gradient.values()), device=self.ranks.device
                 )

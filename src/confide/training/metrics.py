@@ -72,9 +72,14 @@ class Metrics:
         return bool(found) and rows is not None and found[-1].get("on") == rows
 
     def guarantee(self, values: Mapping[str, Any]) -> None:
-        """Tell the trackers the guarantee of the released model."""
+        """Tell the trackers the guarantee of the released model, and the learning rates."""
+        rates = {
+            line["done"]: line["learning_rate"]
+            for line in self.lines
+            if line.get("learning_rate") is not None
+        }
         for tracker in self._trackers:
-            tracker.guarantee(values)
+            tracker.guarantee(values, rates)
 
     def close(self) -> None:
         for tracker in self._trackers:

@@ -1,10 +1,11 @@
 """Where measurements of a run are shown: TensorBoard in the run folder; MLflow and W&B if a config names them.
 
-A measurement is private unless it is in `PUBLIC`: losses, and even how long a step took, depend on whose rows were
-drawn. TensorBoard's files stay in the run folder, so it is told everything. The others are told what is public, and the
-rest, and when each step was, only with `tracking.allow_private`.
+Measurements are private, but for the learning rate: losses, and even how long a step took, depend on whose rows were
+drawn. TensorBoard's files stay in the run folder, so it is told everything. The others are told what is public, when
+the run is over. With `tracking.allow_private` they are told everything as it happens.
 """
 
+import importlib.util
 import json
 import os
 import uuid
@@ -17,8 +18,8 @@ from confide.models.loading import public_name
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 
-PUBLIC = frozenset({"train/learning_rate"})
-"""What does not depend on any row."""
+RATE = "train/learning_rate"
+"""The one measurement that hangs on no row."""
 
 _RECORD = "tracking.json"
 _NOT_TOLD = {
@@ -36,8 +37,8 @@ class Tracker(Protocol):
     def scalars(self, values: Mapping[str, float], done: int) -> None:
         """Show measurements after `done` steps."""
 
-    def guarantee(self, values: Mapping[str, Any]) -> None:
-        """Show the guarantee of the released model, as its JSON has it."""
+    def guarantee(self, values: Mapping[str, Any], rates: Mapping[int, float]) -> None:
+        """Show the guarantee of the released model, as its JSON has it, and the learning rate of each step."""
 
     def close(self) -> None:
         """Write what is left to write."""
@@ -61,7 +62,7 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, done)
 
-    def guarantee(self, values: Mapping[str, Any]) -> None:
+    def guarantee(self, values: Mapping[str, Any], rates: Mapping[int, float]) -> None:
         """Show nothing: guarantee.json is beside it."""
 
     def close(self) -> None:
@@ -81,11 +82,6 @@ class MLflow:
         if tracking.offline:
             own.mkdir(exist_ok=True)
             self._client = MlflowClient(tracking_uri=f"sqlite:///{own / 'runs.db'}")
-        elif not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise InputError(
-                "tracking.offline: false needs the server in MLFLOW_TRACKING_URI, which is not set; with "
-                "tracking.offline: true MLflow's files stay in the run folder"
-            )
         else:
             self._client = MlflowClient()
         if known is None:
@@ -107,7 +103,7 @@ class MLflow:
         for name, value in values.items():
             self._client.log_metric(self.id, name, value, step=done)
 
-    def guarantee(self, values: Mapping[str, Any]) -> None:
+    def guarantee(self, values: Mapping[str, Any], rates: Mapping[int, float]) -> None:
         self._client.log_text(self.id, json.dumps(values, indent=2) + "\n", "guarantee.json")
         for name in ("epsilon", "delta"):
             self._client.log_metric(self.id, f"guarantee/{name}", float(values[name]))
@@ -156,7 +152,7 @@ class WandB:
     def scalars(self, values: Mapping[str, float], done: int) -> None:
         self._run.log({"done": done, **values})
 
-    def guarantee(self, values: Mapping[str, Any]) -> None:
+    def guarantee(self, values: Mapping[str, Any], rates: Mapping[int, float]) -> None:
         self._run.summary.update(
             {"guarantee": json.dumps(values), **{k: values[k] for k in ("epsilon", "delta")}}
         )
@@ -171,39 +167,27 @@ _SENDERS: dict[str, tuple[str, Callable[..., MLflow | WandB]]] = {
 }
 
 
-class Discreet:
-    """Tells a tracker what it may know, and goes on without it if it fails.
-
-    A tracker notes when it is told. So one that may not know private measurements is told the public ones when the run
-    ends, all at once: their times would tell how long each step took.
+class Frank:
+    """Tells a tracker everything as it happens, and goes on without it if it fails.
 
     Args:
-        allow_private: tell it private measurements, too.
         say: called with a warning.
     """
 
-    def __init__(self, tracker: Tracker, what: str, allow_private: bool, say: Callable[[str], None]):
-        self._tracker, self._what, self._allows, self._say = tracker, what, allow_private, say
+    def __init__(self, tracker: Tracker, what: str, say: Callable[[str], None]):
+        self._tracker, self._what, self._say = tracker, what, say
         self._fails = False
-        self._later: list[tuple[dict[str, float], int]] = []
 
     def settings(self, values: Mapping[str, Any]) -> None:
         self._try(lambda: self._tracker.settings(values))
 
     def scalars(self, values: Mapping[str, float], done: int) -> None:
-        told = {name: value for name, value in values.items() if self._allows or name in PUBLIC}
-        if told and self._allows:
-            self._try(lambda: self._tracker.scalars(told, done))
-        elif told:
-            self._later.append((told, done))
+        self._try(lambda: self._tracker.scalars(values, done))
 
-    def guarantee(self, values: Mapping[str, Any]) -> None:
-        self._try(lambda: self._tracker.guarantee(values))
+    def guarantee(self, values: Mapping[str, Any], rates: Mapping[int, float]) -> None:
+        self._try(lambda: self._tracker.guarantee(values, rates))
 
     def close(self) -> None:
-        for told, done in self._later:
-            self._try(lambda told=told, done=done: self._tracker.scalars(told, done))  # type: ignore[misc]
-        self._later.clear()
         self._try(self._tracker.close)
 
     def _try(self, tell: Callable[[], None]) -> None:
@@ -216,43 +200,105 @@ class Discreet:
             self._say(f"warning: {self._what} is told nothing more: {type(error).__name__}: {error}")
 
 
-def trackers_of(config: Config, folder: Path, say: Callable[[str], None]) -> list[Tracker]:
+class Discreet:
+    """Begins with a tracker when the run is over, and tells it what is public, all at once.
+
+    A tracker notes when it is told, and when it began. Told as it happens, it would know how long each step took. Of a
+    run that is not finished it is told nothing.
+
+    Args:
+        begin: begins with the tracker.
+        values: the settings to tell.
+        say: called with a warning.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Tracker], what: str, values: Mapping[str, Any], say: Callable[[str], None]
+    ):
+        self._begin, self._what, self._values, self._say = begin, what, values, say
+
+    def settings(self, values: Mapping[str, Any]) -> None:
+        """Tell nothing yet."""
+
+    def scalars(self, values: Mapping[str, float], done: int) -> None:
+        """Tell nothing: it is private, or comes at the end."""
+
+    def guarantee(self, values: Mapping[str, Any], rates: Mapping[int, float]) -> None:
+        try:
+            tracker = self._begin()
+            tracker.settings(self._values)
+            for done, rate in rates.items():
+                tracker.scalars({RATE: rate}, done)
+            tracker.guarantee(values, {})
+            tracker.close()
+        except Exception as error:  # whatever its client raises; the run is finished
+            self._say(f"warning: {self._what} could not be told of this run: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Tell nothing: a run that is not finished is not told of."""
+
+
+def trackers_of(
+    config: Config, folder: Path, say: Callable[[str], None], tells: bool = True
+) -> list[Tracker]:
     """Return the trackers of a run: TensorBoard, and those that the config names. A resumed run goes on in them.
 
     Args:
         folder: of the run.
         say: called with a warning.
+        tells: False for a run that nobody may be told of, such as a trial of a sweep.
 
     Raises:
         InputError: a tracker is not installed, or cannot begin.
     """
     tracking, record = config.tracking, folder / _RECORD
-    known = _read(record)
     found: list[Tracker] = [TensorBoard(folder / "tensorboard")]
-    for kind in dict.fromkeys(tracking.to):
-        what, begin = _SENDERS[kind]
-        place = f"{kind} offline" if tracking.offline else kind
+    for kind in dict.fromkeys(tracking.to if tells else ()):
+        what, begins = _SENDERS[kind]
+        check_ready(tracking, kind)
+
+        def begin(kind: str = kind, begins: Callable[..., MLflow | WandB] = begins) -> MLflow | WandB:
+            known = _read(record)
+            place = f"{kind} offline" if tracking.offline else kind
+            begun = begins(tracking, Path(config.run).name or "run", folder, known["ids"].get(place))
+            known["ids"][place] = begun.id
+            if tracking.allow_private and kind not in known["private"]:
+                known["private"].append(kind)
+            write_text(record, json.dumps(known) + "\n")
+            return begun
+
+        _read(record)  # damaged, it is refused before the run
+        if not tracking.allow_private:
+            found.append(Discreet(begin, what, _settings(config), say))
+            continue
         try:
-            begun = begin(tracking, Path(config.run).name or "run", folder, known["ids"].get(place))
-        except ImportError as error:
-            raise InputError(
-                f"tracking.to: {kind} is not installed ({error}): pip install -c constraints.txt 'confide[{kind}]'"
-            ) from error
+            frank = Frank(begin(), what, say)
         except InputError:
             raise
         except Exception as error:
             raise InputError(
                 f"tracking.to: {what} could not begin: {type(error).__name__}: {error}"
             ) from error
-        known["ids"][place] = begun.id
-        if tracking.allow_private and kind not in known["private"]:
-            known["private"].append(kind)
-        discreet = Discreet(begun, what, tracking.allow_private, say)
-        discreet.settings(_settings(config))
-        found.append(discreet)
-    if tracking.to:
-        write_text(record, json.dumps(known) + "\n")
+        frank.settings(_settings(config))
+        found.append(frank)
     return found
+
+
+def check_ready(tracking: Tracking, kind: str) -> None:
+    """Check that a tracker is installed, and that it is known where to send to.
+
+    Raises:
+        InputError: it is not.
+    """
+    if importlib.util.find_spec(kind) is None:
+        raise InputError(
+            f"tracking.to: {kind} is not installed: pip install -c constraints.txt 'confide[{kind}]'"
+        )
+    if kind == "mlflow" and not tracking.offline and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise InputError(
+            "tracking.offline: false needs the server in MLFLOW_TRACKING_URI, which is not set; with tracking.offline: "
+            "true MLflow's files stay in the run folder"
+        )
 
 
 def told_private(folder: Path) -> str:

@@ -134,11 +134,28 @@ def test_where_logits_are_whole(on_this_device, monkeypatch):
         return output
 
     scaled.requires_grad_(False)
+    for module in scaled.modules():
+        models.drop_nothing(module)
     assert chunk_of(scaled, CPU) == 3
     monkeypatch.setattr(scaled, "forward", in_place)
     assert chunk_of(scaled, CPU) == 0
     monkeypatch.undo()
     assert chunk_of(adapted("llama"), CPU) == 0  # on a CPU
+
+
+def test_logits_that_are_scaled_in_training_alone_are_whole(on_this_device, monkeypatch):
+    model = adapted("llama")
+    inner = model.get_base_model()
+    honest = inner.forward
+
+    def scaled(*args, **given):
+        output = honest(*args, **given)
+        if inner.training and output.logits.shape[-1] == small.TOKENS:
+            output.logits = output.logits * 0.5
+        return output
+
+    monkeypatch.setattr(inner, "forward", scaled)
+    assert chunk_of(model, CPU) == 0
 
 
 def test_the_output_layer_is_as_it_was(on_this_device):

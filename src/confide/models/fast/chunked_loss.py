@@ -40,16 +40,24 @@ def _frozen_head(model: nn.Module) -> nn.Linear | None:
     return head if "forward" not in vars(head) else None
 
 
-@torch.no_grad()
 def _are_untouched(model: nn.Module, device: torch.device) -> bool:
-    """Tell whether the model's logits are what its output layer returned, and nothing was written into them."""
+    """Tell whether the model's logits are what its output layer returned, and nothing was written into them.
+
+    The model is tried as it is trained, with gradients, and its logits are compared with those that would be made here.
+    """
+    ids = torch.arange(4, device=device)[None]
     was_training = model.training
-    model.eval()
+    model.train()
     try:
-        with without_head(model, torch.clone) as returned:
-            output = model(input_ids=torch.zeros((1, 4), dtype=torch.long, device=device)).logits
+        with torch.enable_grad():
+            with without_head(model, torch.clone) as returned:
+                output = model(input_ids=ids).logits
+            whole = model(input_ids=ids).logits.detach().float()
+            made = logits_of(model, output.detach()[0])[None] if output.dim() == 3 else whole
     finally:
         model.train(was_training)
+    if made.shape != whole.shape or not torch.allclose(made, whole, rtol=1e-3, atol=1e-3):
+        return False
     return (
         len(returned) == 1 and output is returned[0] and output._version == 0 and output.shape[:2] == (1, 4)
     )
