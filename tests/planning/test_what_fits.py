@@ -28,21 +28,26 @@ def drafted(world, monkeypatch, free):
     return load(out), out.read_text(), result
 
 
+def adapted(model, way):
+    """The config of a LoRA run with its base held in this way."""
+    return check(
+        {
+            "model": str(model),
+            "data": {"train": "-", "max_length": 16},
+            "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0},
+            "adapter": {"kind": "lora", "rank": 4},
+            "base": way.base.model_dump(),
+            "train": {"micro_tokens": 64},
+        }
+    )
+
+
 def test_the_estimate_is_that_of_the_loaded_model(model):
     found = planning.what_fits(str(model), 16, 4)
     for way in found.ways:
         if way.base.quantise != "none":
             continue
-        config = check(
-            {
-                "model": str(model),
-                "data": {"train": "-", "max_length": 16},
-                "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0},
-                "adapter": {"kind": "lora", "rank": 4},
-                "base": way.base.model_dump(),
-                "train": {"micro_tokens": 64},
-            }
-        )
+        config = adapted(model, way)
         loaded = Size.of(models.load_model(config))
         theirs = memory(config, loaded)
         # A linear layer of GPT-2 is a Conv1D, and peft adapts it too.
@@ -54,16 +59,7 @@ def test_the_estimate_is_that_of_the_loaded_model(model):
 def test_four_bits_take_what_the_loaded_layers_take(model):
     pytest.importorskip("bitsandbytes")
     way = next(each for each in planning.what_fits(str(model), 16, 4).ways if each.base.quantise == "nf4")
-    config = check(
-        {
-            "model": str(model),
-            "data": {"train": "-", "max_length": 16},
-            "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0},
-            "adapter": {"kind": "lora", "rank": 4},
-            "base": way.base.model_dump(),
-            "train": {"micro_tokens": 64},
-        }
-    )
+    config = adapted(model, way)
     loaded = Size.of(models.load_model(config))
     assert way.memory.weights == pytest.approx(memory(config, loaded).weights, rel=0.1)
 
