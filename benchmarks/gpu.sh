@@ -4,7 +4,7 @@
 #     bash benchmarks/gpu.sh [OUT]        # OUT: a folder for tables and logs; default benchmarks/results
 #
 # A case that does not end in its time is stopped, and the others go on: one line a case says how it ended. To try the
-# script where there is no GPU: DEVICE=cpu QUICK=1 bash benchmarks/gpu.sh /tmp/tables
+# script where there is no GPU: DEVICE=cpu QUICK=1 bash benchmarks/gpu.sh tables
 set -u
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results}

@@ -323,7 +323,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """What a template writes around the turns of some roles.
+    """The pieces that a template writes around the turns of some roles.
 
     Attributes:
         order: the messages as they appear in the text: some templates move what the system says.
