@@ -136,7 +136,6 @@ REFUSED = {
     "--activation_offloading": "args.activation_offloading",
     "--auto_find_batch_size": "args.auto_find_batch_size",
     "--dataset_streaming": "train_dataset",
-    "--dtype bfloat16": "model",
 }
 
 
@@ -163,6 +162,7 @@ WORKS = [
     "--eval_strategy steps --eval_steps 1 --save_steps 1 --load_best_model_at_end --eos_token <|im_end|>",
     "--assistant_only_loss --dataset_num_proc 2 --shuffle_dataset --gradient_checkpointing False",
     "--use_peft --lora_r 32 --lora_target_modules all-linear --dtype bfloat16 --report_to tensorboard",
+    "--dtype bfloat16 --eval_strategy epoch",
 ]
 
 

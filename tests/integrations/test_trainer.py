@@ -431,3 +431,24 @@ def test_rows_that_confide_cuts_are_evaluated_with_a_collator_that_only_stacks(t
     plain = trainer(tmp_path / "a", eval_dataset=held_out).evaluate()["eval_loss"]
     stacks = trainer(tmp_path / "b", eval_dataset=held_out, data_collator=default_data_collator)
     assert stacks.evaluate()["eval_loss"] == plain
+
+
+def test_a_model_in_bf16_trains_in_float32(tmp_path):
+    """transformers loads a model in the precision of its file."""
+    made().bfloat16().save_pretrained(tmp_path / "base")
+    coarse = GPT2LMHeadModel.from_pretrained(tmp_path / "base")
+    assert coarse.dtype == torch.bfloat16
+    fine = GPT2LMHeadModel.from_pretrained(tmp_path / "base", dtype="float32")
+    one = trainer(tmp_path / "one", model=coarse)
+    other = trainer(tmp_path / "other", model=fine)
+    for each in (one, other):
+        each.train()
+    assert furthest(weights(coarse), weights(fine)) == 0
+    assert coarse.dtype == torch.float32
+
+
+def test_a_model_of_which_a_part_trains_in_bf16_is_refused(tmp_path):
+    model = made().bfloat16()
+    model.transformer.wte.requires_grad_(False)
+    with pytest.raises(InputError, match=r"^model: parameters that train are torch\.bfloat16: "):
+        trainer(tmp_path / "run", model=model).train()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer, default_data_collator
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, speed_metrics
@@ -121,8 +122,7 @@ class PrivateLoop(Trainer):
                 if hasattr(args, name):
                     setattr(args, name, {"use_reentrant": False, **(getattr(args, name) or {})})
         super().__init__(model=model, args=args, **parameters)
-        if parameters.get("quantization_config") is not None:
-            _widen(self.model)
+        _widen(self.model)
         if self.processing_class is None or not hasattr(self.processing_class, "all_special_ids"):
             raise InputError("processing_class: give the tokenizer")
         if self.train_dataset is None:
@@ -456,10 +456,22 @@ class PrivateLoop(Trainer):
 
 
 def _widen(model: Any) -> None:
-    """Hold what trains in float32: TRL puts the adapter of a quantised model into bfloat16, too coarse for a sum."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    """Hold what trains in float32, since a step's noise would be rounded away in less.
+
+    transformers loads a model in the precision of its file, which is often bfloat16, and TRL puts the adapter of a
+    quantised model into bfloat16. A model of which only a part trains stays as it is, unless that part is an adapter:
+    the layers between would meet two precisions, and `ready_model` refuses it.
+    """
+    every = list(model.parameters())
+    coarse = [each for each in every if each.requires_grad and each.dtype in (torch.float16, torch.bfloat16)]
+    if not coarse or not (hasattr(model, "peft_config") or all(each.requires_grad for each in every)):
+        return
+    logger.warning(
+        f"model: its weights that train were {str(coarse[0].dtype).removeprefix('torch.')} and are float32 now, which "
+        "takes twice the memory; bf16 of TrainingArguments still computes in bf16"
+    )
+    for each in coarse:
+        each.data = each.data.float()
 
 
 def _inner(model: Any) -> Any:

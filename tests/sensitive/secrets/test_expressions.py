@@ -48,7 +48,7 @@ def test_what_cannot_be_searched_for_is_refused_at_once(expression, said):
     began = time.process_time()
     with pytest.raises(InputError, match=f"^key: {re.escape(said)}") as caught:
         Expression(expression, "key")
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 10  # not seconds for each million characters of the repeats
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value).removesuffix("nobody's secret")
 

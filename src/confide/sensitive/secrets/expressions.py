@@ -40,6 +40,8 @@ class Expression:
 
     def __init__(self, expression: str, key: str) -> None:
         self._key = key
+        if len(expression) > _LARGEST:
+            raise self._too_large()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # these forms are refused below
@@ -56,9 +58,7 @@ class Expression:
             if form.search(expression):
                 raise InputError(f"{key}: {remedy}")
         if _size(expression) > _LARGEST:
-            raise InputError(
-                f"{key}: is too large, with all its repeats in braces: at most {_LARGEST:,} characters"
-            )
+            raise self._too_large()
         if python.search(""):
             raise self._matches_nothing()
         try:
@@ -82,6 +82,11 @@ class Expression:
                 f"{self._key}: takes more than {SECONDS + len(text) / _RATE:.0f} s for one text ({where}): it goes "
                 "back and forth; write it without repeats of repeats, such as (a+)+ or (a|aa)+"
             ) from None
+
+    def _too_large(self) -> InputError:
+        return InputError(
+            f"{self._key}: is too large, with all its repeats in braces: at most {_LARGEST:,} characters"
+        )
 
     def _matches_nothing(self) -> InputError:
         return InputError(f"{self._key}: matches the empty string, which is nobody's secret")
