@@ -59,7 +59,11 @@ def draw_of(users: int, rows: int, tokens: int, spread: bool, seed: int = 0) -> 
     )
 
 
-def measure(shape: tuple[int, int, int, int, int], spread: bool) -> dict[str, object]:
+LENGTHS = ["equal", "spread"]
+WAYS = {"ddp": False, "fsdp": True}  # ranks that work apart, or together on each micro-batch
+
+
+def measure(shape: tuple[int, int, int, int, int], spread: bool, ways: list[str]) -> dict[str, object]:
     users, rows, tokens, ranks, micro_tokens = shape
     draw = draw_of(users, rows, tokens, spread)
     began = time.perf_counter()
@@ -72,21 +76,22 @@ def measure(shape: tuple[int, int, int, int, int], spread: bool) -> dict[str, ob
         "ranks": ranks,
         "micro_tokens": micro_tokens,
         "lengths": "spread" if spread else "equal",
-        "ddp": round(utilisation(draw, micro_tokens, ranks), 3),
-        "fsdp": round(utilisation(draw, micro_tokens, ranks, together=True), 3),
         "seconds": round(seconds, 3),
-    }
+    } | {way: round(utilisation(draw, micro_tokens, ranks, together=WAYS[way]), 3) for way in ways}
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
-    found = [measure(shape, spread) for spread in (False, True) for shape in SHAPES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS, help="rows of a draw")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how ranks share it")
+    args = parser.parse_args()
+    found = [measure(shape, lengths == "spread", args.ways) for lengths in args.lengths for shape in SHAPES]
     for each in found:
         print(json.dumps(each))
-    for spread in ("equal", "spread"):
-        for way in ("ddp", "fsdp"):
-            values = [float(str(each[way])) for each in found if each["lengths"] == spread]
-            print(spread, way, f"least {min(values):.3f}, mean {np.mean(values):.3f}")
+    for lengths in args.lengths:
+        for way in args.ways:
+            values = [float(str(each[way])) for each in found if each["lengths"] == lengths]
+            print(lengths, way, f"least {min(values):.3f}, mean {np.mean(values):.3f}")
 
 
 if __name__ == "__main__":

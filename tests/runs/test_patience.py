@@ -79,7 +79,7 @@ def test_a_resumed_run_ends_at_the_same_step(world):
 
 
 def test_an_audit_attacks_the_claim_of_all_steps(world):
-    world.set(canaries__count=12)
+    world.set(canaries__count=12, canaries__digits=3)
     assert confide("train", world.path).code == 0
     assert confide("audit", world.run, "--attacks", "claim").code == 0
     told = json.loads((world.run / "audit.json").read_text())
