@@ -19,7 +19,8 @@ from typing import Any
 from confide.cli.quickstart import MAILS
 from confide.config.schema import Detector
 from confide.data.readers import read
-from confide.sensitive.detectors import LEVELS, Processes
+from confide.sensitive.detectors import LEVELS, SharedDetector
+from confide.utils.workers import Crew
 
 
 def source(path: str | None, field: str) -> Iterator[str]:
@@ -48,7 +49,7 @@ def bytes_in(text: str) -> int:
     return len(text.encode())
 
 
-def fastest(detector: Processes, texts: Sequence[str], rounds: int) -> tuple[float, int]:
+def fastest(detector: SharedDetector, texts: Sequence[str], rounds: int) -> tuple[float, int]:
     """Seconds of the fastest round, and the number of findings. One round more goes before, which starts processes."""
     seconds, found = [], 0
     for _ in range(rounds + 1):
@@ -79,21 +80,19 @@ def alone(texts: Sequence[str], pipeline: str, rounds: int) -> float:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    figures = []
+    figures, crew = [], Crew(args.processes)
     if args.pipeline is not None:
         texts = first(source(args.data, args.text), args.words, words_in)
         words, tokens = sum(map(words_in, texts)), tokens_in(texts, args.pipeline)
         seconds = alone(texts, args.pipeline, args.rounds)
         figures.append(_by_words("spaCy, one process", words, tokens, seconds))
         for level in args.levels:
-            with Processes(
-                Detector(level=level, pipeline=args.pipeline), "level", args.processes
-            ) as detector:
+            with SharedDetector(Detector(level=level, pipeline=args.pipeline), "level", crew) as detector:
                 seconds, found = fastest(detector, texts, args.rounds)
             figures.append(_by_words(level, words, tokens, seconds) | {"findings": found})
     texts = first(source(args.data, args.text), 1e6 * args.megabytes, bytes_in)
     for names in (args.patterns, *([name] for name in args.each)):
-        with Processes(Detector(patterns=names), "patterns", args.processes) as detector:
+        with SharedDetector(Detector(patterns=names), "patterns", crew) as detector:
             seconds, found = fastest(detector, texts, args.rounds)
         speed = sum(map(bytes_in, texts)) / 1e6 / seconds
         what = names if isinstance(names, str) else " ".join(names)

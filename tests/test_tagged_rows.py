@@ -107,7 +107,7 @@ def document(generator: random.Random) -> str:
 
 
 def cut(tokenizer, text: str, length: int, task: str = "causal-lm"):
-    return Cutter(tokenizer, task, length, places=True).rows([text])[0]
+    return Cutter(tokenizer, task == "causal-lm", length, places=True).rows([text])[0]
 
 
 def boundaries(tokenizer, text: str, length: int, task: str = "causal-lm"):

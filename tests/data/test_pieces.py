@@ -139,8 +139,8 @@ def test_one_letter_without_end(tokenizers, letter):
 def test_the_rows_of_the_whole(tokenizers, length, places):
     text = text_of(6000, 3)
     tokenizer = tokenizers["bundled"]
-    (whole,) = Cutter(tokenizer, "causal-lm", length, places, piece=1 << 20).rows([text])
-    short, found, last = Cutter(tokenizer, "causal-lm", length, places, piece=3000).rows(
+    (whole,) = Cutter(tokenizer, True, length, places, piece=1 << 20).rows([text])
+    short, found, last = Cutter(tokenizer, True, length, places, piece=3000).rows(
         ["ab cd ef", text, "gh ij kl"]
     )
     found, whole = list(found), list(whole)
@@ -154,13 +154,12 @@ def test_the_rows_of_the_whole(tokenizers, length, places):
         assert any(row.secrets([mention]) for row in found)
 
 
-@pytest.mark.parametrize("task", ["masked-lm", "classification"])
-def test_a_row_that_is_cut_off_is_the_beginning_of_the_whole(tokenizers, task):
+def test_a_row_that_is_cut_off_is_the_beginning_of_the_whole(tokenizers):
     text = text_of(20_000, 4)
     for tokenizer in tokenizers.values():
         for length in (16, 700, 5000):
             wanted = tokenizer([text], truncation=True, max_length=length)["input_ids"][0]
-            ((row,),) = Cutter(tokenizer, task, length, piece=2000).rows([text])
+            ((row,),) = Cutter(tokenizer, False, length, piece=2000).rows([text])
             assert row.tokens.tolist() == wanted
             assert len(beginning(tokenizer, text, length, 2000)) < len(text) or length == 5000
 

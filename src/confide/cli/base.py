@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
     from confide.runs.folder import Run
     from confide.runs.job import Job
+    from confide.utils.workers import Crew
 
 app = typer.Typer(
     name="confide",
@@ -54,6 +55,37 @@ Overrides = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="print one JSON document and nothing else on standard output")
 ]
+
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="share the work among N processes; the result is the same",
+        show_default=False,
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="share it among the nodes of a Ray cluster: auto, HOST:PORT, or local to start one here",
+    ),
+]
+
+
+def crew_of(processes: int | None, cluster: str | None) -> "Crew | None":
+    """Return who does the work, as the options say; None if they say nothing.
+
+    Raises:
+        InputError: both options are given.
+    """
+    from confide.utils.workers import Crew
+
+    if processes is not None and cluster is not None:
+        raise InputError("--processes is for this machine and --ray for a cluster: give one of them")
+    return None if processes is None and cluster is None else Crew(processes or 1, cluster)
 
 
 # Errors of the disk or the paths on it, not of confide.

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from confide.cli.base import (
+    Cluster,
     ConfigPath,
     Json,
     Overrides,
+    Processes,
     app,
+    crew_of,
     print_json,
     run_of,
     verb,
@@ -18,6 +21,7 @@ from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.runs.folder import Run
+    from confide.utils.workers import Crew
 
 
 @app.command()
@@ -41,6 +45,8 @@ def redact(
     marks: Annotated[
         Path | None, typer.Option(metavar="FILE", help="check a sample that a person has screened")
     ] = None,
+    processes: Processes = None,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Show what the detectors mask; or have a sample screened.
@@ -55,17 +61,18 @@ def redact(
         )
     if sample is not None and against is not None:
         raise InputError("--against is for the preview, and --sample writes a file: give one of them")
+    crew = crew_of(processes, cluster)
     run = run_of(config, overrides)
     with run.locked():
         if marks is not None:
             _check_marks(run, marks, as_json)
         elif sample is not None:
-            _write_sample(run, sample, draws or 1, out, as_json)
+            _write_sample(run, sample, draws or 1, out, crew, as_json)
         else:
-            _preview(run, documents, against, as_json)
+            _preview(run, documents, against, crew, as_json)
 
 
-def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> None:
+def _preview(run: "Run", documents: int, against: str | None, crew: "Crew | None", as_json: bool) -> None:
     from confide.cli import show
     from confide.data.documents import training_documents
     from confide.models import loading as models
@@ -80,7 +87,7 @@ def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> 
     with console.track("documents searched") as track:
         text = training_documents(with_annotations(run.config, against), tokenizer)
         found = survey(
-            run.config, text, run.key(), track, documents, against, run.root / "spans.db", tokenizer
+            run.config, text, run.key(), track, documents, against, run.root / "spans.db", tokenizer, crew
         )
     with whole_file(path) as building, open(building, "w", encoding="utf-8", opener=private) as stream:
         stream.write(page(found, run.config))
@@ -91,7 +98,9 @@ def _preview(run: "Run", documents: int, against: str | None, as_json: bool) -> 
     print(f"masked documents: {path} (private)")
 
 
-def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_json: bool) -> None:
+def _write_sample(
+    run: "Run", share: float, draws: int, out: Path | None, crew: "Crew | None", as_json: bool
+) -> None:
     from functools import partial
 
     from confide.data.documents import training_documents
@@ -106,7 +115,7 @@ def _write_sample(run: "Run", share: float, draws: int, out: Path | None, as_jso
     if out is None:
         raise InputError("--sample needs --out FILE: where to write the documents that a person is to screen")
     with (
-        Policy.of(run.config, run.root / "spans.db", run.data_key()) as policy,
+        Policy.of(run.config, run.root / "spans.db", run.data_key(), crew) as policy,
         Console().track("documents written") as track,
     ):
         tokenizer = models.load_tokenizer(run.config) if is_worded(run.config) else None

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from confide.cli.base import (
+    Cluster,
     ConfigPath,
     Json,
     Overrides,
+    Processes,
     RunFolder,
     Stopped,
     app,
+    crew_of,
     job_of,
     print_json,
     run_of,
@@ -80,10 +83,16 @@ def schema() -> None:
 
 @app.command()
 @verb
-def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+def prepare(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    cluster: Cluster = None,
+    as_json: Json = False,
+) -> None:
     """Read text into the unit graph, and show its statistics.
 
-    Example: confide prepare mail.yaml
+    Example: confide prepare mail.yaml --processes 8
     """
     from confide.cli import show
     from confide.models import loading as models
@@ -91,9 +100,10 @@ def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fal
     from confide.runs.preparation import PICTURE
     from confide.utils.console import Console
 
+    crew = crew_of(processes, cluster)
     run = run_of(config, overrides)
     with run.locked():
-        facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
+        facts = prepared_data(run, models.load_tokenizer(run.config), Console(), crew=crew).facts
     if as_json:
         print_json(facts)
         return

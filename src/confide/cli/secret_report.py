@@ -19,6 +19,7 @@ from confide.sensitive.secrets.finders import find_all
 from confide.sensitive.secrets.sources import searchers
 from confide.utils.files import whole_file
 from confide.utils.rounding import at_least, at_most
+from confide.utils.workers import Crew
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -35,7 +36,7 @@ def examples(config: "Config", most: int = 5) -> Iterator[tuple[str, str]]:
     from confide.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(config) if is_worded(config) else None
-    documents, found = training_documents(config, tokenizer), searchers(config)
+    documents, found = training_documents(config, tokenizer), searchers(config, Crew())
     shown: set[str] = set()
     for _ in range(_LOOKED_AT // _BATCH):
         batch = list(islice(documents, _BATCH))

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from confide.cli.base import (
+    Cluster,
     ConfigPath,
     Json,
     Overrides,
+    Processes,
     app,
+    crew_of,
     print_json,
     run_of,
     verb,
@@ -27,10 +30,16 @@ app.add_typer(secrets_app)
 
 @secrets_app.command("tag")
 @verb
-def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
+def tag(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    cluster: Cluster = None,
+    as_json: Json = False,
+) -> None:
     """Find the secrets: counts by class, masked examples.
 
-    Example: confide secrets tag mail.yaml
+    Example: confide secrets tag mail.yaml --processes 8
     """
     from confide.cli import secret_report as secrecy
     from confide.cli import show
@@ -38,9 +47,10 @@ def tag(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) 
     from confide.runs.job import prepared_data
     from confide.utils.console import Console
 
+    crew = crew_of(processes, cluster)
     run = _secret_run(config, overrides)
     with run.locked():
-        facts = prepared_data(run, models.load_tokenizer(run.config), Console()).facts
+        facts = prepared_data(run, models.load_tokenizer(run.config), Console(), crew=crew).facts
     if as_json:
         print_json(facts["secrets"])
         return

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from confide.config import registry
 from confide.data.pieces import PIECE, beginning, encoded
 from confide.data.spans import Mention
 
@@ -32,20 +31,19 @@ class Row:
 class Cutter:
     """Cuts texts into rows of at most `length` tokens.
 
-    If the task cuts documents, a text becomes consecutive rows; otherwise it becomes one row, cut off at `length`.
-
     Args:
-        task: the name of the task.
+        in_rows: whether a text becomes consecutive rows, as the task says (`cuts_documents`); otherwise it becomes one
+            row, cut off at `length`.
         places: whether to find each row's characters; without, or with a tokenizer that cannot, a row stands for all
             characters.
         piece: number of characters beyond which a text counts as long and is tokenised in pieces.
     """
 
     def __init__(
-        self, tokenizer: Any, task: str, length: int, places: bool = False, piece: int = PIECE
+        self, tokenizer: Any, in_rows: bool, length: int, places: bool = False, piece: int = PIECE
     ) -> None:
         self._tokenizer, self._length = tokenizer, length
-        self._in_rows = registry.task_facts(task).cuts_documents
+        self._in_rows = in_rows
         self._places, self._piece = places and tokenizer.is_fast, piece
         start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         self._before = [start if start is not None else end] if (start, end) != (None, None) else []

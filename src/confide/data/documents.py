@@ -36,15 +36,20 @@ def documents_of(
     counts: Counts,
     given: Iterable[Record] | None = None,
     tokenizer: Any = None,
+    with_quotes: bool = False,
 ) -> Iterator[Document]:
     """Yield the cleaned documents of one source of the config, as many as the config allows.
 
     Args:
         given: records that a program passes; they are read in place of the source.
         tokenizer: that of the model, for a config that `is_worded`.
+        with_quotes: leave quotes in, even if the config strips them. Documents that are only quotes then count
+            towards `data.max_documents`.
     """
     found = _records(config, source, counts) if given is None else given
     made = _documents(config, found, counts, wording_of(config, tokenizer))
+    if config.data.strip_quotes and not with_quotes:
+        made = _stripped(made, counts)
     return islice(made, config.data.max_documents)
 
 
@@ -67,7 +72,7 @@ def _documents(
     data = config.data
     if data.clean == "enron":
         found = clean_enron(found, counts)
-    made = documents(
+    return documents(
         found,
         data.text,
         data.unit,
@@ -79,15 +84,22 @@ def _documents(
         data.max_document_bytes,
         wording,
     )
-    for document in made:
-        body = document.text
-        if data.strip_quotes:
-            body = strip_quotes(body)
-            counts["characters of quotes stripped"] += len(document.text) - len(body)
-            if not body.strip():
-                counts["documents dropped: only quotes"] += 1
-                continue
-        yield document if body == document.text else replace(document, text=body, given=())
+
+
+def _stripped(found: Iterable[Document], counts: Counts) -> Iterator[Document]:
+    for document in found:
+        left = without_quotes(document, strip_quotes(document.text), counts)
+        if left is not None:
+            yield left
+
+
+def without_quotes(document: Document, text: str, counts: Counts) -> Document | None:
+    """Return a document with the text that `strip_quotes` left of it, counted; None if only quotes were there."""
+    counts["characters of quotes stripped"] += len(document.text) - len(text)
+    if not text.strip():
+        counts["documents dropped: only quotes"] += 1
+        return None
+    return document if text == document.text else replace(document, text=text, given=())
 
 
 def side_of(units: tuple[str, ...], share: float) -> str | None:

@@ -203,7 +203,7 @@ def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:
     from datasets import Dataset
 
     rows = Rows(dataset, "eval_dataset")
-    cutter = Cutter(tokenizer, config.task, data.max_length)
+    cutter = Cutter(tokenizer, facts.cuts_documents, data.max_length)
     turns = TurnCutter(tokenizer, data.max_length) if is_worded(config) else None
     nobodys = data.model_copy(update={"unit": None, "max_documents": None, "label": None})
     found: dict[str, list[list[int]]] = {

@@ -54,6 +54,7 @@ from confide.training.white_box import Readings
 from confide.utils.allocator import keep_freed_memory
 from confide.utils.console import Console
 from confide.utils.errors import InputError
+from confide.utils.workers import Crew
 
 _SEEN = 64  # rows from which two are taken to test that the model keeps rows apart
 
@@ -448,8 +449,10 @@ def _digest(graph: UnitGraph) -> bytes:
     return plain.digest()
 
 
-def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None) -> Prepared:
-    """Return the run's unit graphs, made now if they do not exist; with several ranks, the first makes them."""
+def prepared_data(
+    run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None, crew: Crew | None = None
+) -> Prepared:
+    """Return the run's unit graphs; `crew` makes them if they do not exist, called by the first of several ranks."""
     key = run.data_key()
     try:
         found = preparation.load(run.config, run.data, key, run.given)
@@ -478,7 +481,7 @@ def prepared_data(run: Run, tokenizer: Any, console: Console, ranks: Ranks | Non
             f"what was prepared in {run.data} is of other settings of the data, or damaged: preparing again"
         )
     with console.track("reading documents") as track:
-        made = preparation.prepare(run.config, tokenizer, run.data, track, key, run.given)
+        made = preparation.prepare(run.config, tokenizer, run.data, track, key, run.given, crew)
     for note in made.facts["notes"]:
         console.say(note)
     share = made.facts.get("redaction", {}).get("share", 0.0)

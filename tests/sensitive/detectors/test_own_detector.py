@@ -12,8 +12,9 @@ from confide.config.loading import check
 from confide.config.schema import Policy
 from confide.config.sections import schema_of
 from confide.runs.folder import Run
-from confide.sensitive.detectors import Processes, asked, processes
+from confide.sensitive.detectors import SharedDetector, asked, sharing
 from confide.utils.errors import InputError
+from confide.utils.workers import Crew
 from tests.command import WORDS, World, command, confide, environment, refused
 from tests.data.readers.test_plugin import install
 from tests.sensitive.detectors.tickets import Tickets
@@ -110,7 +111,7 @@ def test_what_was_screened_is_searched_again_after_another_version_or_setting(li
             "privacy": {"mechanism": "redacted"},
             "detector": {"ticket_numbers": settings},
         }
-        return Processes(check(raw).detector, "detector").fingerprint
+        return SharedDetector(check(raw).detector, "detector").fingerprint
 
     first = identity()
     assert identity(prefix="TKT") == first
@@ -147,12 +148,12 @@ def test_an_installed_package_brings_a_detector(site, world):
 
 def test_processes_that_search_have_it_too(site, world, monkeypatch):
     install(site, "toy-tickets", SOURCE.read_text(), ENTRY, group="confide.detectors")
-    monkeypatch.setattr(processes, "_ALONE", (0, 0))
-    monkeypatch.setattr(processes, "_CHUNK", (200, 200))
+    monkeypatch.setattr(sharing, "_ALONE", (0, 0))
+    monkeypatch.setattr(sharing, "_CHUNK", (200, 200))
     texts = [f"see TKT-{n} there" for n in range(1000, 1050)]
-    with Processes(check(world.raw).detector, "detector", 2) as several:
+    with SharedDetector(check(world.raw).detector, "detector", Crew(2)) as several:
         found = several.find(texts)
-        assert len(several._workers) == 2
+        assert several._workers is not None
     [(each, settings)] = asked(check(world.raw).detector)
     assert found == each.of(settings, "detector").find(texts)
 

@@ -76,7 +76,52 @@ class DuplicateReport:
 def find_duplicates(
     documents: Iterable[Document], threshold: float = 0.8, shortest: int = 20, permutations: int = 64
 ) -> DuplicateReport:
-    """Read a stream once and report the text that it has in common across units.
+    """Read a stream once and report the text that it has in common across units; see `Sketches`.
+
+    Raises InputError for an empty stream, or a threshold outside (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise InputError(
+            f"the threshold of near-duplicates is {threshold}; it must lie above 0 and not above 1."
+        )
+    sketch, found = Sketcher(shortest, permutations), Sketches(shortest, permutations)
+    for document in documents:
+        found.add(document.units, sketch(document.text))
+    return found.report(threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What is kept of a text: nothing that the text could be read from.
+
+    Attributes:
+        digest: of all its words, uint64[1].
+        signature: MinHash of its shingles, uint32[permutations].
+        prints: fingerprints of passages, uint64[F].
+    """
+
+    digest: NDArray[np.uint64]
+    signature: NDArray[np.uint32]
+    prints: NDArray[np.uint64]
+
+
+class Sketcher:
+    """Makes the sketch of a text; None of a text of fewer than `shortest` words."""
+
+    def __init__(self, shortest: int = 20, permutations: int = 64) -> None:
+        self._shortest, self._signature = max(shortest, 1), _signer(permutations)
+
+    def __call__(self, text: str) -> Sketch | None:
+        words = _word_ids(text)
+        if len(words) < self._shortest:
+            return None
+        signature = self._signature(_grams(words, min(_SHINGLE, len(words))))
+        prints = _winnowed(words) if len(words) >= _GRAM else np.empty(0, np.uint64)
+        return Sketch(_digest(words), signature, prints)
+
+
+class Sketches:
+    """The sketches of a stream of documents, and what they have in common.
 
     Words are compared in lower case, without punctuation and quote marks. Near-duplicates: MinHash over
     5-word shingles with banding (Leskovec, Rajaraman & Ullman, Mining of Massive Datasets, ch. 3), bands as
@@ -87,74 +132,81 @@ def find_duplicates(
     some 600 bytes in all), twice that for a moment while buckets are sorted; each distinct set of owners costs its
     names.
 
-    Raises InputError for an empty stream, or a threshold outside (0, 1].
+    Args:
+        shortest, permutations: as of the `Sketcher`.
     """
-    if not 0 < threshold <= 1:
-        raise InputError(
-            f"the threshold of near-duplicates is {threshold}; it must lie above 0 and not above 1."
+
+    def __init__(self, shortest: int = 20, permutations: int = 64) -> None:
+        self._shortest, self._permutations = shortest, permutations
+        self._owner_sets: dict[frozenset[str], int] = {}
+        self._owners = _Column(np.int32)
+        self._looked_at, self._print_rows = _Column(np.int64), _Column(np.int32)
+        self._digests, self._prints = _Column(np.uint64), _Column(np.uint64)
+        self._signatures = _Column(np.uint32)
+        self._count = 0
+
+    def add(self, units: Iterable[str], sketch: Sketch | None) -> None:
+        """Add the next document; None stands for one that is too short."""
+        row = self._count
+        self._count += 1
+        self._owners.extend([self._owner_sets.setdefault(frozenset(units), len(self._owner_sets))])
+        if sketch is None:
+            return
+        self._looked_at.extend([row])
+        self._digests.extend(sketch.digest)
+        self._signatures.extend(sketch.signature)
+        self._prints.extend(sketch.prints)
+        self._print_rows.extend(np.full(len(sketch.prints), row, np.int32))
+
+    def report(self, threshold: float = 0.8) -> DuplicateReport:
+        """Report what stands in documents of different owners.
+
+        Raises InputError if there are no documents.
+        """
+        if not self._count:
+            raise InputError("there are no documents to look for duplicates in.")
+        rows = self._arrays()
+        exact = [group for group in _groups(rows.digests, rows.looked_at) if _crosses(rows.owners[group])]
+        pairs, crowds = _near_pairs(rows, threshold, self._permutations)
+        in_exact = _mask(rows.count, np.concatenate(exact) if exact else np.empty(0, np.int64))
+        in_pairs = _mask(rows.count, np.array([row for pair in pairs for row in pair[:2]], np.int64))
+        in_passages = _mask(rows.count, _shared_fingerprints(rows))
+        return DuplicateReport(
+            rows=rows.count,
+            units=len({name for names in self._owner_sets for name in names}),
+            short=rows.count - len(rows.looked_at),
+            shortest=self._shortest,
+            threshold=threshold,
+            exact_groups=tuple(tuple(int(row) for row in group) for group in exact),
+            near_pairs=pairs,
+            rows_exact=int(in_exact.sum()),
+            rows_near=int(in_pairs.sum()),
+            rows_passages=int(in_passages.sum()),
+            rows_affected=int((in_exact | in_pairs | in_passages).sum()),
+            crowds=crowds,
         )
-    rows = _sketch(documents, shortest, permutations)
-    exact = [group for group in _groups(rows.digests, rows.looked_at) if _crosses(rows.owners[group])]
-    pairs, crowds = _near_pairs(rows, threshold, permutations)
-    in_exact = _mask(rows.count, np.concatenate(exact) if exact else np.empty(0, np.int64))
-    in_pairs = _mask(rows.count, np.array([row for pair in pairs for row in pair[:2]], np.int64))
-    in_passages = _mask(rows.count, _shared_fingerprints(rows))
-    return DuplicateReport(
-        rows=rows.count,
-        units=rows.units,
-        short=rows.count - len(rows.looked_at),
-        shortest=shortest,
-        threshold=threshold,
-        exact_groups=tuple(tuple(int(row) for row in group) for group in exact),
-        near_pairs=pairs,
-        rows_exact=int(in_exact.sum()),
-        rows_near=int(in_pairs.sum()),
-        rows_passages=int(in_passages.sum()),
-        rows_affected=int((in_exact | in_pairs | in_passages).sum()),
-        crowds=crowds,
-    )
+
+    def _arrays(self) -> _Arrays:
+        return _Arrays(
+            self._count,
+            self._owners.array(),
+            self._looked_at.array(),
+            self._digests.array(),
+            self._signatures.array().reshape(-1, self._permutations),
+            self._prints.array(),
+            self._print_rows.array(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Sketches:
+class _Arrays:
     count: int
-    units: int
     owners: NDArray[np.int32]  # [rows] number of the set of owners
     looked_at: NDArray[np.int64]  # [S] rows that are long enough
     digests: NDArray[np.uint64]  # [S]
     signatures: NDArray[np.uint32]  # [S, permutations]
     prints: NDArray[np.uint64]  # [F] fingerprints of passages
     print_rows: NDArray[np.int32]  # [F] the row of each
-
-
-def _sketch(documents: Iterable[Document], shortest: int, permutations: int) -> _Sketches:
-    signature = _signer(permutations)
-    owner_sets: dict[frozenset[str], int] = {}
-    owners = _Column(np.int32)
-    looked_at, digests, prints, print_rows = (
-        _Column(kind) for kind in (np.int64, np.uint64, np.uint64, np.int32)
-    )
-    signatures = _Column(np.uint32)
-    count = 0
-    for row, document in enumerate(documents):
-        count += 1
-        owners.extend([owner_sets.setdefault(frozenset(document.units), len(owner_sets))])
-        words = _word_ids(document.text)
-        if len(words) < max(shortest, 1):
-            continue
-        looked_at.extend([row])
-        digests.extend(_digest(words))
-        signatures.extend(signature(_grams(words, min(_SHINGLE, len(words)))))
-        chosen = _winnowed(words) if len(words) >= _GRAM else np.empty(0, np.uint64)
-        prints.extend(chosen)
-        print_rows.extend(np.full(len(chosen), row, np.int32))
-    if not count:
-        raise InputError("there are no documents to look for duplicates in.")
-    units = len({name for names in owner_sets for name in names})
-    return _Sketches(
-        count, units, owners.array(), looked_at.array(), digests.array(),
-        signatures.array().reshape(-1, permutations), prints.array(), print_rows.array(),
-    )  # fmt: skip
 
 
 class _Column:
@@ -285,7 +337,7 @@ def _crosses(owners: NDArray[np.int32]) -> bool:
 
 
 def _near_pairs(
-    rows: _Sketches, threshold: float, permutations: int
+    rows: _Arrays, threshold: float, permutations: int
 ) -> tuple[tuple[tuple[int, int, float], ...], int]:
     from datasketch import MinHashLSH
 
@@ -315,7 +367,7 @@ def _near_pairs(
     return tuple((*pair, similarity) for pair, similarity in sorted(found.items())), crowds
 
 
-def _shared_fingerprints(rows: _Sketches) -> NDArray[np.int64]:
+def _shared_fingerprints(rows: _Arrays) -> NDArray[np.int64]:
     """Return the rows that have a fingerprint in common with a row of other owners."""
     order = np.argsort(rows.prints, kind="stable")
     hashes, owning = rows.prints[order], rows.print_rows[order]

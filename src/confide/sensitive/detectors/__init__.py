@@ -6,7 +6,7 @@ from confide.sensitive.detectors.base import Detector
 from confide.sensitive.detectors.choice import asked, detector, kinds
 from confide.sensitive.detectors.entities import LEVELS, Entities, is_contextual
 from confide.sensitive.detectors.patterns import RECOGNISERS, Recognisers
-from confide.sensitive.detectors.processes import Processes
+from confide.sensitive.detectors.sharing import SharedDetector
 from confide.sensitive.detectors.spans import Span, SpanFinder
 
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
     "RECOGNISERS",
     "Detector",
     "Entities",
-    "Processes",
     "Recognisers",
+    "SharedDetector",
     "Span",
     "SpanFinder",
     "asked",

@@ -17,6 +17,7 @@ from confide.sensitive.redaction.masking import covered, merged
 from confide.sensitive.redaction.policy import Policy
 from confide.sensitive.redaction.rows import RedactedRow, Redactor
 from confide.sensitive.redaction.screening import Marks
+from confide.utils.workers import Crew
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -31,6 +32,7 @@ class RedactedDocuments:
         tokenizer: a fast tokenizer with a mask token.
         cache: the file that keeps findings, so that other rows or another tokenizer need no new search.
         span_tokens: the number of tokens that a mask counts for when rows are cut, see `Redactor`.
+        crew: who runs the detectors; by default all processors do.
         key: the run key. A screened sample must have been drawn with this key; a sample of another run is refused.
 
     Raises:
@@ -38,7 +40,13 @@ class RedactedDocuments:
     """
 
     def __init__(
-        self, config: Config, tokenizer: Any, cache: Path, span_tokens: int, key: RunKey | None = None
+        self,
+        config: Config,
+        tokenizer: Any,
+        cache: Path,
+        span_tokens: int,
+        key: RunKey | None = None,
+        crew: Crew | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._redactor = Redactor(tokenizer, config.task, config.data.max_length, span_tokens)
@@ -49,7 +57,7 @@ class RedactedDocuments:
         self._counts: Counter[str] = Counter()
         self._spans: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._policy = Policy.of(config, cache, key)
+        self._policy = Policy.of(config, cache, key, crew)
         if self._marks is not None and key is not None:
             self._marks.check(key, self._policy.fingerprint)
 

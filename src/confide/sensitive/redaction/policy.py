@@ -16,7 +16,7 @@ import numpy as np
 from confide.data.readers.dialogues import is_dialogue
 from confide.data.readers.documents import Document
 from confide.data.readers.fields import Template, clean_text, lookup
-from confide.sensitive.detectors import Processes, Span, asked, kinds
+from confide.sensitive.detectors import SharedDetector, Span, asked, kinds
 from confide.sensitive.detectors.cache import Cache
 from confide.sensitive.redaction.masking import outside
 from confide.sensitive.secrets.finders import Finder, Patterns
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from confide.config.data_section import Data
     from confide.config.schema import Config
     from confide.randomness.streams import RunKey
+    from confide.utils.workers import Crew
 
 WORD = "WORD"  # the kind of a listed word
 STATED = "STATED"  # the kind of a span of the data that states no kind
@@ -45,7 +46,7 @@ class Policy:
 
     def __init__(
         self,
-        detector: Processes | None,
+        detector: SharedDetector | None,
         found_before: Cache | None,
         finders: Sequence[tuple[str | None, Finder]],
         stated: _Stated | None,
@@ -58,13 +59,16 @@ class Policy:
         self._finders, self._stated = tuple(finders), stated
 
     @classmethod
-    def of(cls, config: Config, cache: Path | None = None, key: RunKey | None = None) -> Policy:
+    def of(
+        cls, config: Config, cache: Path | None = None, key: RunKey | None = None, crew: Crew | None = None
+    ) -> Policy:
         """Make the policy of `config.detector`.
 
         Args:
             config: the config.
             cache: the file that keeps the findings of the detector.
             key: the run key, which protects the entries of the cache. Without a key nothing is kept.
+            crew: who runs the detector; by default all processors do.
 
         Raises:
             InputError: the config asks for nothing, or for something that is not available; the message names the key.
@@ -90,7 +94,7 @@ class Policy:
         if settings.spans is not None:
             stated = _Stated(settings.spans, config.data)
             known.append(STATED)
-        detector = Processes(settings, "detector") if detects else None
+        detector = SharedDetector(settings, "detector", crew) if detects else None
         parts = [
             None if detector is None else detector.fingerprint,
             None if settings.words is None else _digest(Path(settings.words).expanduser().read_bytes()),

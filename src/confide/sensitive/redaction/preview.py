@@ -21,6 +21,7 @@ from confide.sensitive.redaction.masking import Place, covered, merged
 from confide.sensitive.redaction.pieces import Piece, pieces
 from confide.sensitive.redaction.policy import STATED, Policy
 from confide.utils.errors import InputError
+from confide.utils.workers import Crew
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -246,6 +247,7 @@ def survey(
     against: str | None = None,
     cache: Path | None = None,
     tokenizer: Any = None,
+    crew: Crew | None = None,
 ) -> Preview:
     """Find the sensitive spans of the documents; keep counts, examples and at most `2 * most` masked documents.
 
@@ -259,13 +261,14 @@ def survey(
             detectors.
         cache: the file that keeps findings, with entries hashed under `key`.
         tokenizer: the tokenizer of the model; its tokens are counted. Without one, no tokens are counted.
+        crew: who runs the detectors; by default all processors do.
 
     Raises:
         InputError: the config names nothing to find, or there are annotations both in `against` and in the policy; or
             there is no document.
     """
     counts, gallery, examples = Counts(), _Gallery(most, key), dict[str, str]()
-    with _detectors(config, against, cache, key) as found:
+    with _detectors(config, against, cache, key, crew) as found:
         comparison = Comparison() if found.annotations is not None else None
         counts.kinds = {kind: Tally() for kind in found.kinds if kind != STATED}
         stream = iter(documents)
@@ -333,7 +336,9 @@ class _Detectors:
 
 
 @contextmanager
-def _detectors(config: Config, against: str | None, cache: Path | None, key: RunKey) -> Iterator[_Detectors]:
+def _detectors(
+    config: Config, against: str | None, cache: Path | None, key: RunKey, crew: Crew | None
+) -> Iterator[_Detectors]:
     """Open the policies that a preview needs, and close them at the end."""
     detector = config.detector
     others = bool(asked(detector) or detector.words or detector.expressions)
@@ -345,12 +350,12 @@ def _detectors(config: Config, against: str | None, cache: Path | None, key: Run
     field = against or (detector.spans if others else None)
     with ExitStack() as stack:
         if field is None:
-            yield _Detectors(stack.enter_context(Policy.of(config, cache, key)), None, False)
+            yield _Detectors(stack.enter_context(Policy.of(config, cache, key, crew)), None, False)
             return
         tested = config.model_copy(update={"detector": detector.model_copy(update={"spans": None})})
         annotated = config.model_copy(update={"detector": Settings(spans=field)})
         yield _Detectors(
-            stack.enter_context(Policy.of(tested, cache, key)),
+            stack.enter_context(Policy.of(tested, cache, key, crew)),
             stack.enter_context(Policy.of(annotated)),
             against is None,
         )

@@ -15,10 +15,11 @@ from confide.config.schema import Secrets
 from confide.data.readers.documents import Document
 from confide.data.readers.fields import lookup
 from confide.data.spans import Mention
-from confide.sensitive.detectors import SpanFinder, asked, detector, kinds
+from confide.sensitive.detectors import SharedDetector, SpanFinder, asked, kinds
 from confide.sensitive.secrets.expressions import Expression
 from confide.sensitive.secrets.folding import canonical
 from confide.utils.errors import InputError
+from confide.utils.workers import Crew
 
 
 class Finder(Protocol):
@@ -108,6 +109,11 @@ class Detected:
             )
             for text, spans in zip(texts, self._detector.find(texts), strict=True)
         ]
+
+    def close(self) -> None:
+        """End the processes of the detector, if it has any."""
+        if isinstance(self._detector, SharedDetector):
+            self._detector.close()
 
 
 class Column:
@@ -202,10 +208,10 @@ class RowList:
             )
 
 
-def finders(secrets: Secrets) -> list[Finder]:
+def finders(secrets: Secrets, crew: Crew | None = None) -> list[Finder]:
     """Make the finders that the config section asks for: list, patterns, detector, columns and rows.
 
-    The finder for `secrets.repository` is not among them.
+    The finder for `secrets.repository` is not among them. A `crew` runs the detector.
 
     Raises:
         InputError: a source cannot be read, or two sources use the same class of secrets; the message names the key.
@@ -226,7 +232,7 @@ def finders(secrets: Secrets) -> list[Finder]:
         each.check_secrets(settings, "secrets.detector")
     if detectors:
         codes = {kind for each, _ in detectors for kind in each.codes}
-        made.append(Detected(detector(secrets.detector), codes))
+        made.append(Detected(SharedDetector(secrets.detector, "secrets.detector", crew), codes))
     if columns:
         made.append(Column(columns))
     if secrets.rows is not None:

@@ -1,0 +1,126 @@
+"""What is done to each text by itself: quotes stripped, cut into rows, sketched to find what texts have in common.
+
+It is most of the time that reading takes, and it needs no other text. So several processes may share it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from confide.data.cutting import Cutter, Row
+from confide.data.layout import Layout
+from confide.data.readers.duplicates import Sketch, Sketcher
+from confide.data.readers.quotes import strip_quotes
+from confide.data.turn_cutting import TurnCutter
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text before the work; see `Document` for the fields.
+
+    Attributes:
+        is_cut: whether its rows are wanted.
+    """
+
+    text: str
+    where: str
+    layout: Layout | None = None
+    tokens: Sequence[int] | None = None
+    is_cut: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """A text after the work.
+
+    Attributes:
+        text: without quotes.
+        rows: none if they were not wanted.
+        sketch: None if none was wanted, or the text is too short for one.
+    """
+
+    text: str
+    rows: Rows
+    sketch: Sketch | None
+
+
+class Rows:
+    """Rows of a text, to be taken once: those of a long text are made as they are taken, or when they are sent."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = list(self._rows)
+        tokens = np.concatenate([row.tokens for row in rows], dtype=np.int32) if rows else _NONE
+        places = np.array([(len(row.tokens), row.start, row.end) for row in rows], np.int64).reshape(-1, 3)
+        return _unpacked, (tokens, places)
+
+
+_NONE = np.empty(0, np.int32)
+
+
+def _unpacked(tokens: np.ndarray, places: np.ndarray) -> Rows:
+    ends = np.cumsum(places[:, 0])
+    parts = np.split(tokens, ends[:-1]) if len(ends) else []
+    return Rows(Row(part, start, end) for part, (_, start, end) in zip(parts, places.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class TextWork:
+    """The work, as a job of `Workers` on lists of texts.
+
+    Args:
+        tokenizer: that of the model.
+        in_rows, length: as of `Cutter`.
+        places: whether to find each row's characters.
+        without_quotes: whether quotes are stripped.
+        sketched: whether to sketch each text.
+    """
+
+    tokenizer: Any
+    in_rows: bool
+    length: int
+    places: bool = False
+    without_quotes: bool = False
+    sketched: bool = False
+
+    def ready(self) -> Callable[[Sequence[Text]], tuple[list[Worked], Counter[str]]]:
+        """Return a function from texts to what became of each, and the counts of what was cut or left out."""
+        cutter = Cutter(self.tokenizer, self.in_rows, self.length, self.places)
+        sketch = Sketcher() if self.sketched else None
+
+        def do(texts: Sequence[Text]) -> tuple[list[Worked], Counter[str]]:
+            counts: Counter[str] = Counter()
+            left = [strip_quotes(each.text) if self.without_quotes else each.text for each in texts]
+            plain = [
+                (text, each.where)
+                for each, text in zip(texts, left, strict=True)
+                if each.is_cut and each.layout is None and each.tokens is None and text.strip()
+            ]
+            cut = iter(cutter.rows([text for text, _ in plain], [where for _, where in plain]))
+            done = []
+            for each, text in zip(texts, left, strict=True):
+                rows: Iterable[Row] = ()
+                if not each.is_cut or not text.strip():
+                    pass
+                elif each.tokens is not None:
+                    rows = cutter.rows_of_tokens(each.tokens)
+                elif each.layout is not None:
+                    turns = TurnCutter(self.tokenizer, self.length, counts)
+                    rows = turns.rows(text, each.layout, each.where)
+                else:
+                    rows = next(cut)
+                found = None if sketch is None or not text.strip() else sketch(text)
+                done.append(Worked(text, Rows(rows), found))
+            return done, counts
+
+        return do

@@ -1,0 +1,70 @@
+"""Do the items of a job on a Ray cluster; placing them, trying again and keeping data on disk are Ray's."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from confide.utils.errors import InputError
+from confide.utils.workers import Item, Job, Result, Workers, answer
+
+_AGAIN = 3  # times that Ray does an item again whose process or node died
+
+
+class OnRay(Workers[Item, Result]):
+    """A Ray cluster. Every node needs confide, in the same version.
+
+    Args:
+        address: of the cluster: `auto`, HOST:PORT, or `local` to start one on this machine.
+        what: the beginning of a sentence about a process that died.
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster.
+    """
+
+    def __init__(self, job: Job, address: str, what: str) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of a run
+        try:
+            import ray
+        except ImportError:
+            raise InputError("--ray needs Ray: pip install 'confide[ray]'") from None
+        self._ray, self._what = ray, what
+        self._started = not ray.is_initialized()
+        if self._started:
+            # What workers print stays with them, since it may hold private text.
+            given = {"include_dashboard": False} if address == "local" else {"address": address}
+            try:
+                ray.init(log_to_driver=False, logging_level="error", **given)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                self._started = False
+                raise InputError(
+                    f"--ray {address}: there is no Ray cluster ({' '.join(str(error).split())[:200]})"
+                ) from None
+        self._job = ray.put(pickle.dumps(job))
+        self._task = ray.remote(max_retries=_AGAIN, num_cpus=1)(answer)
+        self._processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def close(self) -> None:
+        if self._started:
+            self._ray.shutdown()
+            self._started = False
+
+    def _ahead(self) -> int:
+        return 2 * self._processors
+
+    def _begin(self, item: Item) -> Callable[[], Result]:
+        waiting = self._task.remote(self._job, pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL))
+        return lambda: self._result(waiting)
+
+    def _result(self, waiting: Any) -> Any:
+        try:
+            is_done, found = pickle.loads(self._ray.get(waiting))
+        except self._ray.exceptions.RayError as error:
+            raise InputError(
+                f"{self._what} ended, {_AGAIN + 1} times at the same text ({type(error).__name__})"
+            ) from None
+        if not is_done:
+            raise found
+        return found
