@@ -1,27 +1,13 @@
 """Run trials of a sweep in parallel on a Ray cluster, whose machines share the disk of the run folder."""
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from confide.utils.errors import InputError
+from confide.utils.ray_workers import joined
 
 if TYPE_CHECKING:
     from confide.tuning.sweep import Executor, Trial, Tried
-
-PATIENCE = 10.0
-"""Seconds to wait for a cluster that was named by its address."""
-
-
-def _reach(address: str) -> None:
-    """Check that the address answers: otherwise Ray tries for minutes, and then ends the process."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdecimal()):  # Ray finds `local` and `auto` by itself
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--ray {address}: no cluster answers: {error}") from None
 
 
 def on_ray(address: str) -> "Executor":
@@ -35,20 +21,9 @@ def on_ray(address: str) -> "Executor":
     Raises:
         InputError: Ray is not installed, no cluster answers, or one of its processes is lost.
     """
-    try:
-        import ray
-    except ImportError:
-        raise InputError(
-            "--ray needs a package that is not installed: pip install 'confide[cluster]'"
-        ) from None
 
     def spread(function: "Callable[[Trial], Tried]", trials: "Sequence[Trial]") -> "Iterator[Tried]":
-        if not ray.is_initialized():
-            _reach(address)
-            try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False)
-            except ConnectionError as error:
-                raise InputError(f"--ray {address}: no cluster answers: {error}") from None
+        ray, _ = joined(address)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         task: Any = ray.remote(num_cpus=1, num_gpus=gpus)(lambda trial: function(trial))
         running = [task.remote(trial) for trial in trials]

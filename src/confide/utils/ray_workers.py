@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from confide.utils.errors import InputError
 from confide.utils.workers import Item, Job, Result, Workers, answer
+
+PATIENCE = 10.0
+"""Seconds to wait for a cluster that was named by its address."""
 
 _AGAIN = 3  # times that Ray does an item again whose process or node died
 
@@ -21,27 +25,12 @@ class OnRay(Workers[Item, Result]):
         what: the beginning of a sentence about a process that died.
 
     Raises:
-        InputError: Ray is not installed, or there is no cluster.
+        InputError: see `joined`.
     """
 
     def __init__(self, job: Job, address: str, what: str) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of a run
-        try:
-            import ray
-        except ImportError:
-            raise InputError("--ray needs Ray: pip install 'confide[ray]'") from None
+        ray, self._started = joined(address)
         self._ray, self._what = ray, what
-        self._started = not ray.is_initialized()
-        if self._started:
-            # What workers print stays with them, since it may hold private text.
-            given = {"include_dashboard": False} if address == "local" else {"address": address}
-            try:
-                ray.init(log_to_driver=False, logging_level="error", **given)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                self._started = False
-                raise InputError(
-                    f"--ray {address}: there is no Ray cluster ({' '.join(str(error).split())[:200]})"
-                ) from None
         self._job = ray.put(pickle.dumps(job))
         self._task = ray.remote(max_retries=_AGAIN, num_cpus=1)(answer)
         self._processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -68,3 +57,41 @@ class OnRay(Workers[Item, Result]):
         if not is_done:
             raise found
         return found
+
+
+def joined(address: str) -> tuple[Any, bool]:
+    """Connect to a Ray cluster; return the module, and whether this call connected it.
+
+    Args:
+        address: of the cluster; `local` starts one on this machine, `auto` finds the one it belongs to.
+
+    Raises:
+        InputError: Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of a run
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "--ray needs a package that is not installed: pip install 'confide[cluster]'"
+        ) from None
+    if ray.is_initialized():
+        return ray, False
+    _reach(address)
+    try:
+        # What workers print stays with them, since it may hold private text.
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    except ConnectionError as error:
+        raise InputError(f"--ray {address}: no cluster answers: {error}") from None
+    return ray, True
+
+
+def _reach(address: str) -> None:
+    """Check that the address answers: otherwise Ray tries for minutes, and then ends the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal()):  # Ray finds `local` and `auto` by itself
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--ray {address}: no cluster answers: {error}") from None
