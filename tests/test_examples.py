@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.command import World, confide, tiny_model
 from tests.places import ROOT
@@ -84,3 +85,20 @@ def test_every_example_is_listed() -> None:
         if path.name == "__pycache__":  # left by a test that imports an example
             continue
         assert path.name == "README.md" or f"({path.name}" in listed, path.name
+
+
+def test_the_manifest_is_one_and_torchrun_takes_its_arguments() -> None:
+    from torch.distributed.run import get_args_parser
+
+    service, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = get_args_parser().parse_args(container["command"][1:])
+    assert (given.nnodes, given.no_python) == (str(job["spec"]["completions"]), True)
+    assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert [given.training_script, *given.training_script_args] == ["confide", "train", "/work/mail.yaml"]
+    host = given.rdzv_endpoint.partition(":")[0]
+    assert host == f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
