@@ -204,3 +204,10 @@ def test_damage_that_one_rank_meets_is_told_by_all(loaded):
     assert "damaged, model.layers.1.mlp.up_proj.weight holds values that are infinite" in first["not finite"]
     assert "cannot be read by another rank" in first["unreadable"]
     assert "model.safetensors cannot be read: [Errno 5]" in second["unreadable"]
+
+
+def test_a_model_that_mixes_rows_is_refused_by_all_ranks_once_it_is_split(loaded):
+    first, second = loaded["refused"]
+    assert first["mixing was split"]
+    assert first["mixing"] == second["mixing"]
+    assert "model: what BertLMHeadModel says of a row depends on the padding" in first["mixing"]

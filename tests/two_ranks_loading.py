@@ -14,6 +14,7 @@ from confide.models import sharded
 from confide.runs import fingerprints, job
 from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
+from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
 from tests.models.test_loading import config
@@ -34,6 +35,7 @@ CASES = {  # name: family, task, adapter, base, changes of the model's settings,
     "lora, fresh head": ("bert", "classification", LORA, {}, {}, None),
 }
 
+SMALL = 600  # bytes: most weights of these models are larger
 SEEN: list[str] = []  # weights that were read part by part
 
 
@@ -121,6 +123,22 @@ def trained(folder: Path, adapter: dict, base: dict, ranks: Ranks) -> dict:
     return gaps | {"ledgers": len({run.ledger_path.read_text() for run, _ in runs.values()})}
 
 
+def mixing(folder: Path, ranks: Ranks) -> str:
+    """What this rank says of a model that looks at padding, which is seen once the model is split."""
+    with ranks.first_ahead():
+        if ranks.first:
+            small.saved(folder / "model", "bert")
+        run = Run(run_config(folder / "run", model=str(folder / "model"), train__distributed="fsdp"))
+    sharded.SMALL = 40_000  # the bias of BERT's head is copied when it is tied, so it cannot be a stand-in
+    try:
+        job.Job.of(run, Console(quiet=True), ranks)
+    except InputError as error:
+        return str(error)
+    finally:
+        sharded.SMALL = SMALL
+    return ""
+
+
 def refused(folder: Path, ranks: Ranks, breaks, at: int) -> str:
     """What this rank says of a model of which rank `at` alone meets the damage."""
     with ranks.first_ahead():
@@ -162,7 +180,7 @@ def last_is_not_finite(path: Path) -> None:
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    sharded.SMALL = 600  # bytes: most weights of these models are larger
+    sharded.SMALL = SMALL
     with Ranks.joined() as ranks:
         found: dict = {
             name: compared(out.parent / name.replace(" ", "-"), case, ranks) for name, case in CASES.items()
@@ -176,7 +194,10 @@ def main(out: Path) -> None:
         job.fill = seen
         found["trained"] = trained(out.parent / "full", {}, {}, ranks)
         found["trained, bf16"] = trained(out.parent / "bf16", LORA, {"precision": "bf16"}, ranks)
+        SEEN.clear()
         said = {
+            "mixing": mixing(out.parent / "mixing", ranks),
+            "mixing was split": len(SEEN) > 0,
             "not finite": refused(out.parent / "damaged", ranks, last_is_not_finite, 1),
             "unreadable": refused(out.parent / "unreadable", ranks, nothing, 1),
         }

@@ -17,7 +17,7 @@ from torch import nn
 
 from confide.data.loss_mask import ids_of
 from confide.distributed.ranks import Ranks
-from confide.distributed.sharding import is_sharded, rest
+from confide.distributed.sharding import is_sharded, kind, rest
 from confide.models.adapters import routes
 from confide.randomness.streams import RunKey
 from confide.training.line_packing import WIDEST
@@ -64,7 +64,7 @@ def check_row_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarr
     found = _company(task, model, rows) if _tests(model, ranks) and len(rows) else ""
     if ranks.any(bool(found)):
         raise InputError(
-            f"model: what {type(model).__name__} says of a row depends on {found or 'its company'}"
+            f"model: what {kind(model)} says of a row depends on {found or 'its company'}"
             + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.facts.name))
         )
 
