@@ -144,10 +144,26 @@ PITFALLS = [
     Fault(
         "21",
         "gradient checkpointing runs the pass that no tap can follow",
-        "models/loading.py::load_model",
+        "models/loading.py::_load",
         "{'use_reentrant': False}",
         "{'use_reentrant': True}",
         "tests/models/test_loading.py -k checkpointing",
+    ),
+    Fault(
+        "8",
+        "ranks do not agree on damage that one of them meets",
+        "models/sharded.py::fill",
+        "ranks.least(unsound)",
+        "unsound",
+        "tests/test_distributed.py -k one_rank_meets",
+    ),
+    Fault(
+        "8",
+        "each rank fills its part from the first rows",
+        "models/sharded.py::fill",
+        "where.rows(first, first + len(values))",
+        "where.rows(0, len(values))",
+        "tests/test_distributed.py -k load_their_own",
     ),
     Fault(
         "21",

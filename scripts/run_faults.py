@@ -283,7 +283,7 @@ RUNS = [
     Fault(
         "config",
         "weights load from pickles",
-        "models/loading.py::load_model",
+        "models/loading.py::_load",
         "auto.from_pretrained(..., **..., use_safetensors=True, **...)",
         "auto.from_pretrained(..., **..., **...)",
         "tests/models/test_loading.py::test_pickled_weights_are_refused",

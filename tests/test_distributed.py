@@ -24,6 +24,7 @@ from tests import command
 from tests.command import environment
 from tests.places import ROOT
 from tests.test_resume import config
+from tests.two_ranks_loading import CASES
 
 TOLERANCE = 2e-5  # of how far the weights moved, in float32
 
@@ -161,3 +162,52 @@ def test_what_a_selection_rests_on_is_computed_once(tmp_path):
         for value in (1.5, 2.5)
     )
     assert first == again == [1.5]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> dict:
+    """What two ranks find that each load their own part of a model."""
+    out = tmp_path_factory.mktemp("loading") / "found.json"
+    done = subprocess.run(
+        torchrun("-m", "tests.two_ranks_loading", out),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def test_ranks_that_load_their_own_part_have_the_weights_of_a_whole_load(loaded):
+    for name in CASES:
+        found = loaded[name]
+        assert not found["wrong"], name
+        assert found["stored"] >= 7, name  # nothing was loaded whole instead
+        assert (found["split"], found["meta"]) == (True, 0), name
+        assert found["share"] == pytest.approx(0.5, abs=2e-3), name
+        assert found["digest"], name
+
+
+def test_a_run_of_ranks_that_load_their_own_part_is_that_of_one_process(loaded):
+    for name in ("trained", "trained, bf16"):
+        assert loaded[name]["ledgers"] == 1
+    assert loaded["trained"]["fsdp"] < TOLERANCE
+    # Products in bf16 round by the shape of a batch, which the number of ranks decides under ddp too.
+    assert loaded["trained, bf16"]["fsdp"] < 2 * loaded["trained, bf16"]["ddp"] + TOLERANCE
+
+
+def test_damage_that_one_rank_meets_is_told_by_all(loaded):
+    first, second = loaded["refused"]
+    assert first["not finite"] == second["not finite"]
+    assert "damaged, model.layers.1.mlp.up_proj.weight holds values that are infinite" in first["not finite"]
+    assert "cannot be read by another rank" in first["unreadable"]
+    assert "model.safetensors cannot be read: [Errno 5]" in second["unreadable"]
+
+
+def test_a_model_that_mixes_rows_is_refused_by_all_ranks_once_it_is_split(loaded):
+    first, second = loaded["refused"]
+    assert first["mixing was split"]
+    assert first["mixing"] == second["mixing"]
+    assert "model: what BertLMHeadModel says of a row depends on the padding" in first["mixing"]

@@ -392,7 +392,7 @@ def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
         ),
         (
             {"base": BY_TORCHAO, "adapter": {"kind": "lora"}, "train": {"distributed": "fsdp"}},
-            r"base\.quantise: train\.distributed: fsdp splits",
+            r"base\.quantise: train\.distributed: fsdp cannot split packed",
         ),
         ({"base": BY_TORCHAO}, r"base\.quantise: adapter\.kind: full trains"),
         ({"adapter": {"rslora": True}}, r"adapter\.rslora: is an option of kind: lora"),
@@ -400,7 +400,7 @@ def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
         ({"adapter": {"modules_to_save": ["lm_head"]}}, r"adapter\.modules_to_save: is an option of kind: lora"),
         (
             {"base": {"quantise": "nf4"}, "adapter": {"kind": "lora"}, "train": {"distributed": "fsdp"}},
-            r"base\.quantise: train\.distributed: fsdp splits",
+            r"base\.quantise: train\.distributed: fsdp cannot split packed",
         ),
         ({"adapter": {"kind": "lora", "dora": True}, "train": {"distributed": "fsdp"}}, r"adapter\.dora: needs"),
     ],

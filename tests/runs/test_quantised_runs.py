@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from confide.config.loading import check
 from confide.models.quantised import quantised
-from confide.runs import export, verify
-from confide.runs import job as jobs
+from confide.runs import export, fingerprints, verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
@@ -75,19 +74,19 @@ def test_a_run_resumes_to_the_bit_and_its_release_works_beside_the_whole_base(co
 @pytest.mark.parametrize("base", [INT8, NF4, TORCHAO, TORCHAO_BF16])
 def test_verify_passes_and_leaves_the_base_as_it_was(common, tmp_path, base):
     job = Job.of(run_of(common, tmp_path / "run", base), Console(quiet=True))
-    before = jobs._weights_digest(job.model)
+    before = fingerprints.of_weights(job.model)
     found = verify.verify(job)
     assert found["ok"], found
-    assert jobs._weights_digest(job.model) == before == job.base
+    assert fingerprints.of_weights(job.model) == before == job.base
 
 
 @pytest.mark.parametrize("base", [TORCHAO])
 def test_the_digest_of_the_base_sees_weights_and_scales(common, tmp_path, base):
     job = Job.of(run_of(common, tmp_path / "run", base), Console(quiet=True))
-    seen = {jobs._weights_digest(job.model)}
+    seen = {fingerprints.of_weights(job.model)}
     _, layer = next(quantised(job.model))
     for values in (layer.weight, layer.scale):
         with torch.no_grad():
             values[0, 0] += 1
-        seen.add(jobs._weights_digest(job.model))
+        seen.add(fingerprints.of_weights(job.model))
     assert len(seen) == 3

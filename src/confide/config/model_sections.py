@@ -83,10 +83,9 @@ def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple
         )
     if is_split and adapter.dora:
         yield "adapter.dora", "needs a layer's weights in one piece: use train.distributed: ddp, or rslora"
-    if is_split and base != Base():
-        key = "precision" if base.quantise == "none" else "quantise"
+    if is_split and base.quantise != "none":
         yield (
-            f"base.{key}",
-            "train.distributed: fsdp splits float32 weights alone over the ranks: use ddp, where each process holds "
-            "the whole base, which is small then",
+            "base.quantise",
+            "train.distributed: fsdp cannot split packed weights over the ranks: use base.precision: bf16, or "
+            "train.distributed: ddp, where each process holds the whole base, which is small then",
         )

@@ -3,10 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -155,6 +156,25 @@ class Ranks:
         values = torch.tensor([value], device=self.device)
         dist.all_reduce(values, op=dist.ReduceOp.MIN)
         return int(values.item())
+
+    def from_first(self, make: Callable[[], bytes]) -> bytes:
+        """Return what the first rank makes. It alone does the work.
+
+        Raises:
+            InputError: the first rank has raised one; all ranks raise the same.
+        """
+        if not self.several:
+            return make()
+        told: list[Any] = [None]
+        if self.first:
+            try:
+                told = [make()]
+            except InputError as error:
+                told = [error]
+        dist.broadcast_object_list(told)
+        if isinstance(told[0], InputError):
+            raise told[0]
+        return bytes(told[0])
 
     def alike(self, text: str) -> bool:
         """Tell whether every rank gave the same text."""

@@ -71,6 +71,12 @@ def is_sharded(model: nn.Module) -> bool:
     return any(is_split(parameter) for parameter in model.parameters())
 
 
+def kind(model: nn.Module) -> str:
+    """Return the name of a model's class, as it was before FSDP2 gave it one of its own."""
+    name = type(model).__name__
+    return name.removeprefix("FSDP") if is_sharded(model) else name
+
+
 def part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a parameter, gradient or state, as a view."""
     return tensor.to_local() if is_split(tensor) else tensor

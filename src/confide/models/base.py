@@ -151,7 +151,7 @@ def ready_adapter(model: Any) -> None:
         if hasattr(module, "modules_to_save"):
             module.register_forward_pre_hook(_enter, with_kwargs=True)
             if not (module is inner.get_output_embeddings() or in_head(inner, name)):  # logits stay float32
-                module.register_forward_hook(_Leave(coarse))
+                module.register_forward_hook(_Leave(coarse.dtype))
 
 
 def _is_coarse(values: torch.Tensor) -> bool:
@@ -167,13 +167,13 @@ def _float(value: Any) -> Any:
 
 
 class _Leave:
-    """Hook that turns a layer's output into the type that a weight of the base has then."""
+    """Hook that turns a layer's output into the type that the base computes in."""
 
-    def __init__(self, like: nn.Parameter) -> None:
-        self.like = like
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return output.to(self.like.dtype) if isinstance(output, torch.Tensor) else output
+        return output.to(self.dtype) if isinstance(output, torch.Tensor) else output
 
 
 def computes_coarsely(model: nn.Module) -> bool:

@@ -124,7 +124,7 @@ def check_model(folder: Path, name: str, from_scratch: bool) -> set[str]:
             )
     if from_scratch:
         return set()
-    return {weight for file in _weights(folder, name) for weight in _whole_numbers(file)}
+    return {weight for file in weights(folder, name) for weight in _whole_numbers(file)}
 
 
 def _settings(path: Path, key: str) -> dict[str, Any]:
@@ -164,8 +164,12 @@ def _layers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield prefix + key, value
 
 
-def _weights(folder: Path, name: str) -> list[Path]:
-    """Return the files that hold the weights, none of them outside of the folder."""
+def weights(folder: Path, name: str) -> list[Path]:
+    """Return the files that hold the weights, none of them outside of the folder.
+
+    Raises:
+        InputError: there are none, or the index names what is not there.
+    """
     index = folder / INDEX
     if (folder / WEIGHTS).exists() or not index.exists():
         if not (folder / WEIGHTS).is_file():

@@ -29,6 +29,7 @@ from confide.models.adapters import adapt, in_head
 from confide.models.adapters import unused as unused_of
 from confide.models.base import how_to_load, ready_adapter, ready_base
 from confide.models.fast.activations import install_fast_layers
+from confide.models.sharded import Outline, Stored, outline
 from confide.models.sound import refuse_diverged, refuse_unsound
 from confide.utils.errors import InputError
 
@@ -167,6 +168,24 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         vocabulary: entries of the tokenizer; a model with fewer embeddings is refused, except for tokens that the
             config adds: these start as the mean of all others.
     """
+    return _load(config, classes, vocabulary, in_parts=False)[0]
+
+
+def load_to_split(
+    config: "Config", classes: int | None = None, vocabulary: int | None = None
+) -> tuple[nn.Module, dict[str, Stored]]:
+    """Load a model as `load_model` does, and leave its large weights in their files until it is split.
+
+    Returns:
+        The model, and where the weights lie that it has on the meta device, by the name of the parameter: none if this
+        model can be loaded only whole. `sharded.fill` reads them.
+    """
+    return _load(config, classes, vocabulary, in_parts=True)
+
+
+def _load(
+    config: "Config", classes: int | None, vocabulary: int | None, in_parts: bool
+) -> tuple[nn.Module, dict[str, Stored]]:
     import transformers
 
     _quiet()
@@ -184,23 +203,33 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
         if classes is not None:
             settings.num_labels = classes
         drop_nothing(settings)
+        held: Outline | None = None
         if from_scratch:
             model: Any = auto.from_config(settings, trust_remote_code=config.trust_remote_code)
         else:
-            model, report = auto.from_pretrained(
-                place,
-                config=settings,
-                use_safetensors=True,
-                trust_remote_code=config.trust_remote_code,
-                ignore_mismatched_sizes=True,  # refused below, except for a classification head
-                output_loading_info=True,
-                **how_to_load(auto, settings, config),
-            )
+            how = how_to_load(auto, settings, config)
+            if in_parts and not config.trust_remote_code and config.base.quantise == "none":
+                held = outline(auto, settings, place, how["dtype"])
+            if held is not None:
+                model, report = held.model, held.report
+            else:
+                torch.manual_seed(config.train.seed)
+                model, report = auto.from_pretrained(
+                    place,
+                    config=settings,
+                    use_safetensors=True,
+                    trust_remote_code=config.trust_remote_code,
+                    ignore_mismatched_sizes=True,  # refused below, except for a classification head
+                    output_loading_info=True,
+                    **how,
+                )
             _complete(model, report, config)
     if getattr(settings, "pad_token_id", None) is None and facts.has_classes:
         raise InputError(
             f"model: {config.model!r} names no pad_token_id, which a classifier needs to find a row's end"
         )
+    if held is not None and _adds_tokens(config):
+        held.read([values for values in _of_vocabulary(model) if isinstance(values, nn.Parameter)])
     _fit_vocabulary(model, config, vocabulary)
     check_length(settings, config)
     if found := sorted(whole & {name for name, _ in model.named_parameters()}):
@@ -209,7 +238,12 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             "model keeps its weights: it is damaged or quantised, give the model that it was made from"
         )
     ready_base(model, config.model)
-    refuse_unsound(dict(model.named_parameters()), f"model: the weights of {config.model!r} are damaged,")
+    loaded = {
+        name: values
+        for name, values in model.named_parameters()
+        if held is None or not held.is_stand_in(values)
+    }
+    refuse_unsound(loaded, f"model: the weights of {config.model!r} are damaged,")
     for module in model.modules():
         drop_nothing(module)
     install_fast_layers(model)
@@ -220,7 +254,7 @@ def load_model(config: "Config", classes: int | None = None, vocabulary: int | N
             warnings.simplefilter("ignore", FutureWarning)  # transformers is about to rename it
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     adapted: nn.Module = model
-    return adapted
+    return adapted, {} if held is None else held.detach(adapted)
 
 
 def positions(settings: Any) -> int | None:
@@ -293,10 +327,16 @@ def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> Non
             holder, _, own = name.rpartition(".")
             unused[name] = nn.Parameter(functional.pad(old.data, (0, new[-1] + 1 - len(old))))
             setattr(model.get_submodule(holder), own, unused[name])
-    inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
-    found = [inputs.weight, getattr(output, "weight", None), getattr(output, "bias", None), *unused.values()]
-    for weights in {id(weights): weights for weights in found if weights is not None}.values():
+    for weights in _of_vocabulary(model):
         _start_at_mean(weights, real, new)
+
+
+def _of_vocabulary(model: Any) -> list[torch.Tensor]:
+    """Return the weights that have an entry for each token: embeddings, and what the output layer has; each once."""
+    inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
+    found = [inputs.weight, getattr(output, "weight", None), getattr(output, "bias", None)]
+    found += [model.get_parameter(name) for name in unused_of(model)]
+    return list({id(weights): weights for weights in found if weights is not None}.values())
 
 
 @torch.no_grad()

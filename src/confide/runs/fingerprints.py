@@ -12,14 +12,16 @@ import dataclasses
 import functools
 import hashlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from confide.distributed.ranks import Ranks
 from confide.models.loading import trainable
+from confide.models.sharded import Stored
 from confide.utils.errors import InputError
 
 _DEEPEST = 20
@@ -50,6 +52,36 @@ def of_tokenizer(tokenizer: Any) -> str:
     rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
     facts = [type(tokenizer).__qualname__, rules, repr(sorted(tokenizer.special_tokens_map.items()))]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def of_weights(
+    model: nn.Module, stored: Mapping[str, Stored] | None = None, ranks: Ranks | None = None
+) -> bytes:
+    """Digest the weights of the base model: its name may come to mean other weights.
+
+    The digest is the same however the model is loaded. If weights still lie in files, the first rank reads them for
+    all, a piece at a time; all ranks must then call this.
+
+    Args:
+        stored: where the weights lie that the model has on the meta device, by the name of the parameter.
+        ranks: the ranks that load this model together.
+    """
+    if not stored:
+        return _of_weights(model, {})
+    assert ranks is not None
+    return ranks.from_first(lambda: _of_weights(model, stored))
+
+
+def _of_weights(model: nn.Module, stored: Mapping[str, Stored]) -> bytes:
+    places = {id(model.get_parameter(name)): place for name, place in stored.items()}
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict(keep_vars=True).items()):
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
+        place = places.get(id(values))
+        for piece in [values.detach()] if place is None else place.pieces(values.shape):
+            plain = piece.to(values.dtype).cpu().contiguous()
+            digest.update(plain.view(torch.uint8).numpy().data if values.dim() else b"")
+    return digest.digest()
 
 
 def of_still(model: nn.Module) -> bytes:

@@ -14,6 +14,7 @@ from confide.config.schema import Config
 from confide.data.readers import Record
 from confide.models import loading as models
 from confide.models.ready import ready_model
+from confide.models.sharded import Stored
 from confide.runs import fingerprints
 from confide.training.optimisation import OptimizerOf, SchedulerOf
 from confide.training.tasks import Loss
@@ -133,8 +134,19 @@ def tokenizer_of(config: Config, given: Given) -> Any:
     return models.ready_tokenizer(copy.deepcopy(given.tokenizer), config)
 
 
-def model_of(config: Config, given: Given, classes: int | None, vocabulary: int) -> nn.Module:
-    """Return the model that was given, or that of the config, with its adapter."""
-    if given.model is None:
-        return models.load_model(config, classes, vocabulary)
-    return ready_model(given.model, config, classes, vocabulary)
+def model_of(
+    config: Config, given: Given, classes: int | None, vocabulary: int, to_split: bool = False
+) -> tuple[nn.Module, dict[str, Stored]]:
+    """Return the model that was given, or that of the config, with its adapter.
+
+    Args:
+        to_split: the ranks will share one model among them.
+
+    Returns:
+        The model, and its weights that still lie in files: only if it is to be split, and was not given.
+    """
+    if given.model is not None:
+        return ready_model(given.model, config, classes, vocabulary), {}
+    if to_split:
+        return models.load_to_split(config, classes, vocabulary)
+    return models.load_model(config, classes, vocabulary), {}

@@ -16,9 +16,10 @@ from confide.config import registry
 from confide.config.schema import Config
 from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
-from confide.distributed.sharding import part, shard
+from confide.distributed.sharding import is_sharded, part, shard
 from confide.models import loading as models
 from confide.models.fast.chunked_loss import chunk_of
+from confide.models.sharded import fill
 from confide.privacy import ledger, mechanisms
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import first_entry
@@ -94,9 +95,14 @@ class Job:
         with ranks.first_ahead():
             prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
         setting = _calibrated(run, prepared.train, ranks)
-        model = model_of(run.config, run.given, prepared.classes, len(tokenizer))
-        base = _weights_digest(model)
+        model, stored = model_of(
+            run.config, run.given, prepared.classes, len(tokenizer), _is_split(run, ranks)
+        )
+        base = fingerprints.of_weights(model, stored, ranks)
         key = _bound_key(key, run, setting.mechanism, prepared, base)
+        if stored:
+            shard(model, ranks)
+            fill(model, stored, run.config.model, ranks)
         task = _placed_task(run, model, tokenizer, setting.mechanism, prepared.train, ranks, console)
         micro_tokens = _micro_tokens(run.config, model, task, ranks, console)
         still = fingerprints.of_still(model) if run.given.names and not _is_split(run, ranks) else b""
@@ -414,7 +420,7 @@ def _placed_task(
             console.say(
                 "rows of a unit get a line each: this model was not seen to keep apart those of one line"
             )
-    if _is_split(run, ranks):
+    if _is_split(run, ranks) and not is_sharded(model):
         shard(model, ranks)
     return task
 
@@ -429,17 +435,6 @@ def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, co
     found = fit(model, task, config.data.max_length, ranks, reserved_bytes)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found
-
-
-def _weights_digest(model: nn.Module) -> bytes:
-    """Digest the weights of the base model: its name may come to mean other weights."""
-    digest = hashlib.sha256()
-    for name, values in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
-        digest.update(
-            values.detach().cpu().contiguous().view(torch.uint8).numpy().data if values.dim() else b""
-        )
-    return digest.digest()
 
 
 def _digest(graph: UnitGraph) -> bytes:

@@ -17,11 +17,13 @@ from torch import nn
 
 from confide.data.loss_mask import ids_of
 from confide.distributed.ranks import Ranks
+from confide.distributed.sharding import is_sharded, kind, rest
 from confide.models.adapters import routes
 from confide.randomness.streams import RunKey
 from confide.training.line_packing import WIDEST
 from confide.training.tasks import Batch, Task
 from confide.utils.errors import InputError
+from confide.utils.memory import ran_out
 
 _PROBED = 128  # tokens of the longest row whose logits are compared
 _FLOOD = 7  # one-token rows, next to which a row is tested
@@ -44,25 +46,25 @@ _NO_BOUND = (
 def check_row_independence(task: Task, model: nn.Module, rows: Sequence[np.ndarray], ranks: Ranks) -> None:
     """Refuse a model whose output for a row depends on the other rows or the padding. One rank tests for all.
 
-    The test makes passes without a gradient, in train mode, over a short row between longer ones. Then the longer
-    rows and the padding change: the logits of the short row must not. Each row's logits must also be the same as
-    without other rows. This must hold behind many rows of its first token, too: they need the same expert of a
-    mixture, which may have room for only so many tokens. Nor may the logits change from pass to pass: such a run could
-    be neither verified nor resumed.
+    Of a split model, all ranks take the same passes together. The test makes passes without a gradient, in train mode,
+    over a short row between longer ones. Then the longer rows and the padding change: the logits of the short row must
+    not. Each row's logits must also be the same as without other rows. This must hold behind many rows of its first
+    token, too: they need the same expert of a mixture, which may have room for only so many tokens. Nor may the logits
+    change from pass to pass: such a run could be neither verified nor resumed.
 
     Experts multiply as many tokens at a time as are routed to them, so a mixture's logits may change by rounding.
 
     Args:
-        model: whole, not yet split over the ranks.
+        model: whole, or split over the ranks.
         rows: rows to take two from; with none, nothing is tested.
 
     Raises:
         InputError: the output depends on other rows, on padding, or on chance.
     """
-    found = _company(task, model, rows) if ranks.first and len(rows) else ""
+    found = _company(task, model, rows) if _tests(model, ranks) and len(rows) else ""
     if ranks.any(bool(found)):
         raise InputError(
-            f"model: what {type(model).__name__} says of a row depends on {found or 'its company'}"
+            f"model: what {kind(model)} says of a row depends on {found or 'its company'}"
             + (_BY_CHANCE if found == _CHANCE else _NO_BOUND.format(task.facts.name))
         )
 
@@ -76,12 +78,17 @@ def check_loss_independence(task: Task, model: nn.Module, rows: Sequence[np.ndar
     Raises:
         InputError: the loss has another shape than one number per row, or a row's loss depends on another row.
     """
-    found = _joint(task, model, rows) if ranks.first and len(rows) > 1 else ""
+    found = _joint(task, model, rows) if _tests(model, ranks) and len(rows) > 1 else ""
     if ranks.any(bool(found)):
         raise InputError(
             f"loss: {found or 'it is no loss of each row alone'}, so that no bound on one unit's part of a step would "
             "hold: return a float[B], each from its own row"
         )
+
+
+def _tests(model: nn.Module, ranks: Ranks) -> bool:
+    """Return True if this rank takes the test passes: the first, or every rank of a split model."""
+    return ranks.first or is_sharded(model)
 
 
 def _joint(task: Task, model: nn.Module, rows: Sequence[np.ndarray]) -> str:
@@ -187,12 +194,12 @@ def detect_packing_support(task: Task, model: nn.Module, longest: int, ranks: Ra
     as without other rows. A line as wide as allowed must work, too.
 
     Args:
-        model: whole, not yet split over the ranks.
+        model: whole, or split over the ranks.
         longest: tokens of the longest row.
     """
     if not task.facts.is_causal or "position_ids" not in task.extra or longest < 4:
         return task
-    apart = not ranks.first or _tried(task, model, longest)
+    apart = not _tests(model, ranks) or _tried(task, model, longest)
     return replace(task, packs_rows=not ranks.any(not apart))
 
 
@@ -206,6 +213,7 @@ def _as_trained(task: Task, model: nn.Module) -> Iterator[Task]:
             yield replace(task, autocast=False, device=next(model.parameters()).device)
     finally:
         model.train(was_training)
+        rest(model)
 
 
 def _tried(task: Task, model: nn.Module, longest: int) -> bool:
@@ -213,7 +221,11 @@ def _tried(task: Task, model: nn.Module, longest: int) -> bool:
         with _as_trained(task, model) as task:
             _line_logits(task, model, [[_made_up(task, 0, row, longest) for row in range(WIDEST)]])
             return _keeps_apart(task, model, min(longest, _PROBED))
-    except Exception:  # no room for so wide a line, or no such input: each model raises its own error
+    except (
+        Exception
+    ) as error:  # no room for so wide a line, or no such input: each model raises its own error
+        if is_sharded(model) and ran_out(error):  # the other ranks are in the middle of the pass
+            raise
         return False
 
 
