@@ -83,7 +83,9 @@ def measure(shape: tuple[int, int, int, int, int], spread: bool, ways: list[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS, help="rows of a draw")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how ranks share it")
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how ranks share it"
+    )
     args = parser.parse_args()
     found = [measure(shape, lengths == "spread", args.ways) for lengths in args.lengths for shape in SHAPES]
     for each in found:

@@ -24,18 +24,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, map_array, read_header
+from confide.data.by_unit import write_by_unit
+from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, differences, map_array, read_header
 from confide.data.shape import Shape
 from confide.utils.errors import InputError
 from confide.utils.files import sync
+from confide.utils.tally import Tally
 
-BLOCK = 1 << 20  # rows sorted, or bytes read, at a time: bounds the memory of building and of the digest
+BLOCK = 1 << 20  # bytes read at a time by the digest
+NAMES = 1 << 16  # names written at a time
 
 
 class UnitGraph:
@@ -168,9 +172,13 @@ class UnitGraph:
             "rows": self.n_rows,
             "units": self.n_units,
             "tokens": self.n_tokens,
-            "rows_per_unit": _summary(np.diff(self.unit_offsets)),
-            "row_tokens": _summary(self.row_lengths),
+            "rows_per_unit": self.rows_per_unit().summary(),
+            "row_tokens": Tally.of(differences(self.folder, "row_offsets")).summary(),
         }
+
+    def rows_per_unit(self) -> Tally:
+        """Count units by their number of rows, in bounded memory."""
+        return Tally.of(differences(self.folder, "unit_offsets"))
 
     def digest(self, update: Callable[[bytes], object]) -> None:
         """Pass the whole graph to `update`, a method as in hashlib and hmac: equal graphs make equal calls.
@@ -318,7 +326,14 @@ class GraphWriter:
                 file.close()
             self._drop_unused()
             self._write_names()
-            self._sort_by_unit()
+            write_by_unit(
+                self._part,
+                self._path("owners"),
+                None if self._one_each else self._path("owner_offsets"),
+                self.rows,
+                self._incidences,
+                len(self._numbers),
+            )
             self._write_header()
             for path in [*self._part.iterdir(), self._part]:
                 sync(path)
@@ -343,14 +358,18 @@ class GraphWriter:
         if len(single) == len(units):
             numbers = np.fromiter(map(self._numbers.__getitem__, single), np.int64, len(single))
             return numbers, np.ones(len(single), dtype=np.int64)
-        rows: list[list[str]] = []
-        for row, owner in enumerate(units, start=self.rows):
-            names = [owner] if isinstance(owner, str) else list(dict.fromkeys(owner or ()))
+        rows = [[own] if isinstance(own, str) else list(dict.fromkeys(own or ())) for own in units]
+        names = list(chain.from_iterable(rows))
+        if not (all(map(bool, names)) and {*map(type, names)} <= {str} and (self._unowned or all(rows))):
+            self._refuse_unnamed(rows)
+        numbers = np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
+        return numbers, np.fromiter(map(len, rows), np.int64, len(rows))
+
+    def _refuse_unnamed(self, rows: list[list[str]]) -> None:
+        """Raise InputError for the first row with a unit that has no name, or without a unit where it needs one."""
+        for row, names in enumerate(rows, start=self.rows):
             if not (names or self._unowned) or not all(isinstance(name, str) and name for name in names):
                 raise InputError(f"row {row} has no unit: name who it belongs to, or leave the row out")
-            rows.append(names)
-        numbers = np.array([self._numbers[name] for names in rows for name in names], dtype=np.int64)
-        return numbers, np.array([len(names) for names in rows], dtype=np.int64)
 
     def _drop_unused(self) -> None:
         if self._one_each:
@@ -359,45 +378,14 @@ class GraphWriter:
             self._path("labels").unlink()
 
     def _write_names(self) -> None:
-        names = [name.encode("utf-8", "surrogatepass") for name in self._numbers]
-        self._path("names").write_bytes(b"".join(names))
-        ends = np.cumsum([0, *map(len, names)])
-        self._path("name_offsets").write_bytes(ends.astype("<i8").data)
-
-    def _sort_by_unit(self) -> None:
-        """Sort the incidences by unit with a counting sort, one block of rows at a time."""
-        owners = np.memmap(self._path("owners"), dtype="<i8", mode="r")
-        counts = np.zeros(len(self._numbers), dtype=np.int64)
-        for first in range(0, len(owners), BLOCK):
-            counts += np.bincount(owners[first : first + BLOCK], minlength=len(counts))
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        self._path("unit_offsets").write_bytes(offsets.astype("<i8").data)
-
-        # Written once before it is mapped: on a full disk a write fails, but a mapped page kills the process.
-        with open(self._path("unit_rows"), "wb") as file:
-            for first in range(0, len(owners), BLOCK):
-                file.write(bytes(8 * min(BLOCK, len(owners) - first)))
-        unit_rows = np.memmap(self._path("unit_rows"), dtype="<i8", mode="r+")
-        row_starts = None
-        if not self._one_each:
-            row_starts = np.memmap(self._path("owner_offsets"), dtype="<i8", mode="r")
-        free = offsets[:-1].copy()  # the next free place of each unit
-        for first in range(0, self.rows, BLOCK):
-            last = min(first + BLOCK, self.rows)
-            rows, part = np.arange(first, last), owners[first:last]
-            if row_starts is not None:
-                rows = np.repeat(rows, np.diff(row_starts[first : last + 1]))
-                part = owners[row_starts[first] : row_starts[last]]
-            order = np.argsort(part, kind="stable")
-            if not len(order):
-                continue
-            sorted_owners = np.asarray(part)[order]
-            starts = np.flatnonzero(np.diff(sorted_owners, prepend=-1))
-            lengths = np.diff(starts, append=len(order))
-            within = np.arange(len(order)) - np.repeat(starts, lengths)
-            unit_rows[free[sorted_owners] + within] = rows[order]
-            free[sorted_owners[starts]] += lengths
-        unit_rows.flush()
+        names, end = iter(self._numbers), 0
+        with open(self._path("names"), "wb") as text, open(self._path("name_offsets"), "wb") as offsets:
+            offsets.write(bytes(8))
+            while some := [name.encode("utf-8", "surrogatepass") for name in islice(names, NAMES)]:
+                text.write(b"".join(some))
+                ends = end + np.cumsum(list(map(len, some)))
+                offsets.write(ends.astype("<i8").data)
+                end = int(ends[-1])
 
     def _write_header(self) -> None:
         arrays = {}
@@ -450,12 +438,3 @@ class _Numbers(dict[str, int]):
     def __missing__(self, name: str) -> int:
         self[name] = number = len(self)
         return number
-
-
-def _summary(counts: np.ndarray) -> dict[str, float]:
-    return {
-        "min": int(counts.min()),
-        "median": float(np.median(counts)),
-        "mean": float(counts.mean()),
-        "max": int(counts.max()),
-    }
