@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.privacy import row_weights as program
-from confide.privacy.row_weights import Spread, bound_greedily, largest_c, need, solve
+from confide.privacy.bounding import bound_greedily, pairs_of
+from confide.privacy.row_weights import Spread, largest_c, need, solve
 from confide.utils.errors import CheckFailed, InputError
 from tests.places import BENCHMARKS
 
@@ -369,6 +370,11 @@ def one_by_one(graph: Incidence, cap: int) -> list[bool]:
     return kept
 
 
+def greedily(graph: Incidence, cap: int) -> np.ndarray:
+    offsets, rows, n_rows = graph
+    return bound_greedily(pairs_of(*graph), len(rows), n_rows, len(offsets) - 1, cap)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -379,7 +385,7 @@ def one_by_one(graph: Incidence, cap: int) -> list[bool]:
 )
 def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, cap):
     graph = drawn(seed, n_rows, n_units, per_row)
-    kept = bound_greedily(*graph, cap)
+    kept = greedily(graph, cap)
     assert kept.dtype == np.bool_
     assert kept.tolist() == one_by_one(graph, cap)
     matrix = dense(graph)
@@ -391,10 +397,10 @@ def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, c
 
 def test_greedy_bounding_takes_rows_with_few_owners_first():
     graph = incidence([[0, 1, 2], [0, 3], [0]], 5)
-    assert bound_greedily(*graph, 1).tolist() == [False, True, False, True, True]
-    assert bound_greedily(*graph, 2).tolist() == [False, True, True, True, True]
+    assert greedily(graph, 1).tolist() == [False, True, False, True, True]
+    assert greedily(graph, 2).tolist() == [False, True, True, True, True]
     with pytest.raises(InputError, match="at least 1 row"):
-        bound_greedily(*graph, 0)
+        greedily(graph, 0)
 
 
 # What is left

@@ -8,11 +8,14 @@ import numpy as np
 from confide.data import sorting
 from confide.utils.errors import InputError
 
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Rows, units, and how many units each of the rows has: int64[n] each."""
+
 
 def incidences(
     owners: Path, owner_offsets: Path | None, rows: int, block: int | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield all pairs of a row and one of its units by row, as two arrays of int64: rows and units.
+) -> Iterator[Pairs]:
+    """Yield all pairs of a row and one of its units by row.
 
     The files are read, not mapped: the system counts mapped pages as memory of the process.
 
@@ -26,7 +29,7 @@ def incidences(
         if owner_offsets is None:
             for first in range(0, rows, block):
                 units = np.fromfile(file, "<i8", min(block, rows - first))
-                yield np.arange(first, first + len(units)), units
+                yield np.arange(first, first + len(units)), units, np.ones(len(units), dtype=np.int64)
             return
         with open(owner_offsets, "rb") as starts:
             begin = np.fromfile(starts, "<i8", 1)
@@ -37,7 +40,8 @@ def incidences(
                 for low in range(int(ends[0]), int(begin[0]), block):  # rows may have any number of units
                     high = min(low + block, int(begin[0]))
                     within = np.diff(np.clip(ends, low, high))
-                    yield np.repeat(numbers, within), np.fromfile(file, "<i8", high - low)
+                    units = np.fromfile(file, "<i8", high - low)
+                    yield np.repeat(numbers, within), units, np.repeat(np.diff(ends), within)
 
 
 def write_by_unit(
@@ -61,7 +65,7 @@ def write_by_unit(
     mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits)
 
     def keyed() -> Iterator[np.ndarray]:
-        for row, unit in incidences(owners, owner_offsets, rows):
+        for row, unit, _ in incidences(owners, owner_offsets, rows):
             yield sorting.records(unit.view(np.uint64) << shift | row.view(np.uint64))
 
     done = met = 0  # pairs written, and units begun

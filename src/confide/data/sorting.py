@@ -5,6 +5,7 @@ their keys to files of a temporary folder, each file is sorted in memory, and a 
 So memory is bounded by `budget`, whatever the keys are, and time is linear in the number of records.
 """
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -46,7 +47,7 @@ def sorted_blocks(
     """
     budget = BUDGET if budget is None else budget
     if count <= budget:
-        together = list(blocks)
+        together = [block for block in blocks if len(block)]
         if together:
             yield _in_order(together.pop() if len(together) == 1 else np.concatenate(together))
         return
@@ -56,6 +57,11 @@ def sorted_blocks(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"{folder}: {count:,} records cannot be sorted there: {reason}") from error
+
+
+def scratch(folder: Path | None) -> Path:
+    """Return where to sort what belongs to a folder: in it, or in the system's temporary folder if it is read-only."""
+    return folder if folder is not None and os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def _dealt(

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from confide.data.by_unit import write_by_unit
+from confide.data.by_unit import Pairs, incidences, write_by_unit
 from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, differences, map_array, read_header
 from confide.data.shape import Shape
 from confide.utils.errors import InputError
@@ -125,6 +125,11 @@ class UnitGraph:
             return self._owners[row : row + 1]
         return self._owners[self._owner_offsets[row] : self._owner_offsets[row + 1]]
 
+    def incidences(self) -> Iterator[Pairs]:
+        """Yield all pairs of a row and one of its units by row, in blocks."""
+        offsets = None if self.single_owner else self.folder / "owner_offsets.bin"
+        return incidences(self.folder / "owners.bin", offsets, self.n_rows)
+
     def unit_name(self, unit: int) -> str:
         self._within(unit, self.n_units, "unit")
         name = self._names[self._name_offsets[unit] : self._name_offsets[unit + 1]]
@@ -164,6 +169,7 @@ class UnitGraph:
             rows_of_units=self.unit_rows,
             names=self.unit_names,
             folder=self.folder,
+            pairs=self.incidences,
         )
 
     def statistics(self) -> dict[str, Any]:
