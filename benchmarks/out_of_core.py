@@ -3,13 +3,14 @@
     python benchmarks/out_of_core.py --pairs 1e5 1e6 1e7 1e8 [--owners 1 3] [--units-per 10] [--folder FOLDER]
         [--plot FILE.svg] [--from FILE.jsonl]
 
-Each line of output is the figures of one graph and one step, as JSON. A graph has so many pairs of a row and a unit, and
-a tenth as many units; each row has `--owners` of them, the units drawn uniformly. Each step runs in a process of its own,
-so its peak memory is that of the process alone: VmHWM of /proc, which counts mapped pages of files too. On a system
-without /proc it is ru_maxrss. `nothing` is such a process that does no step; `select` imports torch besides.
+Each line of output is the figures of one graph and one step, as JSON. A graph has so many pairs of a row and a unit,
+and a tenth as many units; each row has `--owners` of them, the units drawn uniformly. Each step runs in a process of
+its own, so its peak memory is that of the process alone: VmHWM of /proc, which counts mapped pages of files too. On a
+system without /proc it is ru_maxrss. `nothing` is such a process that does no step; `select` imports torch besides.
 
-Steps: `build` (names, tokens, sorting, fsync; `sorting_seconds` is the part after the last row was added), `statistics`,
-`select` (rule `random`, cap 4; rows with one owner), `bound` (greedy bounding, cap 4; rows with several owners).
+Steps: `build` (names, tokens, sorting, fsync; `sorting_seconds` is the part after the last row was added),
+`statistics`, `select` (rule `random`, cap 4; rows with one owner), `bound` (greedy bounding, cap 4; rows with several
+owners).
 """
 
 import argparse

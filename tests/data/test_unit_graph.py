@@ -274,6 +274,7 @@ def test_what_is_read_is_the_file_itself_and_read_only(tmp_path: Path) -> None:
 def test_memory_of_building_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorting, "BLOCK", 1 << 12)
     monkeypatch.setattr(sorting, "BUDGET", 1 << 14)
+    monkeypatch.setattr(units, "NAMES", 1 << 12)
     lengths = np.full(4000, 20)
     tokens, owners = np.zeros(80_000, dtype=np.int64), [f"u{i % 50}" for i in range(4000)]
     tracemalloc.start()

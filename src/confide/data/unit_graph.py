@@ -24,7 +24,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -33,13 +33,23 @@ import numpy as np
 
 from confide.data.by_unit import Pairs, incidences, write_by_unit
 from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, differences, map_array, read_header
+from confide.data.names import NameNumbers
 from confide.data.shape import Shape
 from confide.utils.errors import InputError
 from confide.utils.files import sync
 from confide.utils.tally import Tally
 
 BLOCK = 1 << 20  # bytes read at a time by the digest
-NAMES = 1 << 16  # names written at a time
+NAMES = 1 << 16  # names numbered at a time
+WRITTEN = (
+    "tokens",
+    "row_offsets",
+    "owners",
+    "owner_offsets",
+    "names",
+    "name_offsets",
+    "labels",
+)  # as rows come
 
 
 class UnitGraph:
@@ -242,8 +252,8 @@ class GraphWriter:
         if marked:
             self._types["tokens"] = "<i4"
         self._least = -vocabulary if marked else 0
-        self._numbers = _Numbers()
-        self._tokens = self._incidences = 0
+        self._names, self._unnumbered = NameNumbers(), list[str]()
+        self._tokens = self._incidences = self._named_bytes = 0
         self._unowned, self._one_each = unowned, True
         self._labelled: bool | None = None
         self._files: dict[str, BinaryIO] = {}
@@ -255,9 +265,9 @@ class GraphWriter:
                 tempfile.mkdtemp(prefix=f".{self.folder.name}.", suffix=".part", dir=self.folder.parent)
             )
         with self._undone():
-            for name in ("tokens", "row_offsets", "owners", "owner_offsets", "labels"):
+            for name in WRITTEN:
                 self._files[name] = open(self._path(name), "wb")  # noqa: SIM115
-            for name in ("row_offsets", "owner_offsets"):
+            for name in ("row_offsets", "owner_offsets", "name_offsets"):
                 self._write(name, np.zeros(1))
 
     def __enter__(self) -> "GraphWriter":
@@ -311,10 +321,12 @@ class GraphWriter:
         with self._undone():
             self._write("tokens", tokens)
             self._write("row_offsets", self._tokens + ends)
-            self._write("owners", owners)
             self._write("owner_offsets", self._incidences + np.cumsum(owner_counts))
             if labels is not None:
                 self._write("labels", np.asarray(labels))
+            self._unnumbered += owners
+            if len(self._unnumbered) >= NAMES:
+                self._number()
         self._labelled = labels is not None
         self.rows += len(sizes)
         self._tokens += len(tokens)
@@ -328,17 +340,17 @@ class GraphWriter:
                 raise InputError(f"the unit graph {self.folder} would be empty: no row was found")
             if not self._incidences:
                 raise InputError(f"the unit graph {self.folder} would have no unit: none of its rows has one")
+            self._number()
             for file in self._files.values():
                 file.close()
             self._drop_unused()
-            self._write_names()
             write_by_unit(
                 self._part,
                 self._path("owners"),
                 None if self._one_each else self._path("owner_offsets"),
                 self.rows,
                 self._incidences,
-                len(self._numbers),
+                len(self._names),
             )
             self._write_header()
             for path in [*self._part.iterdir(), self._part]:
@@ -358,18 +370,16 @@ class GraphWriter:
             "encode it with the tokenizer the graph is written for"
         )
 
-    def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the unit numbers of all rows, one row after the other, and how many each row has."""
+    def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[list[str], np.ndarray]:
+        """Return the units of all rows, one row after the other, and how many each row has."""
         single = [owner for owner in units if isinstance(owner, str) and owner]
         if len(single) == len(units):
-            numbers = np.fromiter(map(self._numbers.__getitem__, single), np.int64, len(single))
-            return numbers, np.ones(len(single), dtype=np.int64)
+            return single, np.ones(len(single), dtype=np.int64)
         rows = [[own] if isinstance(own, str) else list(dict.fromkeys(own or ())) for own in units]
         names = list(chain.from_iterable(rows))
         if not (all(map(bool, names)) and {*map(type, names)} <= {str} and (self._unowned or all(rows))):
             self._refuse_unnamed(rows)
-        numbers = np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
-        return numbers, np.fromiter(map(len, rows), np.int64, len(rows))
+        return names, np.fromiter(map(len, rows), np.int64, len(rows))
 
     def _refuse_unnamed(self, rows: list[list[str]]) -> None:
         """Raise InputError for the first row with a unit that has no name, or without a unit where it needs one."""
@@ -383,15 +393,17 @@ class GraphWriter:
         if not self._labelled:
             self._path("labels").unlink()
 
-    def _write_names(self) -> None:
-        names, end = iter(self._numbers), 0
-        with open(self._path("names"), "wb") as text, open(self._path("name_offsets"), "wb") as offsets:
-            offsets.write(bytes(8))
-            while some := [name.encode("utf-8", "surrogatepass") for name in islice(names, NAMES)]:
-                text.write(b"".join(some))
-                ends = end + np.cumsum(list(map(len, some)))
-                offsets.write(ends.astype("<i8").data)
-                end = int(ends[-1])
+    def _number(self) -> None:
+        """Write the numbers of the names that wait, and the names that are new among them."""
+        for first in range(0, len(self._unnumbered), NAMES):
+            numbers, new = self._names.of(self._unnumbered[first : first + NAMES])
+            self._write("owners", numbers)
+            text = [name.encode("utf-8", "surrogatepass") for name in new]
+            self._files["names"].write(b"".join(text))
+            ends = self._named_bytes + np.cumsum(np.fromiter(map(len, text), np.int64, len(text)))
+            self._write("name_offsets", ends)
+            self._named_bytes = int(ends[-1]) if new else self._named_bytes
+        self._unnumbered.clear()
 
     def _write_header(self) -> None:
         arrays = {}
@@ -436,11 +448,3 @@ class GraphWriter:
             with contextlib.suppress(OSError):  # the unwritten rest of a full disk is not wanted any more
                 file.close()
         shutil.rmtree(self._part, ignore_errors=True)
-
-
-class _Numbers(dict[str, int]):
-    """Numbers names from 0 in order of first appearance."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = number = len(self)
-        return number
