@@ -56,8 +56,12 @@ def generated(pairs: int, owners: int, units: int) -> Iterator[tuple[np.ndarray,
         tokens = generator.integers(0, VOCABULARY, int(lengths.sum()), dtype=np.uint16)
         # Distinct within a row: a step of a fixed size from each owner to the next.
         drawn = generator.integers(0, units, (number, 1)) + (units // owners) * np.arange(owners)
-        names = [[f"user-{unit}" for unit in own] for own in (drawn % units).tolist()]
-        yield tokens, lengths, [own[0] for own in names] if owners == 1 else names
+        names = [f"user-{unit}" for unit in (drawn % units).ravel().tolist()]
+        yield (
+            tokens,
+            lengths,
+            names if owners == 1 else [*map(list, zip(*[iter(names)] * owners, strict=True))],
+        )
 
 
 def build(folder: Path, pairs: int, owners: int, units: int) -> dict[str, Any]:
@@ -84,15 +88,16 @@ def build(folder: Path, pairs: int, owners: int, units: int) -> dict[str, Any]:
 
 
 def choose(folder: Path, step: str) -> dict[str, Any]:
+    if step == "select":
+        from confide.randomness.streams import RunKey  # only here, since it imports torch
+
+        stream = RunKey(bytes(32)).stream("benchmark", "selection")
     began = time.perf_counter()
     graph = UnitGraph.open(folder)
     result: dict[str, Any] = {}
     if step == "statistics":
         result["rows_per_unit"] = graph.statistics()["rows_per_unit"]
     elif step == "select":
-        from confide.randomness.streams import RunKey  # only here, since it imports torch
-
-        stream = RunKey(bytes(32)).stream("benchmark", "selection")
         result["chosen"] = len(select("random", graph, CAP, stream))
     else:
         shape = graph.shape()

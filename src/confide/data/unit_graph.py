@@ -372,9 +372,8 @@ class GraphWriter:
 
     def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[list[str], np.ndarray]:
         """Return the units of all rows, one row after the other, and how many each row has."""
-        single = [owner for owner in units if isinstance(owner, str) and owner]
-        if len(single) == len(units):
-            return single, np.ones(len(single), dtype=np.int64)
+        if {*map(type, units)} == {str} and all(units):
+            return list(units), np.ones(len(units), dtype=np.int64)  # type: ignore[arg-type]
         rows = [[own] if isinstance(own, str) else list(dict.fromkeys(own or ())) for own in units]
         names = list(chain.from_iterable(rows))
         if not (all(map(bool, names)) and {*map(type, names)} <= {str} and (self._unowned or all(rows))):
