@@ -149,9 +149,12 @@ def plot(figures: list[dict[str, Any]]) -> str:
         of_row = "one owner a row" if owners == 1 else f"{owners} owners a row"
         for title, key in (("Seconds", "seconds"), ("Peak memory, MiB", "peak_mb")):
             lines = {
-                step: [(each["pairs"], each[key]) for each in own if each["step"] == step] for step in steps
+                step: [(each["pairs"] / 1e6, each[key]) for each in own if each["step"] == step]
+                for step in steps
             }
-            panels.append(Panel(f"{title}, {of_row}", "pairs of a row and a unit", title, lines, True, True))
+            panels.append(
+                Panel(f"{title}, {of_row}", "million pairs of a row and a unit", title, lines, True, True)
+            )
     return panels_svg("A unit graph against its size", panels)
 
 

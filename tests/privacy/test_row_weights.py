@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from confide.data import sorting
 from confide.privacy import row_weights as program
 from confide.privacy.bounding import bound_greedily, pairs_of
 from confide.privacy.row_weights import Spread, largest_c, need, solve
@@ -382,10 +383,14 @@ def greedily(graph: Incidence, cap: int) -> np.ndarray:
     n_units=st.integers(1, 15),
     per_row=st.floats(0.2, 5),
     cap=st.integers(1, 12),
+    budget=st.integers(1, 70),
 )
-def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, cap):
+def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, cap, budget):
     graph = drawn(seed, n_rows, n_units, per_row)
-    kept = greedily(graph, cap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "BUDGET", budget)  # below the owners of some rows
+        patch.setattr(sorting, "BLOCK", max(1, budget // 2))
+        kept = greedily(graph, cap)
     assert kept.dtype == np.bool_
     assert kept.tolist() == one_by_one(graph, cap)
     matrix = dense(graph)

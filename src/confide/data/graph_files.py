@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from confide.data import sorting
 from confide.utils.errors import InputError
 
 FORMAT, VERSION = "confide unit graph", 1
@@ -55,13 +56,13 @@ def map_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
-def differences(folder: Path, name: str, block: int = 1 << 20) -> Iterator[np.ndarray]:
+def differences(folder: Path, name: str) -> Iterator[np.ndarray]:
     """Yield how far each of an array of offsets lies from the one before, int64, a block at a time.
 
     The file is read, not mapped: the system counts mapped pages as memory of the process.
     """
     with open(folder / f"{name}.bin", "rb") as file:
         last = np.fromfile(file, "<i8", 1)
-        while len(some := np.fromfile(file, "<i8", block)):
+        while len(some := np.fromfile(file, "<i8", sorting.BLOCK)):
             yield np.diff(some, prepend=last)
             last = some[-1:]

@@ -140,6 +140,12 @@ class UnitGraph:
         offsets = None if self.single_owner else self.folder / "owner_offsets.bin"
         return incidences(self.folder / "owners.bin", offsets, self.n_rows)
 
+    def owned_rows(self) -> int:
+        """Count the rows that have a unit, in bounded memory."""
+        if self.single_owner:
+            return self.n_rows
+        return sum(int(np.count_nonzero(own)) for own in differences(self.folder, "owner_offsets"))
+
     def unit_name(self, unit: int) -> str:
         self._within(unit, self.n_units, "unit")
         name = self._names[self._name_offsets[unit] : self._name_offsets[unit + 1]]

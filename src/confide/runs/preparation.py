@@ -427,7 +427,7 @@ def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
         found["secrets"] += 1
         found["mentions"] += rows
         found["most"] = max(found["most"], rows)
-    holding = len(np.unique(graph.unit_rows))
+    holding = graph.owned_rows()
     return {"rows_with": holding, "rows_without": graph.n_rows - holding, "classes": classes}
 
 
