@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from confide.privacy.accounting import Population, Targets, achieved, least_noise_for_secrets
-from confide.privacy.row_weights import Spread, bound_greedily, largest_c, need, solve
+from confide.privacy.bounding import bound_greedily, pairs_of
+from confide.privacy.row_weights import Spread, largest_c, need, solve
 
 PRIOR = 1e-10
 
@@ -93,7 +94,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         limits = most / part * m
         solution = solve(offsets, rows, args.rows, limits, args.solver, args.threads)
         spread = Spread.of(solution.weights)
-        cap = max(1, int(limits.max()))
+        pairs, cap = pairs_of(offsets, rows, args.rows), max(1, int(limits.max()))
         figures.append(
             {
                 "incidences": len(rows),
@@ -105,7 +106,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "sum": round(spread.total, 1),
                 "kept": spread.kept,
                 "effective": round(spread.effective, 1),
-                "greedy_kept": int(bound_greedily(offsets, rows, args.rows, cap).sum()),
+                "greedy_kept": int(bound_greedily(pairs, len(rows), args.rows, args.units, cap).sum()),
                 **noise(offsets, rows, solution.weights, posterior, args),
                 "peak_memory_mb": peak_megabytes(),
             }

@@ -192,15 +192,15 @@ PITFALLS = [
     Fault(
         "23",
         "quotes stay though the config says to strip them",
-        "data/documents.py",
-        "if data.strip_quotes:\n    ...",
-        "",
+        "data/text_work.py",
+        "strip_quotes(each.text) if self.without_quotes else each.text",
+        "each.text",
         "tests/runs/test_preparation.py -k quotes",
     ),
     Fault(
         "23",
         "passages in common across units are not looked for",
-        "data/readers/duplicates.py::find_duplicates",
+        "data/readers/duplicates.py::Sketches.report",
         "_shared_fingerprints(rows)",
         "np.empty(0, np.int64)",
         "tests/data/readers/test_duplicates.py",
@@ -240,7 +240,7 @@ PITFALLS = [
     Fault(
         "24",
         "documents and not units are held out",
-        "runs/preparation.py::_Preparation._placed",
+        "runs/reading.py::Reading._fill",
         "side_of(document.units, share)",
         "side_of([document.text], share)",
         "tests/runs/test_preparation.py",

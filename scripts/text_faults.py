@@ -54,9 +54,9 @@ TEXT = [
     Fault(
         "secret",
         "an owner above the bound",
-        "privacy/row_weights.py::bound_greedily",
-        "room = [cap] * ...",
-        "room = [cap + 1] * ...",
+        "privacy/bounding.py::bound_greedily",
+        "room = np.full(n_units, cap, dtype=np.int64)",
+        "room = np.full(n_units, cap + 1, dtype=np.int64)",
         "tests/privacy/mechanisms/test_owners.py",
     ),
     Fault(
@@ -78,7 +78,7 @@ TEXT = [
     Fault(
         "selective",
         "what is held out is redacted, and a secret is looked for in it",
-        "runs/preparation.py::_Preparation._write",
+        "runs/reading.py::Reading._write",
         '[(at, label) for at, side, label in placed if side == "train"]',
         "[(at, label) for at, side, label in placed]",
         "tests/sensitive/redaction/test_documents.py",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from functools import partialmethod
 from itertools import product
 from pathlib import Path
@@ -241,3 +242,30 @@ def test_ranks_that_load_by_parts_hold_each_weight_once() -> None:
     # model is in both.
     assert whole["on_top"] - parts["on_top"] > 0.3
     assert parts["file"] < whole["file"]
+
+
+def test_a_unit_graph_is_measured_at_each_size(tmp_path):
+    picture = tmp_path / "graph.svg"
+    command = [
+        sys.executable,
+        STEP.with_name("out_of_core.py"),
+        "--pairs",
+        "600",
+        "3e3",
+        "--folder",
+        tmp_path,
+    ]
+    done = subprocess.run([*command, "--plot", picture], capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    steps = {1: ("build", "statistics", "select"), 3: ("build", "statistics", "bound")}
+    assert [(row["step"], row["pairs"], row["owners"]) for row in rows] == [
+        ("nothing", 1, 1),
+        *((step, pairs, owners) for owners in (1, 3) for pairs in (600, 3000) for step in steps[owners]),
+    ]
+    built = [row for row in rows if row["step"] == "build"]
+    assert [row["rows"] for row in built] == [600, 3000, 200, 1000]
+    assert all(row["peak_mb"] >= rows[0]["peak_mb"] / 2 for row in rows)
+    assert list(tmp_path.iterdir()) == [picture]
+    space = "{http://www.w3.org/2000/svg}"
+    titles = [text.text for text in ElementTree.parse(picture).iter(f"{space}text")]
+    assert "Peak memory, MiB, 3 owners a row" in titles

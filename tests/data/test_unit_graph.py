@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from confide.data import by_unit, sorting
 from confide.data import unit_graph as units
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.utils.errors import InputError
 from confide.utils.histogram import histogram_svg
+from confide.utils.tally import Tally
 
 Rows = list[tuple[list[int], list[str]]]
 
@@ -44,7 +46,8 @@ def write(folder: Path, rows: Rows, together: int = 1, vocabulary: int = 300) ->
 def test_a_graph_gives_back_what_went_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owners: int, block: int
 ) -> None:
-    monkeypatch.setattr(units, "BLOCK", block)
+    monkeypatch.setattr(sorting, "BLOCK", block)
+    monkeypatch.setattr(sorting, "BUDGET", 2 * block)
     rows = some_rows(owners=owners)
     graph = write(tmp_path / "graph", rows, together=13)
     assert (graph.n_rows, graph.n_tokens) == (60, sum(len(tokens) for tokens, _ in rows))
@@ -188,7 +191,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     def full(path: Path, mode: str):  # type: ignore[no-untyped-def]
         return open("/dev/full" if Path(path).stem == name else path, mode)
 
-    monkeypatch.setattr(units, "open", full, raising=False)
+    for module in (units, by_unit):
+        monkeypatch.setattr(module, "open", full, raising=False)
     with (
         pytest.raises(InputError, match=r"unit graph .*/graph cannot be written: no space left on device"),
         GraphWriter(tmp_path / "graph", 10) as writer,
@@ -268,7 +272,9 @@ def test_what_is_read_is_the_file_itself_and_read_only(tmp_path: Path) -> None:
 
 
 def test_memory_of_building_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BLOCK", 1 << 12)
+    monkeypatch.setattr(sorting, "BLOCK", 1 << 12)
+    monkeypatch.setattr(sorting, "BUDGET", 1 << 14)
+    monkeypatch.setattr(units, "NAMES", 1 << 12)
     lengths = np.full(4000, 20)
     tokens, owners = np.zeros(80_000, dtype=np.int64), [f"u{i % 50}" for i in range(4000)]
     tracemalloc.start()
@@ -285,7 +291,7 @@ def test_memory_of_building_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("counts", [[1], [1, 1, 2, 3, 9], list(range(1, 70_000, 7))])
 def test_the_histogram_shows_every_unit(counts: list[int]) -> None:
-    svg = ElementTree.fromstring(histogram_svg(np.array(counts)))
+    svg = ElementTree.fromstring(histogram_svg(Tally.of([np.array(counts)])))
     space = "{http://www.w3.org/2000/svg}"
     bars = [title.text or "" for title in svg.iterfind(f"{space}rect/{space}title")]
     assert sum(int(bar.split()[0].replace(",", "")) for bar in bars) == len(counts)

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from confide.data import sorting
 from confide.privacy import row_weights as program
-from confide.privacy.row_weights import Spread, bound_greedily, largest_c, need, solve
+from confide.privacy.bounding import bound_greedily, pairs_of
+from confide.privacy.row_weights import Spread, largest_c, need, solve
 from confide.utils.errors import CheckFailed, InputError
 from tests.places import BENCHMARKS
 
@@ -369,6 +371,11 @@ def one_by_one(graph: Incidence, cap: int) -> list[bool]:
     return kept
 
 
+def greedily(graph: Incidence, cap: int) -> np.ndarray:
+    offsets, rows, n_rows = graph
+    return bound_greedily(pairs_of(*graph), len(rows), n_rows, len(offsets) - 1, cap)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -376,10 +383,14 @@ def one_by_one(graph: Incidence, cap: int) -> list[bool]:
     n_units=st.integers(1, 15),
     per_row=st.floats(0.2, 5),
     cap=st.integers(1, 12),
+    budget=st.integers(1, 70),
 )
-def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, cap):
+def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, cap, budget):
     graph = drawn(seed, n_rows, n_units, per_row)
-    kept = bound_greedily(*graph, cap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "BUDGET", budget)  # below the owners of some rows
+        patch.setattr(sorting, "BLOCK", max(1, budget // 2))
+        kept = greedily(graph, cap)
     assert kept.dtype == np.bool_
     assert kept.tolist() == one_by_one(graph, cap)
     matrix = dense(graph)
@@ -391,10 +402,10 @@ def test_greedy_bounding_is_the_rule_it_states(seed, n_rows, n_units, per_row, c
 
 def test_greedy_bounding_takes_rows_with_few_owners_first():
     graph = incidence([[0, 1, 2], [0, 3], [0]], 5)
-    assert bound_greedily(*graph, 1).tolist() == [False, True, False, True, True]
-    assert bound_greedily(*graph, 2).tolist() == [False, True, True, True, True]
+    assert greedily(graph, 1).tolist() == [False, True, False, True, True]
+    assert greedily(graph, 2).tolist() == [False, True, True, True, True]
     with pytest.raises(InputError, match="at least 1 row"):
-        bound_greedily(*graph, 0)
+        greedily(graph, 0)
 
 
 # What is left

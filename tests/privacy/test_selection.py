@@ -1,11 +1,15 @@
 """Which rows a unit may contribute: what the rules choose, and that no unit's choice hangs on another."""
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from confide.data import sorting
 from confide.data.shape import Shape
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.privacy.selection import RULES, median_cap, random_chunks, random_rows, select
@@ -66,6 +70,71 @@ def test_each_rule_takes_the_best_rows_of_each_unit(
     rows = select(rule, graph, cap, Words(9), PERPLEXITY, resample)
     assert rows.dtype == np.int64
     assert rows.tolist() == expected
+
+
+def in_memory(
+    rule: str, graph: UnitGraph, cap: int, stream: Words, perplexity: np.ndarray, resample: bool
+) -> np.ndarray:
+    """The same choice by one sort of all rows."""
+    scores = {
+        "random": stream.uint64(graph.n_rows),
+        "longest": -graph.row_lengths,
+        "shortest": graph.row_lengths,
+        "highest-ppl": -perplexity,
+        "lowest-ppl": perplexity,
+    }[rule]
+    rows, counts = np.asarray(graph.unit_rows), np.diff(graph.unit_offsets)
+    order = np.lexsort((scores[rows], np.repeat(np.arange(graph.n_units), counts)))
+    if resample:
+        places = np.tile(np.arange(cap), graph.n_units) % np.repeat(counts, cap)
+        return rows[order[np.repeat(graph.unit_offsets[:-1], cap) + places]]
+    return rows[order[np.arange(len(rows)) - np.repeat(graph.unit_offsets[:-1], counts) < cap]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 120),
+    units=st.integers(1, 30),
+    rule=st.sampled_from(RULES),
+    cap=st.integers(1, 60),
+    resample=st.booleans(),
+    budget=st.integers(1, 30),
+    block=st.integers(1, 30),
+)
+def test_blocks_of_any_size_choose_what_one_sort_chooses(
+    tmp_path_factory, seed, rows, units, rule, cap, resample, budget, block
+):
+    generator = np.random.default_rng(seed)
+    owners = [[f"u{unit}"] for unit in (units * generator.random(rows) ** 3).astype(int).tolist()]
+    graph = build(tmp_path_factory.mktemp("graph") / "graph", owners, generator.integers(1, 5, rows).tolist())
+    perplexity = generator.integers(-3, 3, rows).astype(np.float64)  # ties occur
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "BUDGET", budget)
+        patch.setattr(sorting, "BLOCK", block)
+        found = select(rule, graph, cap, Words(seed % 1000), perplexity, resample)
+        middle = median_cap(graph.shape())
+    assert found.dtype == np.int64
+    assert found.tolist() == in_memory(rule, graph, cap, Words(seed % 1000), perplexity, resample).tolist()
+    assert middle == int(np.median(graph.shape().rows_per_unit))
+    assert [path for path in graph.folder.iterdir() if not path.is_file()] == []
+
+
+@pytest.mark.parametrize("rule", ["random", "longest"])
+def test_memory_of_a_choice_is_that_of_its_rows(tmp_path, monkeypatch, rule):
+    monkeypatch.setattr(sorting, "BUDGET", 1 << 13)
+    monkeypatch.setattr(sorting, "BLOCK", 1 << 13)
+    rows, units = 400_000, 20_000
+    names = [f"u{unit}" for unit in range(units)]
+    with GraphWriter(tmp_path / "graph", 10) as writer:
+        writer.add_many(np.ones(rows, np.uint8), np.ones(rows, np.int64), names * (rows // units))
+    graph = UnitGraph.open(tmp_path / "graph")
+    tracemalloc.start()
+    found = select(rule, graph, 1, Words(0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == units
+    assert peak < found.nbytes + 2_000_000  # scores of all rows alone take 3,200,000 bytes
 
 
 def test_random_choice_is_uniform(tmp_path: Path) -> None:

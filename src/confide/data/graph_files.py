@@ -1,11 +1,13 @@
 """The files of a unit graph: their names, the header that lists them, and how they are mapped."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from confide.data import sorting
 from confide.utils.errors import InputError
 
 FORMAT, VERSION = "confide unit graph", 1
@@ -52,3 +54,15 @@ def map_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
         raise InputError(f"{path} has {size} bytes where {expected} were written: prepare the data again")
     # A plain array over the map: slicing a memmap object costs ten times as much.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def differences(folder: Path, name: str) -> Iterator[np.ndarray]:
+    """Yield how far each of an array of offsets lies from the one before, int64, a block at a time.
+
+    The file is read, not mapped: the system counts mapped pages as memory of the process.
+    """
+    with open(folder / f"{name}.bin", "rb") as file:
+        last = np.fromfile(file, "<i8", 1)
+        while len(some := np.fromfile(file, "<i8", sorting.BLOCK)):
+            yield np.diff(some, prepend=last)
+            last = some[-1:]

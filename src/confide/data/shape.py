@@ -1,10 +1,12 @@
 """The part of a unit graph that planning and accounting may see."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from confide.data.by_unit import Pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +20,8 @@ class Shape:
             `rows_of_units[offsets[u]:offsets[u + 1]]`. None where only counts are known.
         names: the units' names, in their order.
         folder: the graph's folder, in which derived data may be cached; None if the graph is not on disk.
+        pairs: all pairs of a row and one of its units, in blocks that are read and not mapped; None if the graph is not
+            on disk.
     """
 
     rows_per_unit: np.ndarray
@@ -28,6 +32,7 @@ class Shape:
     rows_of_units: np.ndarray | None = field(default=None, repr=False)
     names: Callable[[], list[str]] = field(default=list, repr=False)
     folder: Path | None = None
+    pairs: Callable[[], Iterator[Pairs]] | None = field(default=None, repr=False)
 
     @property
     def units(self) -> int:

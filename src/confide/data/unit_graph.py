@@ -24,18 +24,32 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, map_array, read_header
+from confide.data.by_unit import Pairs, incidences, write_by_unit
+from confide.data.graph_files import ARRAYS, FORMAT, META, VERSION, differences, map_array, read_header
+from confide.data.names import NameNumbers
 from confide.data.shape import Shape
 from confide.utils.errors import InputError
 from confide.utils.files import sync
+from confide.utils.tally import Tally
 
-BLOCK = 1 << 20  # rows sorted, or bytes read, at a time: bounds the memory of building and of the digest
+BLOCK = 1 << 20  # bytes read at a time by the digest
+NAMES = 1 << 16  # names numbered at a time
+WRITTEN = (
+    "tokens",
+    "row_offsets",
+    "owners",
+    "owner_offsets",
+    "names",
+    "name_offsets",
+    "labels",
+)  # as rows come
 
 
 class UnitGraph:
@@ -121,6 +135,17 @@ class UnitGraph:
             return self._owners[row : row + 1]
         return self._owners[self._owner_offsets[row] : self._owner_offsets[row + 1]]
 
+    def incidences(self) -> Iterator[Pairs]:
+        """Yield all pairs of a row and one of its units by row, in blocks."""
+        offsets = None if self.single_owner else self.folder / "owner_offsets.bin"
+        return incidences(self.folder / "owners.bin", offsets, self.n_rows)
+
+    def owned_rows(self) -> int:
+        """Count the rows that have a unit, in bounded memory."""
+        if self.single_owner:
+            return self.n_rows
+        return sum(int(np.count_nonzero(own)) for own in differences(self.folder, "owner_offsets"))
+
     def unit_name(self, unit: int) -> str:
         self._within(unit, self.n_units, "unit")
         name = self._names[self._name_offsets[unit] : self._name_offsets[unit + 1]]
@@ -160,6 +185,7 @@ class UnitGraph:
             rows_of_units=self.unit_rows,
             names=self.unit_names,
             folder=self.folder,
+            pairs=self.incidences,
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -168,9 +194,13 @@ class UnitGraph:
             "rows": self.n_rows,
             "units": self.n_units,
             "tokens": self.n_tokens,
-            "rows_per_unit": _summary(np.diff(self.unit_offsets)),
-            "row_tokens": _summary(self.row_lengths),
+            "rows_per_unit": self.rows_per_unit().summary(),
+            "row_tokens": Tally.of(differences(self.folder, "row_offsets")).summary(),
         }
+
+    def rows_per_unit(self) -> Tally:
+        """Count units by their number of rows, in bounded memory."""
+        return Tally.of(differences(self.folder, "unit_offsets"))
 
     def digest(self, update: Callable[[bytes], object]) -> None:
         """Pass the whole graph to `update`, a method as in hashlib and hmac: equal graphs make equal calls.
@@ -228,8 +258,8 @@ class GraphWriter:
         if marked:
             self._types["tokens"] = "<i4"
         self._least = -vocabulary if marked else 0
-        self._numbers = _Numbers()
-        self._tokens = self._incidences = 0
+        self._names, self._unnumbered = NameNumbers(), list[str]()
+        self._tokens = self._incidences = self._named_bytes = 0
         self._unowned, self._one_each = unowned, True
         self._labelled: bool | None = None
         self._files: dict[str, BinaryIO] = {}
@@ -241,9 +271,9 @@ class GraphWriter:
                 tempfile.mkdtemp(prefix=f".{self.folder.name}.", suffix=".part", dir=self.folder.parent)
             )
         with self._undone():
-            for name in ("tokens", "row_offsets", "owners", "owner_offsets", "labels"):
+            for name in WRITTEN:
                 self._files[name] = open(self._path(name), "wb")  # noqa: SIM115
-            for name in ("row_offsets", "owner_offsets"):
+            for name in ("row_offsets", "owner_offsets", "name_offsets"):
                 self._write(name, np.zeros(1))
 
     def __enter__(self) -> "GraphWriter":
@@ -297,10 +327,12 @@ class GraphWriter:
         with self._undone():
             self._write("tokens", tokens)
             self._write("row_offsets", self._tokens + ends)
-            self._write("owners", owners)
             self._write("owner_offsets", self._incidences + np.cumsum(owner_counts))
             if labels is not None:
                 self._write("labels", np.asarray(labels))
+            self._unnumbered += owners
+            if len(self._unnumbered) >= NAMES:
+                self._number()
         self._labelled = labels is not None
         self.rows += len(sizes)
         self._tokens += len(tokens)
@@ -314,11 +346,18 @@ class GraphWriter:
                 raise InputError(f"the unit graph {self.folder} would be empty: no row was found")
             if not self._incidences:
                 raise InputError(f"the unit graph {self.folder} would have no unit: none of its rows has one")
+            self._number()
             for file in self._files.values():
                 file.close()
             self._drop_unused()
-            self._write_names()
-            self._sort_by_unit()
+            write_by_unit(
+                self._part,
+                self._path("owners"),
+                None if self._one_each else self._path("owner_offsets"),
+                self.rows,
+                self._incidences,
+                len(self._names),
+            )
             self._write_header()
             for path in [*self._part.iterdir(), self._part]:
                 sync(path)
@@ -337,20 +376,21 @@ class GraphWriter:
             "encode it with the tokenizer the graph is written for"
         )
 
-    def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the unit numbers of all rows, one row after the other, and how many each row has."""
-        single = [owner for owner in units if isinstance(owner, str) and owner]
-        if len(single) == len(units):
-            numbers = np.fromiter(map(self._numbers.__getitem__, single), np.int64, len(single))
-            return numbers, np.ones(len(single), dtype=np.int64)
-        rows: list[list[str]] = []
-        for row, owner in enumerate(units, start=self.rows):
-            names = [owner] if isinstance(owner, str) else list(dict.fromkeys(owner or ()))
+    def _owners(self, units: Sequence[str | Sequence[str]]) -> tuple[list[str], np.ndarray]:
+        """Return the units of all rows, one row after the other, and how many each row has."""
+        if {*map(type, units)} == {str} and all(units):
+            return list(units), np.ones(len(units), dtype=np.int64)  # type: ignore[arg-type]
+        rows = [[own] if isinstance(own, str) else list(dict.fromkeys(own or ())) for own in units]
+        names = list(chain.from_iterable(rows))
+        if not (all(map(bool, names)) and {*map(type, names)} <= {str} and (self._unowned or all(rows))):
+            self._refuse_unnamed(rows)
+        return names, np.fromiter(map(len, rows), np.int64, len(rows))
+
+    def _refuse_unnamed(self, rows: list[list[str]]) -> None:
+        """Raise InputError for the first row with a unit that has no name, or without a unit where it needs one."""
+        for row, names in enumerate(rows, start=self.rows):
             if not (names or self._unowned) or not all(isinstance(name, str) and name for name in names):
                 raise InputError(f"row {row} has no unit: name who it belongs to, or leave the row out")
-            rows.append(names)
-        numbers = np.array([self._numbers[name] for names in rows for name in names], dtype=np.int64)
-        return numbers, np.array([len(names) for names in rows], dtype=np.int64)
 
     def _drop_unused(self) -> None:
         if self._one_each:
@@ -358,46 +398,17 @@ class GraphWriter:
         if not self._labelled:
             self._path("labels").unlink()
 
-    def _write_names(self) -> None:
-        names = [name.encode("utf-8", "surrogatepass") for name in self._numbers]
-        self._path("names").write_bytes(b"".join(names))
-        ends = np.cumsum([0, *map(len, names)])
-        self._path("name_offsets").write_bytes(ends.astype("<i8").data)
-
-    def _sort_by_unit(self) -> None:
-        """Sort the incidences by unit with a counting sort, one block of rows at a time."""
-        owners = np.memmap(self._path("owners"), dtype="<i8", mode="r")
-        counts = np.zeros(len(self._numbers), dtype=np.int64)
-        for first in range(0, len(owners), BLOCK):
-            counts += np.bincount(owners[first : first + BLOCK], minlength=len(counts))
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        self._path("unit_offsets").write_bytes(offsets.astype("<i8").data)
-
-        # Written once before it is mapped: on a full disk a write fails, but a mapped page kills the process.
-        with open(self._path("unit_rows"), "wb") as file:
-            for first in range(0, len(owners), BLOCK):
-                file.write(bytes(8 * min(BLOCK, len(owners) - first)))
-        unit_rows = np.memmap(self._path("unit_rows"), dtype="<i8", mode="r+")
-        row_starts = None
-        if not self._one_each:
-            row_starts = np.memmap(self._path("owner_offsets"), dtype="<i8", mode="r")
-        free = offsets[:-1].copy()  # the next free place of each unit
-        for first in range(0, self.rows, BLOCK):
-            last = min(first + BLOCK, self.rows)
-            rows, part = np.arange(first, last), owners[first:last]
-            if row_starts is not None:
-                rows = np.repeat(rows, np.diff(row_starts[first : last + 1]))
-                part = owners[row_starts[first] : row_starts[last]]
-            order = np.argsort(part, kind="stable")
-            if not len(order):
-                continue
-            sorted_owners = np.asarray(part)[order]
-            starts = np.flatnonzero(np.diff(sorted_owners, prepend=-1))
-            lengths = np.diff(starts, append=len(order))
-            within = np.arange(len(order)) - np.repeat(starts, lengths)
-            unit_rows[free[sorted_owners] + within] = rows[order]
-            free[sorted_owners[starts]] += lengths
-        unit_rows.flush()
+    def _number(self) -> None:
+        """Write the numbers of the names that wait, and the names that are new among them."""
+        for first in range(0, len(self._unnumbered), NAMES):
+            numbers, new = self._names.of(self._unnumbered[first : first + NAMES])
+            self._write("owners", numbers)
+            text = [name.encode("utf-8", "surrogatepass") for name in new]
+            self._files["names"].write(b"".join(text))
+            ends = self._named_bytes + np.cumsum(np.fromiter(map(len, text), np.int64, len(text)))
+            self._write("name_offsets", ends)
+            self._named_bytes = int(ends[-1]) if new else self._named_bytes
+        self._unnumbered.clear()
 
     def _write_header(self) -> None:
         arrays = {}
@@ -442,20 +453,3 @@ class GraphWriter:
             with contextlib.suppress(OSError):  # the unwritten rest of a full disk is not wanted any more
                 file.close()
         shutil.rmtree(self._part, ignore_errors=True)
-
-
-class _Numbers(dict[str, int]):
-    """Numbers names from 0 in order of first appearance."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = number = len(self)
-        return number
-
-
-def _summary(counts: np.ndarray) -> dict[str, float]:
-    return {
-        "min": int(counts.min()),
-        "median": float(np.median(counts)),
-        "mean": float(counts.mean()),
-        "max": int(counts.max()),
-    }

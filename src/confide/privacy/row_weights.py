@@ -189,35 +189,6 @@ def solve(
     )
 
 
-def bound_greedily(offsets: np.ndarray, rows: np.ndarray, n_rows: int, cap: int) -> np.ndarray:
-    """Keep rows so that no unit has more than `cap` of them and no row could be added; bool[M].
-
-    The rule is fixed and reads the incidence alone. Rows are taken in order of their number of owners, then of their
-    own number, and kept if every owner has room. A row without an owner is kept.
-
-    Raises:
-        InputError: cap < 1.
-    """
-    if cap < 1:
-        raise InputError(f"rows_per_unit is {cap}: a unit needs at least 1 row")
-    owners = np.bincount(rows, minlength=n_rows)
-    incidence, _, free = _binding(offsets, rows, n_rows, np.full(len(offsets) - 1, float(cap)))
-    kept: np.ndarray = free > 0
-    order = np.argsort(owners, kind="stable")
-    order = order[~kept[order]]
-    room = [cap] * incidence.shape[0]
-    units, starts = incidence.indices.tolist(), incidence.indptr
-    for row, first, last in zip(
-        order.tolist(), starts[order].tolist(), starts[order + 1].tolist(), strict=True
-    ):
-        own = units[first:last]
-        if all(room[unit] for unit in own):
-            kept[row] = True
-            for unit in own:
-                room[unit] -= 1
-    return kept
-
-
 @dataclass(frozen=True, eq=False)
 class _Program:
     """The program in terms of groups: rows that belong to the same units, of J units whose limits can bind.

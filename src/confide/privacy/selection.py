@@ -10,13 +10,16 @@ function of that unit's rows and of the key stream at that unit's own places, wh
 was drawn with it. Zeroing out one unit then moves no other unit's rows.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 
+from confide.data import sorting
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.utils.errors import InputError
+from confide.utils.tally import Tally
 
 RULES = ("random", "longest", "shortest", "highest-ppl", "lowest-ppl")
 
@@ -37,7 +40,9 @@ def median_cap(shape: Shape) -> int:
 
     It is a statistic of the graph: public under zero-out adjacency, and to be listed as public in the claim.
     """
-    return int(np.median(shape.rows_per_unit))
+    counts = shape.rows_per_unit
+    blocks = (counts[first : first + sorting.BLOCK] for first in range(0, len(counts), sorting.BLOCK))
+    return int(Tally.of(blocks).median)
 
 
 def select(
@@ -51,7 +56,8 @@ def select(
     """Choose the rows in use once: at most `cap` of each unit.
 
     With `resample`, a unit with fewer rows repeats them in order until it has `cap`, as the paper's Group Privacy
-    does: accounting must count such a row as often as it is listed.
+    does: accounting must count such a row as often as it is listed. Memory holds the chosen rows and one block of the
+    others.
 
     Args:
         rule: one of the rules above.
@@ -76,16 +82,15 @@ def select(
     if cap < 1:
         raise InputError(f"rows_per_unit is {cap}: a unit needs at least 1 row")
     require_single_owner(graph)
-    rows = np.asarray(graph.unit_rows)
-    counts = np.diff(graph.unit_offsets)
-    units = np.repeat(np.arange(graph.n_units), counts)
-    order = np.lexsort((_scores(rule, graph, stream, perplexity)[rows], units))  # stable: ties keep row order
-    if resample:
-        places = np.tile(np.arange(cap), graph.n_units) % np.repeat(counts, cap)
-        repeated: np.ndarray = rows[order[np.repeat(graph.unit_offsets[:-1], cap) + places]]
-        return repeated
-    rank = np.arange(len(rows)) - np.repeat(graph.unit_offsets[:-1], counts)
-    chosen: np.ndarray = rows[order[rank < cap]]
+    score = _scores(rule, graph, stream, perplexity)
+    owned = graph.rows_per_unit()
+    many = cap * graph.n_units if resample else int(np.minimum(owned.values, cap) @ owned.counts)
+    chosen, done = np.empty(many, dtype=np.int64), 0
+    for rows in _chosen(graph, score, cap, resample):
+        chosen[done : done + len(rows)] = rows
+        done += len(rows)
+    if done != many:
+        raise AssertionError(f"chose {done} rows where {many} are to be had")
     return chosen
 
 
@@ -142,18 +147,80 @@ def require_single_owner(graph: UnitGraph) -> None:
         )
 
 
-def _scores(rule: str, graph: UnitGraph, stream: Bits, perplexity: np.ndarray | None) -> np.ndarray:
-    """Compute one number per row; the rows with the smallest are chosen."""
+def _scores(
+    rule: str, graph: UnitGraph, stream: Bits, perplexity: np.ndarray | None
+) -> Callable[[int, int], np.ndarray]:
+    """Return a function of rows first to last that gives one number per row; the rows with the smallest are chosen."""
     if rule == "random":
-        return stream.uint64(graph.n_rows)
+        return lambda first, last: stream.uint64(last - first, start=first)
     if rule in ("longest", "shortest"):
-        return -graph.row_lengths if rule == "longest" else graph.row_lengths
+        sign = -1 if rule == "longest" else 1
+        path = (
+            graph.folder / "row_offsets.bin"
+        )  # read: the system counts mapped pages as memory of the process
+        return lambda first, last: (
+            sign * np.diff(np.fromfile(path, "<i8", last - first + 1, offset=8 * first))
+        )
     if perplexity is None or len(perplexity) != graph.n_rows:
         raise InputError(f"selection {rule!r} needs the perplexity of each of the {graph.n_rows} rows")
-    scores = np.asarray(perplexity, dtype=np.float64)
-    if not np.isfinite(scores).all():
-        raise InputError(f"row {int(np.argmin(np.isfinite(scores)))} has no finite perplexity to select by")
-    return -scores if rule == "highest-ppl" else scores
+    known = np.asarray(perplexity, dtype=np.float64)
+    if not np.isfinite(known).all():
+        raise InputError(f"row {int(np.argmin(np.isfinite(known)))} has no finite perplexity to select by")
+    return lambda first, last: -known[first:last] if rule == "highest-ppl" else known[first:last]
+
+
+def _chosen(
+    graph: UnitGraph, score: Callable[[int, int], np.ndarray], cap: int, resample: bool
+) -> Iterator[np.ndarray]:
+    """Yield the chosen rows of one unit after the other, many units at a time."""
+    held: list[np.ndarray] = []  # the best rows so far of a unit that may go on in the next block
+    for found in _by_unit(graph, score):
+        units, rows, scores = found
+        if held:
+            units, rows, scores = map(np.concatenate, zip(held, found, strict=True))
+        order = np.lexsort((scores, units))  # stable: ties keep row order
+        starts = np.flatnonzero(np.diff(units, prepend=-1))
+        counts = np.diff(starts, append=len(units))
+        best = order[np.arange(len(order)) - np.repeat(starts, counts) < cap]
+        done = np.searchsorted(units[best], units[-1])
+        yield _repeated(units[best[:done]], rows[best[:done]], cap if resample else None)
+        held = [column[best[done:]] for column in (units, rows, scores)]
+    yield _repeated(held[0], held[1], cap if resample else None)
+
+
+def _by_unit(
+    graph: UnitGraph, score: Callable[[int, int], np.ndarray]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield units, rows and scores of rows, by unit and then by row, in blocks of bounded size.
+
+    A unit lies in one block, unless it is larger than a block. Scores are made row by row and sorted out of core: an
+    array of all of them, read at the places of each unit's rows, would have to be in memory.
+    """
+    bits = np.uint64((graph.n_rows - 1).bit_length())
+    kind = score(0, 1).dtype
+
+    def scored() -> Iterator[np.ndarray]:
+        for rows, units, _ in graph.incidences():
+            scores = score(int(rows[0]), int(rows[-1]) + 1)
+            yield sorting.records(units.view(np.uint64) << bits | rows.view(np.uint64), scores)
+
+    folder = sorting.scratch(graph.folder)
+    limit, budget = graph.n_units << int(bits), min(sorting.BUDGET, sorting.BLOCK)
+    for block in sorting.sorted_blocks(scored(), limit, graph.n_rows, folder, budget):
+        keys = block[:, 0]
+        rows = (keys & np.uint64((1 << int(bits)) - 1)).view(np.int64)
+        yield (keys >> bits).view(np.int64), rows, block[:, 1].copy().view(kind)
+
+
+def _repeated(units: np.ndarray, rows: np.ndarray, times: int | None) -> np.ndarray:
+    """Repeat the rows of each unit, which lie together, in order until there are `times`; all as they are if None."""
+    if times is None:
+        return rows
+    starts = np.flatnonzero(np.diff(units, prepend=-1))
+    counts = np.diff(starts, append=len(units))
+    places = np.tile(np.arange(times), len(starts)) % np.repeat(counts, times)
+    repeated: np.ndarray = rows[np.repeat(starts, times) + places]
+    return repeated
 
 
 def _subset(rows: np.ndarray, draws: np.ndarray) -> np.ndarray:

@@ -109,7 +109,7 @@ def prepare(
         made = Reading(config, tokenizer, progress, key, given, crew)
         facts = made.write(building, folder.with_name("spans.db"))
         write_record(building, {"source": source_of(config, given), "files": files, "facts": facts}, key)
-        rows = UnitGraph.open(building / "train").shape().rows_per_unit
+        rows = UnitGraph.open(building / "train").rows_per_unit()
         write_text(building / PICTURE, histogram_svg(rows))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)

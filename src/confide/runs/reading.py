@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from confide.sensitive.redaction.documents import RedactedDocuments
 
 Progress = Callable[[int, str], None]  # documents read since the last call, and the counts so far
+Side = str | None  # of the split: train, eval, or neither
 _BATCH = 512  # documents that a process gets at a time
 _BATCH_CHARACTERS = 1 << 22  # characters at which a batch ends, even with few documents
 _HELD = 1 << 20  # tokens of rows that wait to be written
@@ -152,36 +153,36 @@ class Reading:
         work = replace(
             self.work, without_quotes=self.quotes_later, sketched=trains and self.sketches is not None
         )
-        sent: deque[list[Document]] = deque()  # batches that are worked on
+        sent: deque[tuple[list[Document], list[Side]]] = deque()  # batches that are worked on
 
         def texts() -> Iterator[list[Text]]:
             for batch in found:
-                sent.append(batch)
-                yield [self._text_of(document, share) for document in batch]
+                sides = [side_of(document.units, share) for document in batch]
+                sent.append((batch, sides))
+                yield [self._text_of(*each) for each in zip(batch, sides, strict=True)]
 
         workers: Workers[list[Text], tuple[list[Worked], Counter[str]]]
         workers = (self.crew or Crew()).workers(work, f"{source}: a process that cuts it into rows")
         with workers:
             for worked, counts in workers.map(texts()):
                 self.after.update(counts)
-                batch = sent.popleft()
-                documents, rows = self._left(batch, worked, trains)
-                self._write(documents, rows, list(self._placed(documents, share)), writers)
+                batch, sides = sent.popleft()
+                documents, rows, sides = self._left(batch, worked, sides, trains)
+                self._write(documents, rows, list(self._placed(documents, sides)), writers)
                 if self.progress is not None:
                     self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
         self._check_filled(source, writers, share)
 
-    def _text_of(self, document: Document, share: float) -> Text:
-        side = side_of(document.units, share)
+    def _text_of(self, document: Document, side: Side) -> Text:
         is_cut = side == "eval" or (side == "train" and self.redacted is None)
         return Text(document.text, document.where, document.layout, document.tokens, is_cut)
 
     def _left(
-        self, batch: list[Document], worked: list[Worked], trains: bool
-    ) -> tuple[list[Document], list[Rows]]:
-        """Return the documents that are more than quotes, and the rows of each."""
-        documents, rows = [], []
-        for document, done in zip(batch, worked, strict=True):
+        self, batch: list[Document], worked: list[Worked], sides: list[Side], trains: bool
+    ) -> tuple[list[Document], list[Rows], list[Side]]:
+        """Return the documents that are more than quotes, with the rows and the side of each."""
+        documents, rows, left_sides = [], [], []
+        for document, done, side in zip(batch, worked, sides, strict=True):
             left: Document | None = document
             if self.quotes_later:
                 left = without_quotes(document, done.text, self.after)
@@ -191,7 +192,8 @@ class Reading:
                 self.sketches.add(left.units, done.sketch)
             documents.append(left)
             rows.append(done.rows)
-        return documents, rows
+            left_sides.append(side)
+        return documents, rows, left_sides
 
     def _check_filled(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         trains = "train" in writers
@@ -239,7 +241,7 @@ class Reading:
         planting.lay_beside(beside)
         do = self.work.ready()
         for batch in _batches(planting.manifest.documents(self.config), _BATCH):
-            worked, counts = do([self._text_of(document, 0.0) for document in batch])
+            worked, counts = do([self._text_of(document, "train") for document in batch])
             self.after.update(counts)
             placed = [(at, "train", None) for at in range(len(batch))]
             self._write(batch, [each.rows for each in worked], placed, writers)
@@ -250,10 +252,9 @@ class Reading:
     def _beside(self, folder: Path) -> GraphWriter:
         return GraphWriter(folder / canaries.GRAPH, len(self.tokenizer), {})
 
-    def _placed(self, batch: list[Document], share: float) -> Iterator[tuple[int, str, int | None]]:
+    def _placed(self, batch: list[Document], sides: list[Side]) -> Iterator[tuple[int, str, int | None]]:
         """Yield, for each used document, its place in the batch, its side and its class."""
-        for at, document in enumerate(batch):
-            side = side_of(document.units, share)
+        for at, (document, side) in enumerate(zip(batch, sides, strict=True)):
             if side is None:
                 self.counts["documents dropped: owners on both sides of the split"] += 1
             elif self.needs.redaction == "apart" and side == "train" and not self._is_new(document):
@@ -406,7 +407,7 @@ def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
         found["secrets"] += 1
         found["mentions"] += rows
         found["most"] = max(found["most"], rows)
-    holding = len(np.unique(graph.unit_rows))
+    holding = graph.owned_rows()
     return {"rows_with": holding, "rows_without": graph.n_rows - holding, "classes": classes}
 
 

@@ -1,27 +1,24 @@
 """A picture of how many rows the units have, as inline SVG."""
 
-import numpy as np
-
 from confide.utils.svg import BLUE, FAINT, INK, RED, opening, round_step, text
+from confide.utils.tally import Tally
 
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 76, 64
 BAR, MARK = BLUE, RED
 
 
-def histogram_svg(rows_per_unit: np.ndarray) -> str:
-    """Draw units by their number of rows, int64[N], as a stand-alone SVG element.
+def histogram_svg(rows_per_unit: Tally) -> str:
+    """Draw units by their number of rows as a stand-alone SVG element.
 
     Bins double in width: 1, 2-3, 4-7, 8-15, ... so that one row and 90,000 rows fit in one picture.
     """
-    counts = np.asarray(rows_per_unit, dtype=np.int64)
-    bins = int(counts.max()).bit_length()
-    edges = [1 << place for place in range(bins + 1)]
-    units = np.histogram(counts, bins=edges)[0].tolist()
+    bins = rows_per_unit.most.bit_length()
+    units = rows_per_unit.in_bins([1 << place for place in range(bins + 1)])
     ticks = _ticks(max(units))
     facts = (
-        f"{_plural(len(counts), 'unit')}; rows of a unit: median {np.median(counts):,.4g}, "
-        f"mean {counts.mean():,.4g}, most {int(counts.max()):,}"
+        f"{_plural(rows_per_unit.number, 'unit')}; rows of a unit: median {rows_per_unit.median:,.4g}, "
+        f"mean {rows_per_unit.mean:,.4g}, most {rows_per_unit.most:,}"
     )
     parts = [
         *opening(WIDTH, HEIGHT, f"Rows per unit. {facts}"),
@@ -33,7 +30,7 @@ def histogram_svg(rows_per_unit: np.ndarray) -> str:
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
         parts.append(text(LEFT - 8, y + 4, _short(tick), anchor="end"))
     step = (WIDTH - LEFT - RIGHT) / bins
-    middle_bin = int(np.median(counts)).bit_length() - 1
+    middle_bin = int(rows_per_unit.median).bit_length() - 1
     for place, number in enumerate(units):
         parts += _bar(place, number, step, ticks[-1], MARK if place == middle_bin else BAR)
     parts.append(f'<rect x="{WIDTH - RIGHT - 122}" y="40" width="11" height="11" fill="{MARK}"/>')

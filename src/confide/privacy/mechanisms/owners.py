@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from confide.data.shape import Shape
+from confide.privacy.bounding import bound_greedily, pairs_of
 from confide.privacy.mechanisms.weighted import WeightedRows, solved
-from confide.privacy.row_weights import bound_greedily
 from confide.privacy.selection import cap_of
 
 
@@ -42,6 +42,11 @@ class Owners(WeightedRows):
         cap = self.cap(shape)
         if self.bounding == "program":
             return solved(shape, np.full(shape.units, float(cap)), "auto")
-        assert shape.offsets is not None
-        assert shape.rows_of_units is not None
-        return bound_greedily(shape.offsets, shape.rows_of_units, shape.rows, cap).astype(np.float64)
+        if shape.pairs is not None:
+            pairs = shape.pairs()
+        else:
+            assert shape.offsets is not None
+            assert shape.rows_of_units is not None
+            pairs = pairs_of(shape.offsets, shape.rows_of_units, shape.rows)
+        kept = bound_greedily(pairs, shape.incidences, shape.rows, shape.units, cap, shape.folder)
+        return kept.astype(np.float64)
