@@ -95,6 +95,9 @@ class TextWork:
 
     def ready(self) -> Callable[[Sequence[Text]], tuple[list[Worked], Counter[str]]]:
         """Return a function from texts to what became of each, and the counts of what was cut or left out."""
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # it warns of texts that are longer than a row before they are cut
         cutter = Cutter(self.tokenizer, self.in_rows, self.length, self.places)
         sketch = Sketcher() if self.sketched else None
 
