@@ -97,7 +97,11 @@ def test_the_manifest_is_one_and_torchrun_takes_its_arguments() -> None:
     given = get_args_parser().parse_args(container["command"][1:])
     assert (given.nnodes, given.no_python) == (str(job["spec"]["completions"]), True)
     assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
-    assert [given.training_script, *given.training_script_args] == ["confide", "train", "/work/mail.yaml"]
+    assert [given.training_script, *given.training_script_args] == [
+        "confide",
+        "train",
+        "/mnt/confide/mail.yaml",
+    ]
     host = given.rdzv_endpoint.partition(":")[0]
     assert host == f"{job['metadata']['name']}-0.{pod['subdomain']}"
     assert service["metadata"]["name"] == pod["subdomain"]

@@ -42,6 +42,17 @@ def test_results_and_errors_come_in_order(cluster):
     assert not ray.is_initialized()
 
 
+def test_two_share_a_connection_until_both_are_closed(cluster):
+    crew = Crew(cluster=cluster.address)
+    first, second = (crew.workers(Square(), "square: a process") for _ in range(2))
+    first.close()
+    assert [number for number, _ in second.map([2])] == [4]
+    first.close()
+    assert ray.is_initialized()
+    second.close()
+    assert not ray.is_initialized()
+
+
 def test_what_a_process_or_a_node_that_dies_had_is_done_again(cluster, tmp_path):
     node = cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()

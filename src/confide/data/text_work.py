@@ -1,4 +1,4 @@
-"""What is done to each text by itself: quotes stripped, cut into rows, sketched to find what texts have in common.
+"""Work on each text by itself: strip quotes, cut rows, make the sketch that shows what texts have in common.
 
 It is most of the time that reading takes, and it needs no other text. So several processes may share it.
 """
@@ -95,9 +95,6 @@ class TextWork:
 
     def ready(self) -> Callable[[Sequence[Text]], tuple[list[Worked], Counter[str]]]:
         """Return a function from texts to what became of each, and the counts of what was cut or left out."""
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()  # it warns of texts that are longer than a row before they are cut
         cutter = Cutter(self.tokenizer, self.in_rows, self.length, self.places)
         sketch = Sketcher() if self.sketched else None
 

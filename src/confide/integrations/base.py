@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -149,14 +150,14 @@ class PrivateLoop(Trainer):
 
     # what a kind of trainer says of itself --------------------------------------------------------------
     @classmethod
+    @abstractmethod
     def _ours(cls) -> type:
         """Return the class of confide's in which overriding the step ends; each kind of trainer defines it."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def _arguments(cls, args: Any) -> Any:
         """Return the arguments, or the default ones; each kind of trainer defines it."""
-        raise NotImplementedError
 
     def _pads(self) -> bool:
         """Return True if no other collator makes the batches of an evaluation."""

@@ -1,4 +1,4 @@
-"""How the frozen weights under an adapter are held: in what type, and in how many bits.
+"""Hold the frozen weights under an adapter in a type and a number of bits of one's choice.
 
 bitsandbytes holds linear layers in 4 or 8 bits, torchao in 8. All of them are frozen; what trains is LoRA's factors
 beside them, in float32. Weights are always quantised on the CPU, so that a run has the same base on every machine.

@@ -29,16 +29,19 @@ class OnRay(Workers[Item, Result]):
     """
 
     def __init__(self, job: Job, address: str, what: str) -> None:
-        ray, self._started = joined(address)
+        ray, started = joined(address)
         self._ray, self._what = ray, what
+        if started or _OPEN:
+            _OPEN.append(self)
         self._job = ray.put(pickle.dumps(job))
         self._task = ray.remote(max_retries=_AGAIN, num_cpus=1)(answer)
         self._processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def close(self) -> None:
-        if self._started:
-            self._ray.shutdown()
-            self._started = False
+        if self in _OPEN:
+            _OPEN.remove(self)
+            if not _OPEN:
+                self._ray.shutdown()
 
     def _ahead(self) -> int:
         return 2 * self._processors
@@ -57,6 +60,11 @@ class OnRay(Workers[Item, Result]):
         if not is_done:
             raise found
         return found
+
+
+_OPEN: list[
+    OnRay[Any, Any]
+] = []  # those that share a connection which one of them made; the last one ends it
 
 
 def joined(address: str) -> tuple[Any, bool]:

@@ -1,4 +1,4 @@
-"""How often each number occurs among very many, and what follows from that."""
+"""Count how often each number occurs among very many; the count gives their median, mean and bins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Tally:
 
     @property
     def number(self) -> int:
-        """How many numbers there are."""
+        """The number of numbers."""
         return int(self.counts.sum())
 
     @property

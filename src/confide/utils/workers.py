@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,17 +38,20 @@ _START = (
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
 )
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error"
+}  # it warns of texts that are longer than a row before they are cut
 _AHEAD = 2  # items of each process that wait or are worked on, so that none waits for this process
 
 
 class Job(Protocol):
-    """What is to be done with each item. It is sent to each process once, so it must be picklable."""
+    """The work on each item. It is sent to each process once, so it must be picklable."""
 
     def ready(self) -> Callable[[Any], Any]:
         """Return the function that does it, after whatever takes time once."""
 
 
-class Workers(Generic[Item, Result]):
+class Workers(ABC, Generic[Item, Result]):
     """Whoever does a job; a context manager."""
 
     def map(self, items: Iterable[Item]) -> Iterator[Result]:
@@ -93,14 +97,14 @@ class Workers(Generic[Item, Result]):
     def _ahead(self) -> int:
         return 1
 
+    @abstractmethod
     def _begin(self, item: Item) -> Callable[[], Result]:
         """Begin with an item; return a function that waits for its result."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Crew:
-    """Who does the work.
+    """The processes that do the work.
 
     Attributes:
         processes: how many of this machine; 1 is this process alone.
@@ -204,7 +208,7 @@ class Process:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # so that a Ctrl-C does not reach it
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **_ONE_THREAD, **_QUIET},
             )
         self._connection.send_bytes(job)
 

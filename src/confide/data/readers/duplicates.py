@@ -92,7 +92,7 @@ def find_duplicates(
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What is kept of a text: nothing that the text could be read from.
+    """The hashes that are kept of a text; the text cannot be read from them.
 
     Attributes:
         digest: of all its words, uint64[1].
