@@ -5,7 +5,7 @@ import json
 from confide.auditing.attack import Options, audit
 from confide.auditing.picture import audit_svg
 from confide.auditing.result import Audit
-from confide.runs.evidence import keep
+from confide.runs.evidence import keep, model_id
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.release import check_release, restate
@@ -24,7 +24,8 @@ def audit_run(run: Run, console: Console, options: Options | None = None) -> Aud
         check_release(job)
         found = audit(job, options)
         facts = found.to_json()
-        write_text(run.audit_path, json.dumps(facts, indent=2) + "\n")
+        of_model = facts | {"model": model_id(run)}
+        write_text(run.audit_path, json.dumps(of_model, indent=2) + "\n")
         keep(run, found.steps, found.evidence())
         restate(job, found.steps)
         picture = audit_svg(facts)

@@ -18,7 +18,7 @@ _USE = "evidence"
 def keep(run: Run, steps: int, lines: Sequence[str]) -> None:
     """Keep what games played after so many steps have shown, a line each, until others are played on the same model."""
     if lines:
-        kept = {"model": _model(run), "steps": steps, "lines": list(lines)}
+        kept = {"model": model_id(run), "steps": steps, "lines": list(lines)}
         Seal(run.key()).write_json(run.evidence_path, _USE, kept)
 
 
@@ -36,11 +36,11 @@ def evidence(run: Run, steps: int) -> tuple[str, ...]:
         raise InputError(
             f"{run.evidence_path} is damaged, or of another run: remove it, and audit this run again"
         ) from None
-    is_this = kept["steps"] == steps and kept["model"] == _model(run)
+    is_this = kept["steps"] == steps and kept["model"] == model_id(run)
     return tuple(kept["lines"]) if is_this else ()
 
 
-def _model(run: Run) -> str:
+def model_id(run: Run) -> str:
     """Identify a training run among all others, by a hash of its ledger."""
     ledger = run.ledger_path.read_bytes() if run.ledger_path.exists() else b""
     return hashlib.sha256(ledger).hexdigest()

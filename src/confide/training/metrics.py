@@ -25,12 +25,7 @@ class Metrics:
     def resume(self, done: int) -> None:
         """Drop what was measured after the last checkpoint, since those steps are taken again."""
         if self.path.exists():
-            kept = [
-                line
-                for line in map(_parse, self.path.read_text("utf-8", errors="replace").splitlines())
-                if line
-            ]
-            self.lines = [line for line in kept if _steps(line) <= done and done > 0]
+            self.lines = [line for line in read_metrics(self.path) if _steps(line) <= done and done > 0]
         text = "".join(json.dumps(line) + "\n" for line in [{"note": PRIVATE}, *self.lines[1:]])
         self.path.write_text(text, "utf-8")
         self.lines = [json.loads(line) for line in text.splitlines()]
@@ -93,6 +88,12 @@ class Metrics:
     def _tell(self, values: Mapping[str, float], done: int) -> None:
         for tracker in self._trackers:
             tracker.scalars(values, done)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a metrics file; a line that a run did not finish writing is left out."""
+    lines = path.read_text("utf-8", errors="replace").splitlines()
+    return [line for line in map(_parse, lines) if line]
 
 
 def _steps(line: dict[str, Any]) -> float:

@@ -64,3 +64,8 @@ class Tally:
         below = np.concatenate([[0], np.cumsum(self.counts)])[np.searchsorted(self.values, edges)]
         inside: list[int] = np.diff(below).tolist()
         return inside
+
+    def in_doubling_bins(self) -> dict[int, int]:
+        """Return how many numbers lie from 1 on, from 2 on, from 4 on and so on, up to the next bin, by that start."""
+        starts = [1 << place for place in range(self.most.bit_length())]
+        return dict(zip(starts, self.in_bins([*starts, 2 * starts[-1]]), strict=True))

@@ -16,7 +16,7 @@ from confide.randomness.streams import RunKey
 from confide.sensitive.redaction.page import page, percent
 from confide.sensitive.redaction.preview import Preview, survey
 from confide.utils.errors import InputError
-from tests.sensitive.redaction import browser
+from tests import browser
 
 EXPRESSIONS = {"vowels": r"[aeiou]{2,}", "digits": r"\d+", "ends": r"\w ?\d", "never": "§"}
 KEY = RunKey.from_text("preview")

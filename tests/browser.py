@@ -6,6 +6,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +65,60 @@ def look(page: Path, script: str, width: int = 1000) -> Any:
     frame.write_text(_FRAME.format(width=width, page=content, script=script), "utf-8")
     shown, _ = _run(frame, "--dump-dom", "--virtual-time-budget=2000")
     return json.loads(html.unescape(shown.rpartition("<pre>")[2].partition("</pre>")[0]))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a visit to a page showed.
+
+    Attributes:
+        requests: addresses that were asked for, beside the page itself.
+        console: what stood on the console, and errors of scripts.
+        serious: rules of accessibility that are broken, serious and critical ones (axe-core).
+    """
+
+    requests: list[str]
+    console: list[str]
+    serious: list[str]
+    scrolls_sideways: bool
+
+
+@contextmanager
+def _opened(page: Path, width: int, scheme: str) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("chromium is not installed: no page is opened (scripts/browser.sh installs it)")
+    with sync_playwright() as player:
+        running = player.chromium.launch(executable_path=found, args=list(_FLAGS[1:]))
+        tab = running.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        tab.asked, tab.told = [], []
+        tab.on("request", lambda request: tab.asked.append(request.url))
+        tab.on("console", lambda message: tab.told.append(message.text))
+        tab.on("pageerror", lambda error: tab.told.append(str(error)))
+        tab.goto(page.as_uri())
+        yield tab
+        running.close()
+
+
+def visit(page: Path, width: int = 1200, scheme: str = "light") -> Visit:
+    """Open a page, and look for what a reader would stumble over."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    with _opened(page, width, scheme) as tab:
+        told, asked = list(tab.told), [url for url in tab.asked if url != page.as_uri()]
+        sideways = tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+        rules = Axe().run(tab).response["violations"]
+    serious = [
+        f"{rule['id']}: {rule['nodes'][0]['html'][:200]}"
+        for rule in rules
+        if rule["impact"] in ("serious", "critical")
+    ]
+    return Visit([url for url in asked if not url.startswith("data:")], told, serious, sideways)
+
+
+def run(page: Path, script: str) -> Any:
+    """Return what a function of the loaded page returns."""
+    with _opened(page, 1200, "light") as tab:
+        return tab.evaluate(script)

@@ -1,0 +1,138 @@
+"""Arrange a claim in the twelve lines that a privacy claim must state, for the page.
+
+Sources of the lines: NIST SP 800-226 (2025), the OpenDP deployments registry, Ponomareva et al. 2023.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from confide.privacy.guarantee import Guarantee
+from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table on the page: the first row is its head, the first cell of a row names it."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a claim.
+
+    Attributes:
+        title: what it answers.
+        sentences: paragraphs.
+        pairs: (name, value) of facts; the name may be a term that the page explains.
+        items: a list.
+        tables: figures with two sides.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()
+    pairs: Sequence[tuple[str, str]] = ()
+    items: Sequence[str] = ()
+    tables: Sequence[Table] = field(default=())
+
+
+def lines(guarantee: Guarantee) -> list[Line]:
+    """Return the twelve lines, in order."""
+    g = guarantee
+    return [
+        Line("What kind of claim is this?", _kind(g), items=g.estimates),
+        Line(
+            "What is one unit?",
+            pairs=[
+                ("unit", g.unit),
+                ("rows of a unit", "all that it has" if g.rows_per_unit is None else f"{g.rows_per_unit:,}"),
+                ("what a unit may contribute", g.contribution),
+                ("how text becomes rows", g.rows_cut),
+            ],
+        ),
+        Line(
+            "Which two worlds are compared, and what is public in both?",
+            [f"The claim compares {g.worlds}.", "The following is public, and not protected:"],
+            pairs=[("adjacency", g.adjacency)],
+            items=g.public_facts,
+        ),
+        Line("Which numbers?", pairs=_numbers(g), tables=_tables(g)),
+        Line(
+            "How were they computed?",
+            pairs=[
+                ("accountant", f"{g.accountant} {g.accountant_version}"),
+                ("discretisation", f"{g.discretisation:g}"),
+                ("sampling that the computation assumes", g.sampling),
+                ("sampling that the run used", g.sampling_used),
+            ],
+        ),
+        Line("What may be given away?", [_sentence(g.protected_output)]),
+        Line("What is not covered?", ["The claim says nothing of the following:"], items=g.not_covered),
+        Line("Whom must one trust?", [_sentence(part) for part in g.trust.split("; ")]),
+        Line("Where does the randomness come from?", [_sentence(part) for part in g.randomness.split("; ")]),
+        Line("Where does this claim come from?", pairs=list(g.provenance.items())),
+        Line("What did attacks show?", items=g.evidence),
+        Line("In plain words", g.words),
+    ]
+
+
+def _kind(g: Guarantee) -> list[str]:
+    if g.notion == "none":
+        return ["There is no claim. Nothing is protected."]
+    if g.theorem:
+        return [f"The claim is {g.notion}.", "It is proved, for exact arithmetic."]
+    return [f"The claim is {g.notion}.", "It is an estimate, and not proved, for these reasons:"]
+
+
+def _numbers(g: Guarantee) -> list[tuple[str, str]]:
+    low, high = g.sampling_probability
+    chance = at_most(high, 6) if low == high else f"{at_least(low, 6)} to {at_most(high, 6)}"
+    found = [
+        ("epsilon", at_most(g.epsilon, 6)),
+        ("delta", at_most(g.delta, 6)),
+        ("advantage of the best test", at_most(g.advantage)),
+        ("found at 1% false alarms", percent_at_most(g.true_positive_rate)),
+        ("noise multiplier", at_least(g.noise_multiplier, 6)),
+        ("clip norm", "nothing is clipped" if g.clip_norm is None else f"{g.clip_norm:.6g}"),
+        ("steps", f"{g.steps:,}"),
+        ("sampling probability", chance),
+        ("expected batch", f"{g.expected_batch:.6g}"),
+    ]
+    if g.bands > 1:
+        found.append(("noise is correlated over", f"{g.bands} steps"))
+    if g.units is not None:
+        found.insert(0, ("units", f"{g.units:,}"))
+    return found + [(f"epsilon {what}", at_most(value)) for what, value in g.epsilons]
+
+
+def _tables(g: Guarantee) -> list[Table]:
+    found = [
+        Table(
+            ("chance of a right guess before", "after studying the output, at most"),
+            [(one_in_at_least(p), one_in_at_most(r)) for p, r in g.reconstruction],
+        )
+    ]
+    if g.secret_targets:
+        found.append(
+            Table(
+                ("chance of a right guess of a secret, before", "asked: at most, after"),
+                [(one_in_at_least(p), one_in_at_most(r)) for p, r in g.secret_targets],
+            )
+        )
+    if g.closest_secrets:
+        found.append(
+            Table(
+                ("secret, by its number", "before", "asked: at most", "reached at most"),
+                [
+                    (name, one_in_at_least(p), one_in_at_most(asked), one_in_at_most(most))
+                    for name, p, asked, most in g.closest_secrets
+                ],
+            )
+        )
+    return found
+
+
+def _sentence(text: str) -> str:
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."

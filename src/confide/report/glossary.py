@@ -1,0 +1,74 @@
+"""Explain the terms of a page, each in a few short sentences, and link a term where it first stands."""
+
+import re
+
+from markupsafe import Markup, escape
+
+GLOSSARY = {
+    "unit": "The thing that the claim protects as a whole, such as all text of one person.",
+    "row": "A piece of text of bounded length. The model reads one row at once.",
+    "epsilon": (
+        "A number that bounds what the model gives away about one unit. Smaller is better. "
+        "At 0 the model says nothing about the unit. Each added 1 lets an attacker's odds grow by a factor of 2.7."
+    ),
+    "delta": (
+        "A small chance with which the bound by epsilon need not hold. "
+        "It should be far below one in the number of units."
+    ),
+    "adjacency": (
+        "The two worlds that the claim compares. An attacker who has the model cannot tell them apart well."
+    ),
+    "zero-out": "One world has the unit's text. In the other that text counts for nothing.",
+    "add-or-remove": "One world has the unit. In the other it is not in the data.",
+    "replace-one": "The two worlds differ in what the unit's text says.",
+    "noise multiplier": (
+        "How much noise each step adds. It is the noise's standard deviation divided by the clip norm."
+    ),
+    "clip norm": "The most that one unit can move the sum of a step. A longer gradient is shortened to it.",
+    "gradient": "The direction in which a unit's text would move the model's weights.",
+    "sampling probability": "The chance that a unit, or a row, takes part in a step.",
+    "accountant": "The program that computes epsilon from noise, sampling and steps.",
+    "canaries": "Made-up units that are planted before training, so that an attack can be scored.",
+    "perplexity": (
+        "How many words the model hesitates between, roughly, at each word of the text. Lower is better."
+    ),
+    "advantage": "How much better than a coin the best test of an attacker does. It lies between 0 and 1.",
+}
+"""Terms and what they mean."""
+
+_TERMS = re.compile(
+    rf"\b({'|'.join(sorted(map(re.escape, GLOSSARY), key=len, reverse=True))})s?\b", re.IGNORECASE
+)
+
+
+class Links:
+    """Links each term of a page's texts to its explanation, where the term first stands.
+
+    Attributes:
+        used: the terms that were linked, in the order of their first use.
+    """
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def __call__(self, text: str) -> Markup:
+        """Return a text as HTML, with links."""
+        parts, end = [], 0
+        for match in _TERMS.finditer(text):
+            term = match.group(1).lower()
+            if term in self.used:
+                continue
+            self.used.append(term)
+            parts.append(escape(text[end : match.start()]))
+            parts.append(Markup('<a class="term" href="#{}">{}</a>').format(anchor(term), match.group()))
+            end = match.end()
+        return Markup("").join([*parts, escape(text[end:])])
+
+    def explained(self) -> list[tuple[str, str, str]]:
+        """Return (anchor, term, explanation) of each term that was linked."""
+        return [(anchor(term), term, GLOSSARY[term]) for term in self.used]
+
+
+def anchor(term: str) -> str:
+    """Return the anchor of a term's explanation."""
+    return "term-" + re.sub(r"\W+", "-", term)

@@ -1,0 +1,154 @@
+"""Every line of a claim stands on the page, for every mechanism, in words that people read."""
+
+import dataclasses
+import html
+import re
+from functools import cache
+
+import pytest
+import textstat
+
+from confide.report.claim_lines import lines
+from confide.report.facts import Facts
+from confide.report.page import page
+from confide.report.verdict import STRONG, answers, strength
+from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
+from tests.every_claim import CASES, stated
+
+NAMES = list(CASES)
+
+
+@cache
+def facts(name: str) -> Facts:
+    return Facts("mail", stated(name), "bundled", "causal-lm", checked=True)
+
+
+@cache
+def shown(name: str) -> str:
+    """The words of the page, as a reader sees them."""
+    body = page(facts(name)).partition("<main>")[2].partition("<script>")[0]
+    apart = re.sub(r"</(?:dt|dd|th|td|p|li|h\d)>", " ", body)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", "", apart)))
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_of_a_claim_is_on_its_page(name):
+    claim, seen = stated(name), shown(name)
+    kind = claim.notion if claim.notion != "none" else "There is no claim. Nothing is protected."
+    for text in (kind, claim.unit, claim.contribution, claim.rows_cut, claim.worlds, claim.adjacency):
+        assert plain(text) in seen
+    for texts in (claim.public_facts, claim.not_covered, claim.evidence, claim.estimates, claim.words):
+        for text in texts:
+            assert plain(text) in seen
+    for texts in (claim.trust, claim.randomness):
+        for part in texts.split("; "):
+            assert plain(part)[1:].rstrip(".") in seen
+    assert plain(claim.protected_output).rstrip(".") in seen
+    for key, value in claim.provenance.items():
+        assert f"{key} {value}" in seen
+    numbers = {
+        "epsilon": at_most(claim.epsilon, 6),
+        "delta": at_most(claim.delta, 6),
+        "noise multiplier": at_least(claim.noise_multiplier, 6),
+        "steps": f"{claim.steps:,}",
+        "expected batch": f"{claim.expected_batch:.6g}",
+        "advantage of the best test": at_most(claim.advantage),
+        "found at 1% false alarms": percent_at_most(claim.true_positive_rate),
+        "discretisation": f"{claim.discretisation:g}",
+        "sampling that the computation assumes": claim.sampling,
+        "sampling that the run used": claim.sampling_used,
+        "accountant": f"{claim.accountant} {claim.accountant_version}",
+        "clip norm": "nothing is clipped" if claim.clip_norm is None else f"{claim.clip_norm:.6g}",
+        "rows of a unit": "all that it has" if claim.rows_per_unit is None else f"{claim.rows_per_unit:,}",
+    }
+    for key, value in numbers.items():
+        assert plain(f" {key} {value} ") in seen
+    for prior, bound in (*claim.reconstruction, *claim.secret_targets):
+        assert f"{one_in_at_least(prior)} {one_in_at_most(bound)}" in seen
+    for secret, prior, asked, most in claim.closest_secrets:
+        row = f"{secret} {one_in_at_least(prior)} {one_in_at_most(asked)} {one_in_at_most(most)}"
+        assert row in seen
+    if claim.curve and claim.epsilon:
+        for epsilon, delta in claim.curve:
+            assert f"{at_most(delta, 2)} {at_most(epsilon)}" in seen
+    for what, value in claim.epsilons:
+        assert plain(f"epsilon {what} {at_most(value)}") in seen
+    if claim.bands > 1:
+        assert f"noise is correlated over {claim.bands} steps" in seen
+
+
+def test_no_field_of_a_claim_is_forgotten():
+    """A field that is added to the claim must be added to the page and to the test above."""
+    on_page = {
+        *"notion unit rows_per_unit contribution rows_cut adjacency public_facts epsilon delta curve".split(),
+        *"reconstruction advantage true_positive_rate noise_multiplier clip_norm steps sampling".split(),
+        *"sampling_used expected_batch sampling_probability accountant accountant_version".split(),
+        *"discretisation protected_output not_covered trust randomness provenance evidence estimates".split(),
+        *"secret_targets closest_secrets bands epsilons worlds units words".split(),
+    }
+    assert {field.name for field in dataclasses.fields(stated("uls"))} == on_page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_twelve_lines_stand_in_order_and_none_is_empty(name):
+    found = lines(stated(name))
+    assert len(found) == 12
+    places = [shown(name).index(line.title) for line in found]
+    assert places == sorted(places)
+    assert all(line.sentences or line.pairs or line.items or line.tables for line in found)
+
+
+def test_the_verdict_never_sounds_better_than_the_claim():
+    for name in NAMES:
+        claim = stated(name)
+        who, whom, how, _ = answers(facts(name))
+        words = " ".join((how.short, *how.sentences))
+        assert ("proved" in how.short.lower()) == claim.theorem, name
+        assert ("estimate" in words) == (not claim.theorem and claim.notion != "none"), name
+        if claim.notion == "none":
+            assert who.short == whom.short == "Nobody"
+            assert how.short == "Not at all"
+        elif "Strongly" in how.short:
+            assert claim.epsilon <= STRONG
+        if claim.weakness():
+            assert "weak" in words, name
+
+
+def test_a_weak_claim_is_called_weak():
+    claim = dataclasses.replace(stated("uls"), epsilon=10.5)
+    assert strength(claim).startswith("Weakly")
+    assert strength(dataclasses.replace(claim, epsilon=10.0)).startswith("Reasonably")
+    assert strength(dataclasses.replace(claim, epsilon=1.0)).startswith("Strongly")
+
+
+def test_the_page_is_self_contained_and_small():
+    for name in NAMES:
+        content = page(facts(name))
+        assert len(content) < 2_000_000
+        assert set(re.findall(r'(?:src|href)="([^"#]*)', content)) <= {"data:,", ""}
+        assert "url(" not in content
+        assert "@import" not in content
+
+
+def test_without_being_asked_the_page_shows_nothing_measured():
+    for word in ("perplexity", "Do not hand this page on", "Measured on private text"):
+        assert word not in shown("uls")
+
+
+def test_what_a_program_or_a_config_wrote_cannot_break_the_page():
+    evil = dataclasses.replace(stated("uls"), unit="<script>alert(1)</script> of \"one\" & 'all'", words=())
+    content = page(dataclasses.replace(facts("uls"), guarantee=evil, name='"><img src=x onerror=alert(1)>'))
+    assert "<script>alert" not in content
+    assert "<img" not in content
+
+
+def test_the_sentences_of_the_verdict_are_easy_to_read():
+    sentences = [s for name in NAMES for answer in answers(facts(name)) for s in answer.sentences]
+    text = " ".join(dict.fromkeys(sentences))
+    assert textstat.flesch_reading_ease(text) >= 50
+    lengths = sorted(len(s.split()) for s in re.split(r"(?<=[.:]) ", text))
+    assert lengths[len(lengths) // 2] <= 18

@@ -1,0 +1,168 @@
+"""`confide report` on trained runs: the files it reads and writes, and its pages in a browser."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from confide.config.loading import check
+from confide.report.compare import compare
+from confide.report.facts import Facts
+from confide.report.written import PRIVATE_REPORT, REPORT
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
+from confide.utils.console import Console
+from tests import browser
+from tests.command import confide
+from tests.runs.test_canaries import planted
+
+QUIET = Console(quiet=True)
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a run that was audited and has a twin."""
+    folder = tmp_path_factory.mktemp("report")
+    raw = planted(folder / "mail", family="digits", guesses=14).model_dump(mode="json")
+    raw["train"] |= {"steps": STEPS, "batch": 60.0, "learning_rate": 0.02, "eval_every": 2}
+    raw["data"] |= {"eval": 0.3}
+    config = check(raw)
+    fine_tune(Run(config), QUIET)
+    fine_tune(Run(config, twin=True), QUIET)
+    found = confide("audit", config.run, "--attacks", "claim,exposure,membership,users", "--users", "20")
+    assert found.code == 0, found.err
+    return Path(config.run)
+
+
+@pytest.fixture(scope="module")
+def pages(trained) -> dict[str, Path]:
+    """The page to hand on, the private one, and a comparison."""
+    assert confide("report", trained).code == 0
+    assert confide("report", trained, "--private").code == 0
+    compared = trained / "comparison.html"
+    assert confide("report", trained, trained, "--out", compared).code == 0
+    return {"open": trained / REPORT, "private": trained / PRIVATE_REPORT, "compared": compared}
+
+
+def test_the_open_page_holds_no_figure_that_was_measured(trained, pages):
+    facts = Facts.of(trained, with_measured=True)
+    content = pages["open"].read_text("utf-8")
+    measured = facts.measured
+    assert measured is not None
+    final = measured.evaluation("final")
+    for value in (final["loss"], final["perplexity"], measured.steps[0]["loss"]):
+        assert f"{value:.4g}" not in content
+        assert f"{value:.4g}" in pages["private"].read_text("utf-8")
+    assert str(trained) not in content  # where it lies is nobody's business
+    assert "Do not hand this page on" in pages["private"].read_text("utf-8")
+
+
+def test_the_facts_are_those_of_the_run(trained):
+    found = json.loads(confide("report", trained, "--private", "--json").out)
+    assert found["guarantee"] == json.loads((trained / "release" / "guarantee.json").read_text())
+    assert len(found["measured"]["steps"]) == STEPS
+    assert [e["evaluation"] for e in found["measured"]["evaluations"]] == ["base", "during", "during", "final"]
+    assert found["measured"]["twin"]["loss"] > 0
+    assert found["measured"]["audit"]["verdict"] in ("consistent", "underpowered")
+    assert sum(found["measured"]["units_by_rows"].values()) == found["measured"]["data"]["units"]
+    assert "measured" not in json.loads(confide("report", trained, "--json").out)
+
+
+def test_a_release_alone_gives_a_page_but_no_measurement(trained, tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(trained / "release", copy)
+    assert confide("report", copy).code == 0
+    assert "Nothing was compared with" in (copy / REPORT).read_text("utf-8")
+    refused = confide("report", copy, "--private")
+    assert refused.code == 2
+    assert "a release alone holds nothing that was measured" in refused.err
+
+
+def test_a_changed_release_gets_no_page(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    stated = run / "release" / "guarantee.json"
+    stated.write_text(stated.read_text().replace('"epsilon": ', '"epsilon": 0'))
+    refused = confide("report", run)
+    assert refused.code == 2
+    assert "does not hold what this run released" in refused.err
+
+
+def test_an_audit_of_another_model_is_not_shown(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    kept = json.loads((run / "audit.json").read_text())
+    (run / "audit.json").write_text(json.dumps(kept | {"model": "another"}))
+    assert Facts.of(run, with_measured=True).measured.audit is None
+    assert Facts.of(trained, with_measured=True).measured.audit is not None
+
+
+def test_runs_of_different_units_are_not_compared_by_epsilon(trained):
+    from dataclasses import replace
+
+    one = Facts.of(trained, with_measured=True)
+    other = replace(one, guarantee=replace(one.guarantee, unit="one row", words=()))
+    assert "Their epsilons can be compared" in compare([one, one]).sentences[0]
+    assert "cannot be compared" in compare([one, other]).sentences[0]
+
+
+def test_an_entry_for_the_registry_fits_its_schema(trained, tmp_path):
+    import jsonschema
+
+    schema = yaml.safe_load((Path(__file__).parent / "deployments-schema.yaml").read_text("utf-8"))
+    path = tmp_path / "entry.yaml"
+    assert confide("report", trained, "--registry", path).code == 0
+    entry = yaml.safe_load(path.read_text("utf-8"))
+    jsonschema.validate(entry, schema, format_checker=jsonschema.FormatChecker())
+    stated = json.loads((trained / "release" / "guarantee.json").read_text())
+    loss = entry["deployment"]["privacy_loss"]
+    assert loss["privacy_parameters"] == {"epsilon": stated["epsilon"], "delta": stated["delta"]}
+    assert loss["privacy_unit"] == stated["unit"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(entry | {"status": "Great"}, schema)
+
+
+# in a browser -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["open", "private", "compared"])
+def test_a_page_is_quiet_loads_nothing_and_is_accessible(pages, name):
+    for scheme in ("light", "dark"):
+        for width in (360, 1200):
+            seen = browser.visit(pages[name], width=width, scheme=scheme)
+            assert seen.requests == []
+            assert seen.console == []
+            assert seen.serious == []
+            assert seen.scrolls_sideways is False
+
+
+def test_a_fault_of_a_page_would_be_noticed(pages, tmp_path):
+    broken = tmp_path / "broken.html"
+    content = pages["open"].read_text("utf-8")
+    content = content.replace("<main>", '<main><img src="https://example.org/x.png"><p style="color:#bbb">pale</p>')
+    broken.write_text(content, "utf-8")
+    seen = browser.visit(broken)
+    assert seen.requests or seen.console
+    assert seen.serious
+
+
+def test_the_slider_tells_epsilon_at_another_delta(trained, pages):
+    stated = json.loads((trained / "release" / "guarantee.json").read_text())
+    first, last = browser.run(
+        pages["open"],
+        """() => {
+            const slider = document.getElementById("delta"), shown = document.getElementById("what-if");
+            const start = shown.textContent;
+            slider.value = slider.max;
+            slider.dispatchEvent(new Event("input"));
+            return [start, shown.textContent];
+        }""",
+    )
+    numbers = [list(map(float, re.findall(r"[\d.]+(?:e-\d+)?\d", words))) for words in (first, last)]
+    assert numbers[0] == pytest.approx([stated["delta"], stated["epsilon"]], rel=1e-2)
+    least = min(stated["curve"], key=lambda pair: pair[1])
+    assert numbers[1] == pytest.approx([least[1], least[0]], rel=1e-2)
