@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from confide.distributed import ranks
 from confide.planning import of_run
 from confide.privacy.guarantee import Guarantee
+from confide.utils.rounding import at_most
 from tests.command import MARKER, Result, World, command, confide, environment, files_below, tiny_model
 from tests.places import ROOT
 
@@ -92,7 +93,7 @@ def test_help_names_every_verb_whole():
 VERBS = (
     *(
         (verb,)
-        for verb in "init schema prepare plan train eval verify quickstart redact tune audit generate export".split()
+        for verb in "init schema prepare plan train eval verify quickstart redact tune audit report generate export".split()
     ),
     ("secrets", "tag"),
     ("secrets", "solve"),
@@ -294,16 +295,21 @@ def test_messages_are_on_standard_error_and_begin_with_what_is_asked_for_and_whe
     world, said = either
     for name in ("train", "train in words", "twin"):
         folder = world.run / "twin" if name == "twin" else world.run
-        first, settings, rest = said[name].err.split("\n", 2)
-        asked = "no privacy" if name == "twin" else "uls with noise multiplier 0.8"
-        assert f": {asked}, 4 steps" in first
-        assert settings == f"all settings: {folder / 'config.yaml'}"
+        opening = re.search(
+            r"  who +(.*)\n  how strongly +(.*)\n  cost +(.*)\n  time +(.*)\n  where +(.*)\n", said[name].err
+        )
+        who, strength, cost, _, where = opening.groups()
+        rest = said[name].err[opening.end() :]
+        assert said[name].err.startswith("training ")
+        assert who.startswith("nobody" if name == "twin" else "all text of one")
+        assert strength == ("no privacy" if name == "twin" else "uls, delta 0.001, noise multiplier 0.8")
+        assert cost.startswith("4 steps, about 4 units")
+        assert where == f"{folder}; all settings are in config.yaml"
         resolved = yaml.safe_load((folder / "config.yaml").read_text())
         assert resolved["train"]["batch"] == 4.0
         assert resolved["privacy"]["mechanism"] == "uls"  # a default
         assert len(rest.splitlines()) <= 7
         assert "held out: loss" in rest or "taken already" in rest
-    assert "noise multiplier 0.8, delta 0.001" in said["train"].err
     for name, result in said.items():
         assert "Writing model shards" not in result.err
         assert "Warning" not in result.err, name
@@ -352,16 +358,19 @@ def test_train_ends_with_the_claim_and_where_the_model_is_and_then_what_was_meas
     guarantee = Guarantee.from_json(json.loads((world.run / "release" / "guarantee.json").read_text()))
     out = said["train in words"].out
     lines = out.splitlines()
-    assert "epsilon = " in lines[0]
-    assert lines[0] in guarantee.sentences()
-    assert lines[1].startswith(f"One unit is {guarantee.unit}")
-    assert lines[2:5] == [
+    questions = ("Who is protected?", "From whom?", "How strongly?", "What did it cost?")
+    assert [line[2:20].strip() for line in lines[:4]] == list(questions)
+    assert guarantee.unit[1:] in lines[0]
+    assert f"epsilon {at_most(guarantee.epsilon)} at delta {at_most(guarantee.delta, 3)}" in lines[2]
+    weak = len(guarantee.weakness())
+    assert [line.strip() for line in lines[4 : 4 + weak]] == guarantee.weakness()
+    assert lines[4 + weak : 7 + weak] == [
         "",
         f"released: {world.run / 'release'}",
-        f"the whole claim, with all that is public or not covered: {world.run / 'release' / 'README.md'}",
+        f"the whole claim: {world.run / 'report.html'}",
     ]
-    assert lines[6].startswith("held out")
-    assert len(lines) <= 10
+    assert lines[8 + weak].startswith("held out")
+    assert len(lines) <= 14
     assert len(out) < 2000
 
 

@@ -125,7 +125,7 @@ def stated_with(name, **changes):
 def test_the_sentences_of_selective_training_hold_together():
     found = stated("selective")
     assert found.sentences()[0] == (
-        "One unit is the sensitive characters of one row (at most 64 tokens of one document); it may contribute its "
+        "One unit is the sensitive characters of one row (at most 64 tokens of one document). It may contribute its "
         "row, redacted in the first phase and as it is in the second."
     )
     assert found.rows_cut == (
@@ -154,8 +154,8 @@ def test_a_delta_that_is_large_for_so_many_units_is_said(name):
     if told and found.delta == 1e-4:
         product, most = {200: ("0.02", "5e-05"), 600: ("0.06", "1.6e-05")}[units]
         assert told[0] == (
-            f"delta is large for {units} units: their product is {product}, and to give away all text of one unit, "
-            f"chosen by lot, with that chance would be within this delta too; a delta of at most {most} "
+            f"delta is large for {units} units: their product is {product}. A program that gives away all text "
+            f"of one unit, chosen by lot, with that chance would be within this delta too. A delta of at most {most} "
             "(privacy.delta) keeps the product at 0.01 or below."
         )
 
@@ -166,7 +166,7 @@ ONE_ROW = {"dp-sgd", "adaptive", "selective", "redacted", "crt"}
 def test_a_product_of_one_in_a_hundred_is_small_and_more_is_not():
     assert large_delta(100, 1e-4) is None
     assert large_delta(1, 0.01) is None
-    assert "for 1,000 units: their product is 0.13," in large_delta(1000, 1.3e-4)
+    assert "for 1,000 units: their product is 0.13." in large_delta(1000, 1.3e-4)
     assert "their product is 0.011," in large_delta(101, 1e-4)
 
 

@@ -4,6 +4,7 @@
     plan = confide.plan(config)
     run = confide.train(config)
     audit = confide.audit(config.run)
+    page = confide.report(config.run)
     guarantee = confide.Guarantee.load(f"{config.run}/release/guarantee.json")
 
 Names are imported when they are first used.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from confide.api.verbs import audit, load_config, plan, train
+    from confide.api.verbs import audit, load_config, plan, report, train
     from confide.auditing.result import Audit
     from confide.clipping import ClippedSum
     from confide.config.schema import Config
@@ -42,11 +43,12 @@ _WHERE = {
     "load_config": "confide.api.verbs:load_config",
     "mechanisms": "confide.privacy:mechanisms",
     "plan": "confide.api.verbs:plan",
+    "report": "confide.api.verbs:report",
     "train": "confide.api.verbs:train",
 }
 
 __all__ = [  # noqa: RUF022  # as a reader meets them
-    "load_config", "plan", "train", "audit", "Config", "Plan", "Outcome", "Audit", "Guarantee",
+    "load_config", "plan", "train", "audit", "report", "Config", "Plan", "Outcome", "Audit", "Guarantee",
     "ClippedSum", "PrivateStep", "mechanisms", "least_noise", "InputError", "CheckFailed",
 ]  # fmt: skip
 

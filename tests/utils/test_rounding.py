@@ -176,10 +176,10 @@ def test_every_number_of_a_claim_is_printed_on_the_attackers_side(
     stated = re.search(r"with epsilon = (\S+) at delta = (\S+), ", words)
     assert epsilon <= float(read(stated[1])) <= epsilon * (1 + 1e-3) + 1e-9
     assert delta <= float(read(stated[2])) <= delta * (1 + 1e-2)
-    found = re.search(r"rightly says so in at most (\S+)%, .* succeeds in at most (\S+)% of", words)
+    found = re.search(r"rightly says so in at most (\S+)% of .* right in at most (\S+)% of", words)
     assert float(read(found[1])) / 100 >= rate * (1 - 1e-15)
     assert float(read(found[2])) / 100 >= (1 + advantage) / 2 * (1 - 1e-15)
-    said = re.search(r"on the right: (.*?)\. The formal", words)[1]
+    said = re.search(r"at most like this: (.*?)\. The formal", words)[1]
     for (prior, posterior), pair in zip(reconstruction, said.split("; "), strict=True):
         before, after = pair.split(" becomes at most ")
         assert chance(before) <= Decimal(repr(prior))

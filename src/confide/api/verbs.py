@@ -135,3 +135,22 @@ def audit(
 
 def _loaded(config: Config | str | Path | Mapping[str, Any]) -> Config:
     return load_config(config) if isinstance(config, str | Path | Mapping) else config
+
+
+def report(run: str | Path, private: bool = False) -> Path:
+    """Write the page that says what a run protects, for people who are not engineers.
+
+    Args:
+        run: the folder of a finished run, or a copy of its release.
+        private: also show what was measured on private text. Such a page must not be handed on.
+
+    Returns:
+        The path of the page: `report.html` in the folder, or `report-private.html`.
+
+    Raises:
+        InputError: nothing was released there, or a release alone was given with `private`.
+    """
+    from confide.reporting.facts import Facts
+    from confide.reporting.written import write_report
+
+    return write_report(Facts.of(Path(run), private), Path(run))

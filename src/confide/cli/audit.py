@@ -1,15 +1,12 @@
 """`confide audit`: attack a run at the unit that it claims to protect."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from confide.cli.base import Json, app, print_json, verb
 from confide.utils.errors import CheckFailed, InputError
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()
@@ -46,6 +43,7 @@ def audit(
     from confide.auditing import attack
     from confide.auditing.of_run import audit_run
     from confide.cli import show
+    from confide.reporting.written import report_of
     from confide.runs.folder import Run
     from confide.utils.console import Console
 
@@ -54,6 +52,7 @@ def audit(
         raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
     if ranks not in attack.RANKS:
         raise InputError(f"--ranks {ranks}: there are {', '.join(attack.RANKS)}")
+    page: Path | None = None
     if len(runs) > 1:
         if attacks not in (None, "claim"):
             raise InputError(
@@ -64,8 +63,12 @@ def audit(
         options = attack.Options(
             chosen, users, rows, prefix, suffix, samples, probability, secrets, ranks, draws
         )
-        found = audit_run(Run.load(runs[0], twin), Console(), options).to_json()
+        run = Run.load(runs[0], twin)
+        found = audit_run(run, Console(), options).to_json()
+        page = None if twin or not run.release.is_dir() else report_of(run)
     print_json(found) if as_json else show.audited(found)
+    if page is not None and not as_json:
+        print(f"the page with the evidence: {page}")
     if found["verdict"] == "violation":
         raise CheckFailed("the claim is refuted: do not release this model, and do not trust this setting")
 

@@ -5,6 +5,9 @@ import lzma
 from importlib.resources import files
 from pathlib import Path
 
+from confide.auditing.attack import Options
+from confide.auditing.of_run import audit_run
+from confide.auditing.result import Audit
 from confide.cli import show, show_plans
 from confide.config.loading import check
 from confide.config.schema import Config
@@ -12,6 +15,8 @@ from confide.models.loading import load_model, load_tokenizer
 from confide.planning.cost import Size
 from confide.planning.plan import plan as planned_for
 from confide.planning.verdict import verdict
+from confide.reporting.verdict import VERDICTS
+from confide.reporting.written import report_of
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
 from confide.runs.loop import Outcome, fine_tune, gap_closed
@@ -21,6 +26,10 @@ from confide.utils.rounding import at_most
 
 MAILS = files("confide").joinpath("bundled", "helpdesk.jsonl.xz")
 """Mails of 2,000 invented customers, which `scripts/make_helpdesk.py` of the repository makes."""
+
+
+CANARIES = 100
+"""Made-up units among the customers, so that the audit has something to guess."""
 
 
 def config(folder: Path) -> Config:
@@ -43,6 +52,7 @@ def config(folder: Path) -> Config:
                 "learning_rate": 3e-3,
                 "checkpoint_every": 20,
             },
+            "canaries": {"count": CANARIES, "family": "digits"},
             "run": str(folder / "run"),
         },
         "quickstart",
@@ -50,7 +60,7 @@ def config(folder: Path) -> Config:
 
 
 def run(folder: Path, as_json: bool = False) -> None:
-    """Prepare, plan, train with user-level privacy and without, compare."""
+    """Prepare, plan, train with user-level privacy and without, compare, attack the claim, write the page."""
     console = Console()
     folder.mkdir(parents=True, exist_ok=True)
     settings = config(folder)
@@ -76,16 +86,22 @@ def run(folder: Path, as_json: bool = False) -> None:
     twin = fine_tune(Run(settings, twin=True), console)
     if not (private.finished and twin.finished):
         raise KeyboardInterrupt
-    _compare(folder, private, twin, as_json)
+    console.say("attacking the claim")
+    audit = audit_run(job, console, Options(("claim",)))
+    page = report_of(job, private=True)
+    _compare(folder, job, private, twin, audit, page, as_json)
 
 
-def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> None:
+def _compare(
+    folder: Path, job: Run, private: Outcome, twin: Outcome, audit: Audit, page: Path, as_json: bool
+) -> None:
     assert private.base
     assert private.final
     assert twin.final
     share = gap_closed(private.base["loss"], private.final["loss"], twin.final["loss"])
     if as_json:
         facts = show.outcome_facts(private) | {"twin": twin.final, "gap_closed": share}
+        facts |= {"audit": audit.to_json(), "report": str(page)}
         print(json.dumps(facts, indent=2))
         return
     rows = [
@@ -103,6 +119,7 @@ def _compare(folder: Path, private: Outcome, twin: Outcome, as_json: bool) -> No
     print(
         f"\nThe private model closes {share:.0%} of the gap in loss between the base model and the non-private one.\n"
     )
-    show.claim(private.guarantee, folder / "run" / "release")
+    show.claim(job, page)
+    print(f"\nattacked with {CANARIES} made-up customers: {audit.verdict}. {VERDICTS[audit.verdict]}")
     print(f'try what they say: confide generate {folder / "run"} "Hello, my invoice" --beside base,twin')
     print(f"next: put your own text into {folder / 'config.yaml'} and run `confide train` on it")

@@ -41,15 +41,15 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a page that says what a run protects, for people who are not engineers.
+    """Write the page that says what a run protects, in plain words.
 
     Example: confide report runs/mail
     """
-    from confide.report.compare import compare
-    from confide.report.facts import Facts
-    from confide.report.page import comparison
-    from confide.report.registry import entry
-    from confide.report.written import write_report
+    from confide.reporting.compare import compare
+    from confide.reporting.facts import Facts
+    from confide.reporting.page import comparison
+    from confide.reporting.registry import entry
+    from confide.reporting.written import write_report
     from confide.utils.files import write_text
 
     if len(runs) > 1:

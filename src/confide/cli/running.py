@@ -22,7 +22,6 @@ from confide.cli.base import (
     verb,
 )
 from confide.utils.errors import CheckFailed, InputError
-from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
     from confide.runs.folder import Run
@@ -275,6 +274,7 @@ def train(
     """
     from confide.cli import show
     from confide.distributed.ranks import Ranks
+    from confide.reporting.written import report_of
     from confide.runs.loop import fine_tune
     from confide.utils.console import Console
 
@@ -287,26 +287,18 @@ def train(
         return
     if not outcome.finished:
         raise Stopped(f"stopped after step {outcome.steps} of {outcome.of}; the same command resumes")
+    page = None if twin else report_of(run)
     if as_json:
         print_json(show.outcome_facts(outcome))
     else:
-        show.outcome(outcome, run)
+        show.outcome(outcome, run, page)
 
 
 def _opening(run: "Run") -> str:
-    """Describe the run in a line or two; all settings are in the run folder before the first step."""
-    config, privacy = run.config, run.config.privacy
-    if run.twin or privacy.mechanism == "none":
-        asked = "no privacy"
-    elif privacy.epsilon is not None:
-        asked = f"{privacy.mechanism} at epsilon {at_most(privacy.epsilon)}"
-    elif privacy.noise_multiplier is not None:
-        asked = f"{privacy.mechanism} with noise multiplier {at_least(privacy.noise_multiplier)}"
-    else:
-        asked = privacy.mechanism
-    what = f"{config.model} ({config.task}, {config.adapter.kind}) on {config.data.train}: {asked}"
+    """Say what is trained, before the text is read and the model loaded."""
+    config = run.config
     twin = "the non-private twin of " if run.twin else ""
-    return f"{twin}{what}, {config.train.steps} steps\nall settings: {run.config_path}"
+    return f"training {twin}{config.model} ({config.task}, {config.adapter.kind}) on {config.data.train}"
 
 
 @app.command("eval")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
 
 if TYPE_CHECKING:
-    from confide.privacy.guarantee import Guarantee
     from confide.runs.folder import Run
     from confide.runs.loop import Outcome
 
@@ -224,11 +223,11 @@ def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def outcome(outcome: "Outcome", run: "Run") -> None:
+def outcome(outcome: "Outcome", run: "Run", page: Path | None = None) -> None:
     """Show how a run ended, the most important first: the claim, and where the model is."""
     if outcome.halted:
         print(f"ended after step {outcome.steps} of {outcome.of}: {outcome.halted}\n")
-    claim(outcome.guarantee, run.release, " (not private)" if run.twin else "")
+    claim(run, page)
     between = [(f"after stage {name}", side) for name, side in outcome.after.items()]
     sides = [("base", outcome.base), *between, ("trained", outcome.final)]
     found = [(name, side) for name, side in sides if side]
@@ -239,12 +238,25 @@ def outcome(outcome: "Outcome", run: "Run") -> None:
         table(["held out", *keys], [[name, *(number(side[k]) for k in keys)] for name, side in found])
 
 
-def claim(guarantee: "Guarantee", release: Path, note: str = "") -> None:
-    """Show the claim in short, where the model is, and where the claim stands in full."""
-    for sentence in guarantee.short():
-        print(sentence)
-    print(f"\nreleased: {release}{note}")
-    print(f"the whole claim, with all that is public or not covered: {release / 'README.md'}")
+def claim(run: "Run", page: Path | None) -> None:
+    """Show the claim of a finished run in four lines, what weakens it, and where the model is.
+
+    Args:
+        page: the page that was made of the run, if one was.
+    """
+    from confide.reporting.facts import Facts
+    from confide.reporting.verdict import answers
+
+    facts = Facts.of(run.root, with_measured=True, twin=run.twin)
+    guarantee = facts.guarantee
+    for answer in answers(facts):
+        print(f"| {answer.question:<18} {answer.short}{f': {answer.figures}' if answer.figures else ''}")
+    nothing = guarantee.short() if guarantee.notion == "none" else []
+    estimates = [f"an estimate: {reason}" for reason in guarantee.estimates]
+    for sentence in [*nothing, *estimates, *guarantee.weakness()]:
+        print(f"  {sentence}")
+    print(f"\nreleased: {run.release}{' (not private)' if run.twin else ''}")
+    print(f"the whole claim: {page or run.release / 'README.md'}")
 
 
 def evaluation(found: dict[str, Any]) -> None:

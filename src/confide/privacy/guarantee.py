@@ -379,30 +379,29 @@ def _in_words(g: Guarantee) -> list[str]:
     if g.notion == "none":
         return [
             f"Nothing is protected: this run claims no privacy for {g.unit}.",
-            "Whoever has the model may be able to find out that a text was used in training, and to recover it "
-            "word for word.",
+            "Whoever has the model may find out that a text was used in training. They may even recover it, word for "
+            "word.",
             "Treat the model as you would treat the texts themselves.",
         ]
     right = (1 + g.advantage) / 2
     said = '"this text"' if g.adjacency == "replace-one" else '"used"'
     words = [
-        f"One unit is {g.unit}; it may contribute {g.contribution}.",
-        f"What is compared is {g.worlds}. What may be given away is {_bare(g.protected_output)}. "
-        f"Whom this trusts: {_bare(g.trust)}.",
-        f"From that output nobody can tell the two worlds apart well: a test that wrongly says {said} in 1% of cases "
-        f"rightly says so in at most {percent_at_most(g.true_positive_rate)}, and telling which of "
-        f"the two it was, with "
-        f"even odds, succeeds in at most {percent_at_most(right)} of cases (a coin: 50%).",
-        "Someone who guesses at something only the unit's text tells, and who, knowing all that is public, would be "
-        "right with the chance on the left, is right after studying the output with at most the chance on the right: "
-        + _chances(g.reconstruction)
-        + ".",
+        f"One unit is {_bare(g.unit)}. It may contribute {_bare(g.contribution)}.",
+        f"The claim compares two worlds: {g.worlds}.",
+        f"What may be given away is {_bare(g.protected_output)}. {' '.join(_sentences(g.trust))}",
+        "Nobody can tell the two worlds apart well from that output. "
+        f"Take a test that wrongly says {said} in 1% of cases. "
+        f"It rightly says so in at most {percent_at_most(g.true_positive_rate)} of cases. "
+        "Now take someone who must say which of the two worlds it was, at even odds. "
+        f"They are right in at most {percent_at_most(right)} of cases. A coin is right in 50%.",
+        "Someone may know all that is public, and guess at what only the unit's text says. "
+        "Studying the output raises the chance that the guess is right. "
+        f"It rises at most like this: {_chances(g.reconstruction)}.",
         f"The formal statement is {g.notion} with epsilon = {at_most(g.epsilon)} at delta = "
         f"{at_most(g.delta, 3)}, {g.adjacency} adjacency.",
-        "It does not hide what others' texts tell as well, or what is public: "
-        + "; ".join(_bare(fact) for fact in g.public_facts)
-        + ".",
-        "It does not cover: " + "; ".join(_bare(item) for item in g.not_covered) + ".",
+        f"The claim does not hide what others' texts say as well. It does not hide what is public: "
+        f"{'; '.join(map(_bare, g.public_facts))}.",
+        f"It does not cover: {'; '.join(map(_bare, g.not_covered))}.",
     ]
     if g.secret_targets:
         which = (
@@ -411,29 +410,30 @@ def _in_words(g: Guarantee) -> list[str]:
             else "For each secret, by its own prior and limit,"
         )
         words.insert(
-            4,
-            f"{which} it was asked that what an attacker would guess blindly with the chance on the left is guessed "
-            f"with at most the chance on the right: "
-            f"{_chances(g.secret_targets)}. The noise was made so that this holds for every secret.",
+            5,
+            f"{which} this was asked: {_chances(g.secret_targets)}. The first is the chance of a right guess without "
+            "the output. The second is the chance after studying it. "
+            "The noise was made so that this holds for every secret.",
         )
     if g.delta > 1e-3:
         words.append(
-            f"delta = {at_most(g.delta, 3)} is large: with about that chance the bound that epsilon states may not "
-            "hold at all."
+            f"delta = {at_most(g.delta, 3)} is large. With about that chance the bound by epsilon may not hold at all."
         )
     if g.units is not None and (warning := large_delta(g.units, g.delta)):
         words.append(warning)
     if g.advantage > 0.9 or max(r for _, r in g.reconstruction) > 0.5:
         words.append(
-            "These bounds are weak: they do not rule out that a determined attacker tells whether one unit was used, "
-            "or recovers something that was easy to guess."
+            "These bounds are weak. They do not rule out that a determined attacker tells whether one unit was used. "
+            "Nor do they rule out that something easy to guess is recovered."
         )
     if g.epsilons:
         others = "; ".join(f"{at_most(value)} {what}" for what, value in g.epsilons)
         words.append(f"Under other suppositions epsilon is {others}.")
     if g.estimates:
-        reasons = "; ".join(g.estimates)
-        words.insert(0, f"The figures below are an estimate and not a proved guarantee, because {reasons}.")
+        reasons = "; ".join(map(_bare, g.estimates))
+        words.insert(
+            0, f"The figures below are an estimate and not a proved guarantee. This is why: {reasons}."
+        )
     return words
 
 
@@ -449,14 +449,23 @@ def _bare(text: str) -> str:
     return text.strip().rstrip(".")
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sentences(clauses: str) -> list[str]:
+    """Make a sentence of each clause of a line."""
+    return [f"{_capital(_bare(clause))}." for clause in clauses.split("; ")]
+
+
 def large_delta(units: int, delta: float) -> str | None:
     """Return a warning if delta is not small compared with the number of units, else None."""
     product = float(units * Decimal(repr(float(delta))))  # 600 * 1e-4 is 0.06, not a little more
     if product <= LARGE:
         return None
     return (
-        f"delta is large for {units:,} units: their product is {at_most(product, 2)}, and to give away all "
-        "text of one unit, chosen by lot, with that chance would be within this delta too; a delta of at most "
+        f"delta is large for {units:,} units: their product is {at_most(product, 2)}. A program that gives away all "
+        "text of one unit, chosen by lot, with that chance would be within this delta too. A delta of at most "
         f"{at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
     )
 

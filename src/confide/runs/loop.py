@@ -83,7 +83,7 @@ def opened(
     with run.locked():
         run.bind()
         job = job or Job.of(run, console, ranks)
-        console.say(_in_short(job))
+        console.say(_opening(job))
         for warning in warnings(job.setting, run.config):
             console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
@@ -314,14 +314,25 @@ def _refuse_gaps(ledger: Ledger) -> None:
         )
 
 
-def _in_short(job: Job) -> str:
-    parameters, setting = job.setting.parameters, job.setting
-    noise = f"noise multiplier {at_least(setting.noise_multiplier, 5)}, delta {at_most(setting.delta, 3)}"
-    what = f"{parameters.expected_batch:g} {job.mechanism.draws} a step"
-    return (
-        f"{parameters.units:,} units with {parameters.rows:,} rows to train on, {what}; "
-        f"{noise if job.mechanism.protects else 'no privacy'}"
-    )
+def _opening(job: Job) -> str:
+    """Say in five lines what a run will do: who is protected, how strongly, at what cost, how long, where."""
+    parameters, setting, config = job.setting.parameters, job.setting, job.run.config
+    privacy = config.privacy
+    if job.mechanism.protects:
+        asked = f" at epsilon {at_most(privacy.epsilon)}" if privacy.epsilon is not None else ""
+        noise = f"delta {at_most(setting.delta, 3)}, noise multiplier {at_least(setting.noise_multiplier, 5)}"
+        who, strength = job.mechanism.unit, f"{job.mechanism.name}{asked}, {noise}"
+    else:
+        who, strength = "nobody", "no privacy"
+    count = f"{parameters.units:,} units with {parameters.rows:,} rows"
+    lines = {
+        "who": f"{who} ({count})",
+        "how strongly": strength,
+        "cost": f"{job.mechanism.all_steps:,} steps, about {parameters.expected_batch:g} {job.mechanism.draws} in each",
+        "time": "told after the first steps; Ctrl-C stops, and the same command goes on",
+        "where": f"{job.run.folder}; all settings are in {job.run.config_path.name}",
+    }
+    return "\n".join(f"  {name:<14}{line}" for name, line in lines.items())
 
 
 def _measured(found: dict[str, float | int]) -> str:

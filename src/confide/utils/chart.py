@@ -76,18 +76,25 @@ class Bars:
             raise ValueError(f"{self.title}: nothing to draw")
 
 
-def panels_svg(title: str, panels: Sequence[Panel | Bars], columns: int = 2) -> str:
-    """Draw the panels, row by row, under a title."""
+def panels_svg(
+    title: str, panels: Sequence[Panel | Bars], columns: int = 2, without_titles: bool = False
+) -> str:
+    """Draw the panels, row by row, under a title.
+
+    Args:
+        without_titles: the titles stand beside the picture already.
+    """
     columns = min(columns, len(panels))
     down = -(-len(panels) // columns)
-    top = 36 if title else 0
-    parts = opening(columns * WIDTH, down * HEIGHT + top, title or panels[0].title)
-    if title:
+    top = -20 if without_titles else 36
+    parts = opening(columns * WIDTH, down * HEIGHT + top, title)
+    if not without_titles:
         parts.append(text(16, 26, title, size=17, weight=600))
     for place, panel in enumerate(panels):
         x, y = place % columns * WIDTH, top + place // columns * HEIGHT
         parts.append(f'<g transform="translate({x} {y})">')
-        parts += _lines(panel) if isinstance(panel, Panel) else _bars(panel)
+        drawn = _lines(panel) if isinstance(panel, Panel) else _bars(panel)
+        parts += drawn[1:] if without_titles else drawn
         parts.append("</g>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -1,4 +1,4 @@
-"""The messages that a person sees while they wait: a bar with rate and time left, or one plain line a minute.
+"""The messages that a person sees while they wait: a bar with rate and time left, or one plain line every 30 seconds.
 
 Messages and bars go to standard error; results go to standard output, so `--json` stays clean. Everything printed
 goes through `guarded`: names and texts of data may hold control sequences that a terminal would obey.
@@ -116,7 +116,7 @@ def _bar(what: str, total: int | None, done: int) -> Iterator[Track]:
 
 
 class _Lines:
-    """One plain line a minute, and one soon after the start."""
+    """One plain line every 30 seconds, and one soon after the start."""
 
     def __init__(self, what: str, total: int | None, done: int):
         self.what, self.total, self.before = what, total, done
@@ -128,7 +128,7 @@ class _Lines:
         now = time.monotonic()
         if now < self.due:
             return
-        self.due = now + 60
+        self.due = now + 30
         done = self.before + self.count
         speed = self.count / (now - self.began)
         parts = [

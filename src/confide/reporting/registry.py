@@ -13,8 +13,9 @@ import yaml
 
 from confide import __version__
 from confide.privacy.guarantee import Guarantee
-from confide.report.facts import Facts
+from confide.reporting.facts import Facts
 from confide.utils.errors import InputError
+from confide.utils.rounding import at_least
 
 OPEN = "FILL IN"
 """What those who publish must write themselves, since a run does not know it."""
@@ -84,8 +85,8 @@ def values(facts: Facts, published: date | None = None) -> dict[str, Any]:
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": f"Not covered by the claim: {_listed(g.not_covered)}",
                 "mechanisms": (
-                    f"Clipped sums with Gaussian noise (noise multiplier {g.noise_multiplier:.6g}), by confide "
-                    f"{__version__}. Randomness: {_bare(g.randomness)}."
+                    f"Clipped sums with Gaussian noise, noise multiplier {at_least(g.noise_multiplier, 6)}. "
+                    f"By confide {__version__}. Randomness: {_bare(g.randomness)}."
                 ),
                 "justification": f"{OPEN}: why these values. Evidence so far: {_listed(g.evidence)}",
             },

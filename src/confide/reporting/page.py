@@ -10,13 +10,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from confide import __version__
-from confide.report import figures
-from confide.report.claim_lines import Table, lines
-from confide.report.compare import Comparison
-from confide.report.facts import Facts, Measured
-from confide.report.figures import Figure
-from confide.report.glossary import Links
-from confide.report.verdict import answers, strength
+from confide.reporting import figures
+from confide.reporting.claim_lines import Table, lines
+from confide.reporting.compare import Comparison
+from confide.reporting.facts import Facts, Measured
+from confide.reporting.figures import Figure
+from confide.reporting.glossary import Links
+from confide.reporting.verdict import VERDICTS, answers, strength
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
@@ -116,21 +116,11 @@ def _audit(measured: Measured) -> dict[str, Any] | None:
     drawn: list[Figure] = figures.audit(found)
     return {
         "verdict": found["verdict"],
-        "means": _VERDICTS[found["verdict"]],
+        "means": VERDICTS[found["verdict"]],
         "games": [game["words"] for game in found.get("games", [])],
         "figures": drawn,
         "left_out": found.get("left_out", {}),
     }
-
-
-_VERDICTS = {
-    "violation": "The attacks refute the claim. Do not give this model away.",
-    "consistent": "The attacks could have refuted the claim, and did not.",
-    "underpowered": "The attacks were too weak to refute the claim. They say nothing about it.",
-    "not attacked": "No made-up units were planted, so the claim itself was not attacked.",
-    "nothing claimed": "There is no claim to attack.",
-}
-"""What each verdict of an audit means, for a reader."""
 
 
 def _commands(facts: Facts) -> list[tuple[str, str]]:

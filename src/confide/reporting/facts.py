@@ -68,12 +68,13 @@ class Facts:
     measured: Measured | None = None
 
     @classmethod
-    def of(cls, folder: Path, with_measured: bool = False) -> "Facts":
+    def of(cls, folder: Path, with_measured: bool = False, twin: bool = False) -> "Facts":
         """Read the facts of a finished run, of a sweep, or of a release without its run.
 
         Args:
             folder: the run folder, or a copy of its `release/`.
             with_measured: also what was measured on private rows.
+            twin: of the run's non-private twin.
 
         Raises:
             InputError: nothing was released there; or a release alone, which holds nothing that was measured.
@@ -85,7 +86,7 @@ class Facts:
                     "--private out"
                 )
             return cls(folder.resolve().name, Guarantee.load(folder / GUARANTEE), "", "", checked=False)
-        released = Released.of(folder)
+        released = Released.of(folder, twin)
         return cls(
             folder.resolve().name,
             released.guarantee,
@@ -122,8 +123,10 @@ class Facts:
 
 def _measured(run: Run) -> Measured:
     steps, evaluations = _metrics(run.metrics_path)
-    twin = run.root / "twin" / run.metrics_path.name
-    of_twin = [values for _, what, values in _metrics(twin)[1] if what == "final"]
+    of_twin = []
+    if not run.twin:
+        twin = run.root / "twin" / run.metrics_path.name
+        of_twin = [values for _, what, values in _metrics(twin)[1] if what == "final"]
     data, bins = None, {}
     if (run.data / RECORD).is_file():
         data = read_record(run.data, run.data_key())["facts"]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from confide.report.facts import Facts
-from confide.report.page import page
+from confide.reporting.facts import Facts
+from confide.reporting.page import page
 from confide.runs.folder import Run
 from confide.utils.files import write_text
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from confide.auditing.picture import audit_panels
 from confide.privacy.guarantee import Guarantee
-from confide.report.claim_lines import Table
-from confide.report.facts import Measured
+from confide.reporting.claim_lines import Table
+from confide.reporting.facts import Measured
 from confide.utils.chart import Bars, Panel, Points, panels_svg
 from confide.utils.rounding import at_least, at_most
 from confide.utils.svg import BLUE, FAINT, GOLD, GREEN, INK, RED
@@ -34,7 +34,7 @@ def themed(svg: str) -> str:
 
 
 def _figure(panel: Panel | Bars, says: str, table: Table) -> Figure:
-    return Figure(panel.title, says, themed(panels_svg("", [panel])), table)
+    return Figure(panel.title, says, themed(panels_svg(panel.title, [panel], without_titles=True)), table)
 
 
 def curve(guarantee: Guarantee) -> Figure | None:
@@ -43,7 +43,7 @@ def curve(guarantee: Guarantee) -> Figure | None:
         return None
     points = sorted((delta, epsilon) for epsilon, delta in guarantee.curve)
     panel = Panel(
-        "What the same noise gives at other values of delta",
+        "Epsilon at other values of delta",
         "delta",
         "epsilon",
         {"the whole curve": points, "the claim": [(guarantee.delta, guarantee.epsilon)]},

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confide.report.claim_lines import Table
-from confide.report.facts import Facts, Measured
-from confide.report.figures import Figure, compared
-from confide.report.verdict import share_of_gain, strength, value_of
+from confide.reporting.claim_lines import Table
+from confide.reporting.facts import Facts, Measured
+from confide.reporting.figures import Figure, compared
+from confide.reporting.verdict import share_of_gain, strength, value_of
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most
 

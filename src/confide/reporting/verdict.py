@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from confide.privacy.guarantee import Guarantee
-from confide.report.facts import Facts, Measured
+from confide.reporting.facts import Facts, Measured
 from confide.runs.loop import gap_closed
 from confide.utils.rounding import at_most, percent_at_most
 
@@ -12,6 +12,15 @@ STRONG, REASONABLE = 1.0, 10.0
 """Greatest epsilon of the first and of the second tier of Ponomareva et al. 2023 ("How to DP-fy ML"), section 5.2."""
 
 _OF_DP = ("(epsilon, delta)-DP", "user-level DP", "multi-owner user-level DP")
+
+VERDICTS = {
+    "violation": "The attacks refute the claim. Do not give this model away.",
+    "consistent": "The attacks could have refuted the claim, and did not.",
+    "underpowered": "The attacks were too weak to refute the claim. They say nothing about it.",
+    "not attacked": "No made-up units were planted, so the claim itself was not attacked.",
+    "nothing claimed": "There is no claim to attack.",
+}
+"""What each verdict of an audit means, for a reader."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +31,13 @@ class Answer:
         question: such as "Who is protected?"
         short: a few words, in large letters.
         sentences: the answer.
+        figures: what belongs to the few words where there is no room for sentences; "" if nothing.
     """
 
     question: str
     short: str
     sentences: tuple[str, ...]
+    figures: str = ""
 
 
 def answers(facts: Facts) -> list[Answer]:
@@ -54,7 +65,8 @@ def _who(guarantee: Guarantee) -> Answer:
     sentences = ["Each such unit is protected, whoever it belongs to."]
     if guarantee.units is not None:
         sentences.append(f"There are {guarantee.units:,} such units.")
-    return Answer("Who is protected?", _capital(guarantee.unit), tuple(sentences))
+    units = "" if guarantee.units is None else f"{guarantee.units:,} units"
+    return Answer("Who is protected?", _capital(guarantee.unit), tuple(sentences), units)
 
 
 def _from_whom(guarantee: Guarantee) -> Answer:
@@ -83,7 +95,8 @@ def _how_strongly(guarantee: Guarantee) -> Answer:
         sentences.append(_tier(guarantee.epsilon))
     if guarantee.weakness():
         sentences.append("The claim is weak for a reason that stands in its plain words.")
-    return Answer("How strongly?", strength(guarantee), tuple(sentences))
+    figures = f"epsilon {at_most(guarantee.epsilon)} at delta {at_most(guarantee.delta, 3)}"
+    return Answer("How strongly?", strength(guarantee), tuple(sentences), figures)
 
 
 def strength(guarantee: Guarantee) -> str:
@@ -120,7 +133,7 @@ def _cost(facts: Facts) -> Answer:
         )
     sentences = [f"Training took {guarantee.steps:,} steps and {span(measured.seconds)}."]
     sentences += _quality(measured)
-    return Answer("What did it cost?", _short_cost(measured), tuple(sentences))
+    return Answer("What did it cost?", _short_cost(measured), tuple(sentences), f"{guarantee.steps:,} steps")
 
 
 def _short_cost(measured: Measured) -> str:
