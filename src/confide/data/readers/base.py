@@ -13,6 +13,7 @@ from confide.data.readers.documents import Record
 from confide.data.readers.encodings import encoding_of
 from confide.data.readers.files import SmallFile, small_files
 from confide.data.readers.opening import How, head_of
+from confide.data.readers.remote import File
 from confide.utils.errors import InputError
 
 
@@ -23,7 +24,7 @@ class Head:
         self._read = read
 
     @classmethod
-    def of(cls, path: Path) -> Head:
+    def of(cls, path: File) -> Head:
         return cls(lambda: head_of(path))
 
     @cached_property
@@ -55,14 +56,16 @@ class Reader(ABC):
     Attributes:
         name: the value of `data.format`, and the key in READERS or of the entry point.
         endings: of file names, in lower case, that mean this format; no two readers share one. An ending of
-            compression (.gz, .xz, .bz2) may follow.
+            compression (.gz, .xz, .bz2, .zst) may follow.
         takes_names: whether a source of this format is a name rather than a path.
+        takes_urls: whether `read` also takes a `RemoteFile`, which opens, and is named, as a `Path` does.
         takes_any_text: whether a file is of this format if it is a text and no reader knows it.
     """
 
     name: ClassVar[str]
     endings: ClassVar[tuple[str, ...]] = ()
     takes_names: ClassVar[bool] = False
+    takes_urls: ClassVar[bool] = False
     takes_any_text: ClassVar[bool] = False
 
     def recognises(self, head: Head) -> bool:

@@ -7,9 +7,9 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from confide.data.readers.opening import How, lines_of, pieces_of, sample_of
+from confide.data.readers.remote import File
 from confide.utils.errors import InputError
 
 HEAD = 1 << 18  # bytes that are examined
@@ -125,11 +125,14 @@ def _reads_well(text: str) -> bool:
     return odd <= _STRAY * len(sentences)
 
 
-def encoding_for(where: Path | str, how: How, head: bytes | None = None) -> str:
-    """Return the stated encoding, or the detected one, which is then reported."""
+def encoding_for(where: File | str, how: How, head: bytes | None = None) -> str:
+    """Return the stated encoding, or the one that the head, by default of the file, shows, which is then reported."""
     if how.encoding is not None:
         return how.encoding
-    found = encoding_of(sample_of(Path(where), HEAD) if head is None else head)
+    if head is None:
+        assert not isinstance(where, str)
+        head = sample_of(where, HEAD)
+    found = encoding_of(head)
     if found != "utf-8":
         how.counts.note(str(where), f"read as {found}, as its bytes say (data.encoding states it)")
     return found
@@ -165,7 +168,7 @@ def _checked(text: str, where: str, encoding: str) -> str:
     return text
 
 
-def text_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
+def text_lines(path: File, how: How) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines, without a byte order mark. Raises InputError with the line number."""
     encoding = encoding_for(path, how)
     if codecs.lookup(encoding).name != "utf-8":
@@ -181,7 +184,7 @@ def text_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
             ) from None
 
 
-def text_pieces(path: Path, how: How, encoding: str | None = None) -> Iterator[str]:
+def text_pieces(path: File, how: How, encoding: str | None = None) -> Iterator[str]:
     """Yield the text in pieces of a fixed size, since an array may stand on one endless line."""
     encoding = encoding_for(path, how) if encoding is None else encoding
     decoder = codecs.getincrementaldecoder(_reading(encoding))()
@@ -197,7 +200,7 @@ def text_pieces(path: Path, how: How, encoding: str | None = None) -> Iterator[s
         raise InputError(f"{path} line {line} or later: {not_valid(encoding)}.") from None
 
 
-def _split(pieces: Iterable[str], path: Path, how: How) -> Iterator[str]:
+def _split(pieces: Iterable[str], path: File, how: How) -> Iterator[str]:
     begun: list[str] = []
     length, number = 0, 1
     for piece in pieces:
@@ -213,7 +216,7 @@ def _split(pieces: Iterable[str], path: Path, how: How) -> Iterator[str]:
         yield "".join(begun)
 
 
-def delimiter_for(path: Path, how: How) -> str:
+def delimiter_for(path: File, how: How) -> str:
     """Return the stated delimiter of a CSV, or the one that its first records show, which is then reported."""
     if how.delimiter is not None:
         return how.delimiter

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from confide.data.readers.encodings import delimiter_for, text_lines, text_piece
 from confide.data.readers.files import OUTSIDE, walk
 from confide.data.readers.hub import hub_records, is_saved
 from confide.data.readers.opening import How, check_regular
+from confide.data.readers.remote import File, RemoteFile
 from confide.utils.errors import InputError
 
 _PIECE = 1 << 16
@@ -27,11 +29,12 @@ class JSONLines(Reader):
 
     name = "jsonl"
     endings = (".jsonl", ".ndjson")
+    takes_urls = True
 
     def recognises(self, head: Head) -> bool:
         return head.start.startswith(b"{") and _is_object(head.start.partition(b"\n")[0])
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         empty = True
         for number, line in text_lines(path, how):
             if line.isspace():
@@ -52,6 +55,7 @@ class JSONArray(Reader):
 
     name = "json"
     endings = (".json",)
+    takes_urls = True
 
     def recognises(self, head: Head) -> bool:
         return re.match(rb"\[\s*\{", head.start) is not None
@@ -60,7 +64,7 @@ class JSONArray(Reader):
         """Tell the contents of a file named .json, which is as often JSON lines as an array."""
         return self.name if head.start.startswith(b"[") else JSONLines.name
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         decoder = json.JSONDecoder()
         pieces = text_pieces(path, how)
         buffer, wanted, number, ended = "", 0, 0, False
@@ -104,7 +108,7 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
+def _check_rest(rest: str, pieces: Iterator[str], path: File) -> None:
     """Check that nothing follows an array; read to the end, where a compressed file has its checksum."""
     while not rest or rest.isspace():
         piece = next(pieces, None)
@@ -146,8 +150,9 @@ class CSV(Reader):
 
     name = "csv"
     endings = (".csv",)
+    takes_urls = True
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         return _delimited(path, how, tabs=False)
 
 
@@ -156,12 +161,13 @@ class TSV(Reader):
 
     name = "tsv"
     endings = (".tsv",)
+    takes_urls = True
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         return _delimited(path, how, tabs=True)
 
 
-def _delimited(path: Path, how: How, *, tabs: bool) -> Iterator[Record]:
+def _delimited(path: File, how: How, *, tabs: bool) -> Iterator[Record]:
     csv.field_size_limit(how.largest)
     kind = "TSV" if tabs else "CSV"
     delimiter = (how.delimiter or "\t") if tabs else delimiter_for(path, how)
@@ -218,6 +224,7 @@ class Parquet(Reader):
 
     name = "parquet"
     endings = (".parquet",)
+    takes_urls = True
 
     def recognises(self, head: Head) -> bool:
         return head.content.startswith(b"PAR1")
@@ -227,14 +234,16 @@ class Parquet(Reader):
             _check_links(folder)
         return hub_records(str(folder), how.split, how.fields)
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         from pyarrow.parquet import ParquetFile
 
         check_regular(path)
         number = 0
         # A damaged file makes pyarrow, and its conversion to Python values, fail in ways that have no common type.
         try:
-            with ParquetFile(path, memory_map=False) as file:
+            with ExitStack() as stack:
+                source = stack.enter_context(path.open("rb")) if isinstance(path, RemoteFile) else path
+                file = stack.enter_context(ParquetFile(source, memory_map=False))
                 fields = how.fields
                 chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
                 for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
@@ -259,7 +268,7 @@ def _rows_at_a_time(file: Any) -> int:
     return int(min(_ROWS, max(1, _BATCH_BYTES // max(1, heaviest))))
 
 
-def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
+def _rows_of(batch: Any, path: File, before: int, how: How) -> int:
     """Return how many rows of a batch to convert to Python values at a time. Raises InputError for too large a row."""
     import pyarrow
     from pyarrow import compute
