@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from confide.data.readers.opening import How, lines_of, pieces_of, sample_of
+from confide.data.readers.parts import Piece
 from confide.data.readers.remote import File
 from confide.utils.errors import InputError
 
@@ -168,13 +169,21 @@ def _checked(text: str, where: str, encoding: str) -> str:
     return text
 
 
-def text_lines(path: File, how: How) -> Iterator[tuple[int, str]]:
-    """Yield line numbers from 1 and lines, without a byte order mark. Raises InputError with the line number."""
-    encoding = encoding_for(path, how)
+def is_utf8(path: File, how: How) -> bool:
+    """Tell whether the file is read as UTF-8, without a remark."""
+    return codecs.lookup(how.encoding or encoding_of(sample_of(path, HEAD))).name == "utf-8"
+
+
+def text_lines(path: File, how: How, piece: Piece | None = None) -> Iterator[tuple[int, str]]:
+    """Yield line numbers from 1 and lines, without a byte order mark. Raises InputError with the line number.
+
+    A piece is of a file in UTF-8, see `is_utf8`.
+    """
+    encoding = "utf-8" if piece is not None and piece.start is not None else encoding_for(path, how)
     if codecs.lookup(encoding).name != "utf-8":
         yield from enumerate(_split(text_pieces(path, how, encoding), path, how), 1)
         return
-    for number, line in lines_of(path, how):
+    for number, line in lines_of(path, how, piece):
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from confide.data.readers.documents import LARGEST, Counts
+from confide.data.readers.parts import Piece
 from confide.data.readers.remote import File, RemoteFile
 from confide.utils.errors import InputError
 
 # The errors of decompressors for a file that is cut short or altered.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _PIECE = 1 << 16
+_BLOCK = 1 << 20
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _DICTIONARY = 1 << 28  # bytes that an xz file may ask for: `xz -9` asks for a quarter of them
 
@@ -180,13 +182,22 @@ class _Zstd(io.RawIOBase):
         return len(found)
 
 
-def lines_of(path: File, how: How) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers from 1 and raw lines. Raises InputError for an unreadable file or too long a line."""
-    number = 0
+def lines_of(path: File, how: How, piece: Piece | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield line numbers from 1 and raw lines, of the file or of a piece of it, which begins and ends with a line.
+
+    Raises InputError for an unreadable file or too long a line.
+    """
+    start, left = (
+        (0, None) if piece is None or piece.start is None else (piece.start, piece.stop - piece.start)
+    )
+    number = 0 if piece is None else piece.before
     try:
         with open_bytes(path) as file:
-            while line := file.readline(how.largest + 1):
+            if start:
+                file.seek(start)
+            while (left is None or left > 0) and (line := file.readline(how.largest + 1)):
                 number += 1
+                left = None if left is None else left - len(line)
                 if len(line) > how.largest:
                     raise how.too_large(f"{path} line {number}")
                 yield number, line
@@ -194,6 +205,34 @@ def lines_of(path: File, how: How) -> Iterator[tuple[int, bytes]]:
         raise InputError(f"{path}: the compressed file is damaged after line {number} ({error}).") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read after line {number} ({_reason(error)}).") from None
+
+
+def is_plain(path: File) -> bool:
+    """Tell whether the content is the file as it is, not compressed. Raises InputError if it cannot be read."""
+    with open_bytes(path) as file:
+        return isinstance(file, io.BufferedReader) and not isinstance(file.raw, _Streams | _Zstd)
+
+
+def line_pieces(path: Path, size: int) -> list[Piece]:
+    """Cut a file that is not compressed at ends of lines; it is one piece if all its lines are blank."""
+    pieces: list[Piece] = []
+    start = position = before = lines = 0
+    blank = True
+    try:
+        with path.open("rb") as file:
+            while block := file.read(min(_BLOCK, size)):
+                blank = blank and block.isspace()
+                at = block.rfind(b"\n") + 1 if position + len(block) - start >= size else 0
+                if at:
+                    pieces.append(Piece(path, start, position + at, before, position + at - start))
+                    start, before = position + at, lines + block.count(b"\n", 0, at)
+                lines += block.count(b"\n")
+                position += len(block)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({_reason(error)}).") from None
+    if start < position:
+        pieces.append(Piece(path, start, position, before, position - start))
+    return [Piece(path, size=position)] if blank else pieces
 
 
 def pieces_of(path: File) -> Iterator[bytes]:

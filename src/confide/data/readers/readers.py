@@ -102,12 +102,14 @@ class Files:
 
     Attributes:
         source: what names them.
+        is_everywhere: whether every machine has them, at the same path, as a `file://` URL says.
     """
 
     reader: Reader
     paths: Sequence[File]
     source: Path
     how: How
+    is_everywhere: bool = False
 
     def __iter__(self) -> Iterator[Record]:
         return self.reader.read_files(cast(Sequence[Path], self.paths), self.source, self.how)
@@ -118,6 +120,13 @@ def found(source: str | Path, format: str, how: How) -> Files | Iterator[Record]
 
     Raises InputError as `records` does.
     """
+    made = _found(source, format, how)
+    if isinstance(made, Files) and path_of(str(source)) != str(source):
+        return replace(made, is_everywhere=True)
+    return made
+
+
+def _found(source: str | Path, format: str, how: How) -> Files | Iterator[Record]:
     formats = Formats()
     reader = None if format == AUTO else formats.named(format)
     check_encoding(how.encoding)

@@ -12,10 +12,11 @@ from typing import Any
 
 from confide.data.readers.base import Head, Reader
 from confide.data.readers.documents import Counts, Record
-from confide.data.readers.encodings import delimiter_for, text_lines, text_pieces
+from confide.data.readers.encodings import delimiter_for, is_utf8, text_lines, text_pieces
 from confide.data.readers.files import OUTSIDE, walk
 from confide.data.readers.hub import hub_records, is_saved
-from confide.data.readers.opening import How, check_regular
+from confide.data.readers.opening import How, check_regular, is_plain, line_pieces
+from confide.data.readers.parts import Piece
 from confide.data.readers.remote import File, RemoteFile
 from confide.utils.errors import InputError
 
@@ -34,9 +35,17 @@ class JSONLines(Reader):
     def recognises(self, head: Head) -> bool:
         return head.start.startswith(b"{") and _is_object(head.start.partition(b"\n")[0])
 
+    def pieces(self, path: File, how: How, size: int) -> list[Piece]:
+        if isinstance(path, Path) and is_plain(path) and is_utf8(path, how):
+            return line_pieces(path, size)
+        return super().pieces(path, how, size)
+
     def read(self, path: File, how: How) -> Iterator[Record]:
-        empty = True
-        for number, line in text_lines(path, how):
+        return self.read_piece(Piece(path), how)
+
+    def read_piece(self, piece: Piece, how: How) -> Iterator[Record]:
+        path, empty = piece.path, piece.start is None
+        for number, line in text_lines(path, how, piece):
             if line.isspace():
                 continue
             where = f"{path} line {number}"
@@ -234,11 +243,34 @@ class Parquet(Reader):
             _check_links(folder)
         return hub_records(str(folder), how.split, how.fields)
 
-    def read(self, path: File, how: How) -> Iterator[Record]:
+    def pieces(self, path: File, how: How, size: int) -> list[Piece]:
         from pyarrow.parquet import ParquetFile
 
+        try:
+            with ExitStack() as stack:
+                source = stack.enter_context(path.open("rb")) if isinstance(path, RemoteFile) else path
+                facts = stack.enter_context(ParquetFile(source, memory_map=False)).metadata
+                groups = [facts.row_group(index) for index in range(facts.num_row_groups)]
+                rows = [group.num_rows for group in groups]
+                sizes = [group.total_byte_size for group in groups]
+        except Exception:  # whoever reads the file reports the fault
+            return super().pieces(path, how, size)
+        found: list[Piece] = []
+        first = 0
+        for last in range(1, len(rows) + 1):
+            if last == len(rows) or sum(sizes[first : last + 1]) > size:
+                found.append(Piece(path, first, last, sum(rows[:first]), sum(sizes[first:last])))
+                first = last
+        return found if sum(rows) else super().pieces(path, how, size)
+
+    def read(self, path: File, how: How) -> Iterator[Record]:
+        return self.read_piece(Piece(path), how)
+
+    def read_piece(self, piece: Piece, how: How) -> Iterator[Record]:
+        from pyarrow.parquet import ParquetFile
+
+        path, number = piece.path, piece.before
         check_regular(path)
-        number = 0
         # A damaged file makes pyarrow, and its conversion to Python values, fail in ways that have no common type.
         try:
             with ExitStack() as stack:
@@ -246,7 +278,8 @@ class Parquet(Reader):
                 file = stack.enter_context(ParquetFile(source, memory_map=False))
                 fields = how.fields
                 chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
-                for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
+                groups = None if piece.start is None else range(piece.start, piece.stop)
+                for batch in file.iter_batches(_rows_at_a_time(file), groups, chosen):
                     for first in range(0, batch.num_rows, step := _rows_of(batch, path, number, how)):
                         for row in batch.slice(first, step).to_pylist():
                             number += 1
@@ -257,7 +290,7 @@ class Parquet(Reader):
             # For a value that cannot be read, pyarrow's message may hold the value.
             reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
             raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
-        if not number:
+        if not number and piece.start is None:
             raise InputError(f"{path}: has no rows.")
 
 
