@@ -117,9 +117,9 @@ FAULTS = {
         r"a\.jsonl line 51: no unit, .* and so of 1 of 90 records",
     ),
     "label": (
-        42,
+        46,
         lambda row: json.dumps(row | {"kind": None}),
-        r"a\.jsonl line 54: data\.label field 'kind' holds no",
+        r"a\.jsonl line 57: data\.label field 'kind' holds no",
     ),
     "field": (
         43,

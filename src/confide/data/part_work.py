@@ -205,13 +205,13 @@ class PartWork:
 class Store(Protocol):
     """Where finished parts are kept, so that whoever was interrupted can go on."""
 
-    def job(self, work: PartWork, parts: Sequence[Part], crew: Crew) -> Any:
+    def job(self, work: PartWork, crew: Crew) -> Any:
         """Return the job to do in place of `work`."""
 
     def has(self, part: Part) -> bool:
         """Tell whether a part is there, undamaged."""
 
-    def items(self, part: Part, result: Any = None) -> Iterable[Item]:
+    def items(self, part: Part, result: Any) -> Iterable[Item]:
         """Return the items of a part that is there, or of which the job has this result."""
 
 
@@ -220,7 +220,7 @@ def items_of(
     source: str,
     crew: Crew,
     given: Iterable[Record] | None = None,
-    store: Callable[[Sequence[Part]], Store | None] = lambda parts: None,
+    store: Callable[[PartWork, Sequence[Part]], Store | None] | None = None,
 ) -> Generator[Item, None, None]:
     """Yield the items of a source.
 
@@ -239,7 +239,7 @@ def items_of(
             parts = parts_of(found.reader, found.paths, found.how)
             if reads_itself(crew, found):
                 work = PartWork(finishing, replace(found.how, counts=Counts()))
-                yield from _by_part(work, parts, crew, what, store(parts))
+                yield from _by_part(work, parts, crew, what, None if store is None else store(work, parts))
                 return
             given = (record for part in parts for record in part.records(found.how))
         else:
@@ -266,7 +266,7 @@ def _by_part(
 ) -> Iterator[Item]:
     left = [part for part in parts if store is None or not store.has(part)]
     waiting = {part.number for part in left}
-    job = work if store is None else store.job(work, parts, crew)
+    job = work if store is None else store.job(work, crew)
     with crew.workers(job, what) as workers:
         results = workers.map(left)
         for part in parts:

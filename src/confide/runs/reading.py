@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,10 +12,20 @@ import numpy as np
 from confide.config import registry
 from confide.data.cutting import Cutter, Row
 from confide.data.documents import ONLY_QUOTES, STRIPPED, Recipe, side_of
-from confide.data.part_work import BATCH, BATCH_CHARACTERS, Finished, Finishing, Item, Remarks, items_of
+from confide.data.part_work import (
+    BATCH,
+    BATCH_CHARACTERS,
+    Finished,
+    Finishing,
+    Item,
+    PartWork,
+    Remarks,
+    items_of,
+)
 from confide.data.readers import Counts, Document
 from confide.data.readers.documents import Blank, Numbering
 from confide.data.readers.duplicates import Sketches
+from confide.data.readers.parts import Part
 from confide.data.spans import Mention
 from confide.data.text_work import Rows, Text, TextWork
 from confide.data.unit_graph import GraphWriter, UnitGraph
@@ -26,6 +37,7 @@ from confide.runs import canaries
 from confide.runs.canaries import Manifest
 from confide.runs.data_source import marks_of
 from confide.runs.given import Given
+from confide.runs.kept_parts import KeptParts
 from confide.runs.planting import Planting
 from confide.sensitive.redaction.rows import RedactedRow
 from confide.sensitive.secrets.finders import find_all
@@ -39,6 +51,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, str], None]  # documents read since the last call, and the counts so far
 Taken = TypeVar("Taken", Document, Finished)
+StoreOf = Callable[[str, PartWork, Sequence[Part]], KeptParts | None]  # of the training or the held-out text
 Side = str | None  # of the split: train, eval, or neither
 _HELD = 1 << 20  # tokens of rows that wait to be written
 
@@ -57,8 +70,9 @@ class Reading:
         key: RunKey | None = None,
         given: Given | None = None,
         crew: Crew | None = None,
+        store: StoreOf | None = None,
     ):
-        self.given, self.crew = given or Given(), crew
+        self.given, self.crew, self.store = given or Given(), crew, store
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.needs = mechanisms.needs_of(config)
         self.counts, self.after = Counts(), Counts()  # of what is read, and of what becomes of it
@@ -172,7 +186,8 @@ class Reading:
             limit=data.max_documents,
             batch=BATCH,
         )
-        return items_of(finishing, source, self.crew or Crew(), given)
+        store = None if self.store is None else partial(self.store, "train" if trains else "eval")
+        return items_of(finishing, source, self.crew or Crew(), given, store)
 
     def _taken(self, items: Iterator[Item]) -> Iterator[Finished]:
         """Yield the documents that are used, as many as the config allows, each with its number."""
