@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import random
+import runpy
 
 import fsspec
 import pyarrow
@@ -18,6 +19,7 @@ from confide.runs import reading
 from confide.utils.errors import InputError
 from confide.utils.workers import Crew
 from tests.command import WORDS
+from tests.places import BENCHMARKS
 from tests.runs.test_crews import QUOTE, prepared, settings
 
 DRAWS = random.Random(7)
@@ -197,3 +199,13 @@ def test_what_only_this_process_sees_is_read_here(tmp_path, model, small):
     for _, files in made:  # the name of the source is in it
         del files["prepared.json"]
     assert made[0] == made[1]
+
+
+def test_the_benchmark_compares_the_graphs(tmp_path, small, monkeypatch, capsys):
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS if row["text"].strip()))
+    options = "--unit user --megabytes 0.02 --processes 1 --json".split()
+    monkeypatch.setattr("sys.argv", ["reading.py", str(tmp_path / "t.jsonl"), *options])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(BENCHMARKS / "reading.py"), run_name="__main__")
+    (figures,) = json.loads(capsys.readouterr().out)
+    assert figures["megabytes_a_second"] > 0

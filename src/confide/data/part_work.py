@@ -239,8 +239,10 @@ def items_of(
             parts = parts_of(found.reader, found.paths, found.how)
             if reads_itself(crew, found):
                 work = PartWork(finishing, replace(found.how, counts=Counts()))
-                yield from _by_part(work, parts, crew, what, None if store is None else store(work, parts))
-                return
+                kept = None if store is None else store(work, parts)
+                if kept is not None or _are_enough(crew, parts):
+                    yield from _by_part(work, parts, crew, what, kept)
+                    return
             given = (record for part in parts for record in part.records(found.how))
         else:
             given = iter(found)
@@ -252,6 +254,11 @@ def items_of(
 def reads_itself(crew: Crew, files: Files) -> bool:
     """Tell whether whoever does the work can read the files."""
     return not crew.is_several or all(_reaches(crew, path, files.is_everywhere) for path in files.paths)
+
+
+def _are_enough(crew: Crew, parts: Sequence[Part]) -> bool:
+    """Tell whether parts keep everybody at work. A compressed file is one part, but its texts are many."""
+    return not crew.is_several or len(parts) >= 2 * max(2, crew.processes)
 
 
 def _reaches(crew: Crew, path: File, is_everywhere: bool) -> bool:
