@@ -72,9 +72,8 @@ def test_what_was_finished_is_not_read_again(tmp_path, model, kept, read):
     folder = tmp_path / "run" / ".data.parts"
     assert 2 < len(finished) < total - 2
     assert len(list((folder / "train").glob("*.json"))) == len(finished) + 1  # and that of the source
-    assert {
-        path.stat().st_mode & 0o77 for path in (folder, *folder.rglob("*")) if path.name[0].isdigit()
-    } <= {0, 0o44}
+    for path in (folder / "train", *(folder / "train" / f"{number:06d}" for number in finished)):
+        assert path.stat().st_mode & 0o77 == 0
     read.clear()
     again = work(made)
     assert read == list(range(len(finished), total))
