@@ -6,7 +6,7 @@ BATCHES = [
     Fault(
         "batches",
         "ranks get equally many units, however many tokens those have",
-        "training/schedule.py::_whole",
+        "training/schedule.py::whole_units",
         "int(costs[at])",
         "1",
         "tests/training/test_schedule.py",
@@ -46,8 +46,8 @@ BATCHES = [
     Fault(
         "22",
         "pieces from before memory ran out are sent again",
-        "training/gradient_sum.py::GradientSum._halve",
-        "self._pieces, self._arriving = [], torch.empty(0)",
+        "training/gradient_sum.py::GradientSum.start_over",
+        "self._pieces, self._arriving, self._begun = [], torch.empty(0), {}",
         "",
         "tests/test_distributed.py -k two_ranks",
     ),

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from confide.clipping.sums import Sums
 from confide.config import registry
 from confide.config.model_sections import Adapter
 from confide.config.schema import Average
@@ -266,16 +267,16 @@ def memory_of_sums(ranks: Ranks) -> dict:
     start = moved(alone)
     steps(alone, draws, 0.5, WIDE, Ranks())
     step, _ = steps(together, [], 0.5, 96, ranks)
-    step.sampler, honest, failed = Fixed(draws), step.gradients.clipped._sum, []
+    step.sampler, honest, failed = Fixed(draws), Sums.allocate, []
 
-    def scarce(name):
+    def scarce(self):
         if ranks.first and not failed:
-            failed.append(name)
+            failed.append(1)
             raise torch.OutOfMemoryError("out of memory")
-        return honest(name)
+        honest(self)
 
-    step.gradients.clipped._sum = scarce  # type: ignore[method-assign]
-    step(0)
+    with mock.patch.object(Sums, "allocate", scarce):
+        step(0)
     return {
         "weights": apart(moved(together) - start, moved(alone) - start),
         "failed": len(failed),
@@ -300,7 +301,7 @@ def pieces(ranks: Ranks) -> dict:
     """Units cut into pieces on both ranks: of several, and of one alone; twice, as memory does not suffice at first."""
     draws = [drawn((40, 30, 35), 1), drawn((50,), 2)]
     alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
-    start, honest, failed = moved(alone), GradientSum._allocate_exchange, []
+    start, honest, failed = moved(alone), GradientSum._allocate, []
     _, reports = steps(alone, draws, 0.5, WIDE, Ranks())
 
     def scarce(self):
@@ -315,7 +316,7 @@ def pieces(ranks: Ranks) -> dict:
 
     receive = Ranks.receive
     with (
-        mock.patch.object(GradientSum, "_allocate_exchange", scarce),
+        mock.patch.object(GradientSum, "_allocate", scarce),
         mock.patch.object(Ranks, "receive", counted),
     ):
         step, found = steps(together, draws, 0.5, 1024, ranks)
