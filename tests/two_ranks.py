@@ -6,6 +6,8 @@ torchrun --nproc-per-node 2 -m tests.two_ranks OUT.json
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from confide.clipping import sums
 from confide.clipping.sums import Sums
 from confide.config import registry
 from confide.config.model_sections import Adapter
@@ -49,6 +52,7 @@ schedule.EXCHANGE = 0  # units of these sizes would not be worth a message
 RECEIVED: list[int] = []  # a mark for each tensor of a piece that this rank was sent
 WIDE, NARROW = 4096, 20  # tokens a micro-batch: NARROW cuts the larger units into parts
 LONGEST = 12
+WHOLE = "fsdp, whole gradients"
 SIZES = ((1, 3, 2, 5, 1), (7,), (1,) * 9)  # rows of each unit; of (7,) one rank has none
 
 
@@ -146,6 +150,13 @@ def alone(
     return moved(model) - start, reports
 
 
+@contextmanager
+def held(kind: str) -> Iterator[None]:
+    """Let each rank of a split model hold whole gradients if `kind` says so, however small the model is."""
+    with mock.patch.object(sums, "_SHARE", 0 if kind == WHOLE else 8):
+        yield
+
+
 def trained(
     kind: str, family: str, adapter: str, clip: float | None, micro_tokens: int, ranks: Ranks, bands: int
 ) -> dict:
@@ -153,10 +164,12 @@ def trained(
     expected, reports = alone(family, adapter, clip, micro_tokens, bands)
     together = model_of(family, adapter)
     start = moved(together)
-    if kind == "fsdp":
+    if kind != "ddp":
         shard(together, ranks)
     TAKEN.clear()
-    _, found = steps(together, DRAWS, clip, micro_tokens, ranks, bands)
+    with held(kind):
+        step, found = steps(together, DRAWS, clip, micro_tokens, ranks, bands)
+    assert step.gradients.clipped.are_sums_spread == (kind == "fsdp")
     gaps = [
         abs((a.loss or 0) - (b.loss or 0)) + abs((a.clipped or 0) - (b.clipped or 0))
         for a, b in zip(reports, found, strict=True)
@@ -297,8 +310,9 @@ def parts(ranks: Ranks) -> dict:
     return {"wrong": wrong, "parameters": len(shapes)}
 
 
-def pieces(ranks: Ranks) -> dict:
+def pieces(kind: str, ranks: Ranks) -> dict:
     """Units cut into pieces on both ranks: of several, and of one alone; twice, as memory does not suffice at first."""
+    RECEIVED.clear()
     draws = [drawn((40, 30, 35), 1), drawn((50,), 2)]
     alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
     start, honest, failed = moved(alone), GradientSum._allocate, []
@@ -315,7 +329,10 @@ def pieces(ranks: Ranks) -> dict:
         receive(self, into, sender)
 
     receive = Ranks.receive
+    if kind == WHOLE:
+        shard(together, ranks)
     with (
+        held(kind),
         mock.patch.object(GradientSum, "_allocate", scarce),
         mock.patch.object(Ranks, "receive", counted),
     ):
@@ -328,7 +345,8 @@ def pieces(ranks: Ranks) -> dict:
         "clipped": max(abs(a.clipped - b.clipped) for a, b in zip(reports, found, strict=True)),
         "units": [report.units for report in found],
         "received": int(received) // names,
-        "left": len(step.gradients._pieces),
+        "left": len(step.gradients._pieces) + len(step.gradients._begun),
+        "halved": step.gradients.micro_tokens,
     }
 
 
@@ -386,6 +404,11 @@ def main(out: Path) -> None:
             correlated = f"{kind} with noise correlated over 3 steps"
             found[f"{kind} averaged"] = averaged(kind, ranks)
             found[correlated] = trained(kind, "gpt2", "full", 0.5, WIDE, ranks, bands=3)
+        for family, adapter in (("gpt2", "full"), ("gemma2", "lora"), ("bert", "lora")):
+            plain = [None] if family == "gpt2" else []
+            for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), *((clip, NARROW) for clip in plain)):
+                name = f"{WHOLE} {family} {adapter} clip {clip} tokens {micro_tokens}"
+                found[name] = trained(WHOLE, family, adapter, clip, micro_tokens, ranks, bands=1)
         found["resumed"] = resumed(ranks)
         found["evaluated"] = evaluated(out.parent / "graph", ranks)
         found["memory"] = memory(ranks)
@@ -393,7 +416,8 @@ def main(out: Path) -> None:
         found["parts"] = parts(ranks)
         found["agreed"] = agreed(ranks)
         found["interrupted"] = interrupted(out.parent, ranks)
-        found["pieces"] = pieces(ranks)
+        for kind in ("ddp", WHOLE):
+            found[f"pieces, {kind}"] = pieces(kind, ranks)
         if ranks.first:
             out.write_text(json.dumps(found))
 
