@@ -44,6 +44,22 @@ BATCHES = [
         "tests/test_distributed.py -k two_ranks",
     ),
     Fault(
+        "3",
+        "rows of a unit that has rows in the next pass, too, are clipped by themselves as well",
+        "clipping/engine.py::ClippedSum.add",
+        "scale[own] = 0",
+        "",
+        "tests/clipping/test_not_finite.py -k begin",
+    ),
+    Fault(
+        "19",
+        "a unit that is not finite spoils another one that begins in the same pass",
+        "clipping/slot.py::Slot.gradient",
+        "outer.without(rows)",
+        "outer",
+        "tests/clipping/test_not_finite.py -k begin",
+    ),
+    Fault(
         "22",
         "pieces from before memory ran out are sent again",
         "training/gradient_sum.py::GradientSum.start_over",

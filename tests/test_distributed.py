@@ -57,6 +57,10 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     memory = found.pop("memory")
     assert memory["halved"] < 128, memory
     assert memory["said"] >= 1, memory
+    for kind in ("ddp", "fsdp", "fsdp, whole gradients"):
+        after = found.pop(f"memory after passes, {kind}")
+        assert (after["said"], after["halved"]) == (4, 4096 // 2**4), after
+        assert after["weights"] < TOLERANCE, after
     of_sums = found.pop("memory of sums")
     assert (of_sums["failed"], of_sums["halved"]) == (1, 48), of_sums
     far = {

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ from confide.training.step import PrivateStep
 from confide.training.tasks import Task
 from tests import small
 from tests.test_resume import config
+from tests.training.test_memory_fit import ONCE, failing_once
 
 # Noise of a secret key takes a branch of its own: each half of the models has one of the two.
 PUBLISHED, SECRET = RunKey.from_text("two ranks"), RunKey(bytes(range(32)))
@@ -297,6 +298,27 @@ def memory_of_sums(ranks: Ranks) -> dict:
     }
 
 
+def memory_after_passes(kind: str, ranks: Ranks) -> dict:
+    """The second rank's memory does not suffice at four places, one a step, before the weights move."""
+    draws, said = [drawn(sizes, seed) for seed, sizes in enumerate((*SIZES, (2, 4)))], []
+    alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
+    start = moved(alone)
+    steps(alone, draws, 0.5, WIDE, Ranks())
+    if kind != "ddp":
+        shard(together, ranks)
+    with held(kind):
+        step, _ = steps(together, [], 0.5, WIDE, ranks)
+    step.sampler, step.gradients.say = Fixed(draws), said.append
+    for number, place in enumerate(ONCE.values()):
+        with nullcontext() if ranks.first else failing_once(place):
+            step(number)
+    return {
+        "weights": apart(moved(together) - start, moved(alone) - start),
+        "halved": step.gradients.micro_tokens,
+        "said": len(said),
+    }
+
+
 def parts(ranks: Ranks) -> dict:
     """Every element of a split parameter lies in one part, where `first_index` says."""
     model = model_of("gpt2", "full")
@@ -413,6 +435,8 @@ def main(out: Path) -> None:
         found["evaluated"] = evaluated(out.parent / "graph", ranks)
         found["memory"] = memory(ranks)
         found["memory of sums"] = memory_of_sums(ranks)
+        for kind in ("ddp", "fsdp", WHOLE):
+            found[f"memory after passes, {kind}"] = memory_after_passes(kind, ranks)
         found["parts"] = parts(ranks)
         found["agreed"] = agreed(ranks)
         found["interrupted"] = interrupted(out.parent, ranks)
