@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from confide.models.fast import chunked_loss
 from confide.planning.devices import DEVICES, REACHED, parsed
 from confide.utils.errors import InputError
 from tests.command import World, confide, refused, tiny_model
@@ -51,6 +52,16 @@ def test_a_split_model_takes_a_part_of_the_memory(world):
     whole, split = planned(world, "4xL4"), planned(world, "4xL4", "train.distributed=fsdp")
     assert (whole["way"], split["way"]) == ("ddp", "fsdp")
     assert split["memory"][0] < whole["memory"][0]
+
+
+def test_logits_in_chunks_are_counted_unless_the_model_is_split(world, monkeypatch):
+    """A device makes the logits of few tokens at a time, and that is not so of a split model."""
+    ways = {"one": ("L4",), "split": ("4xL4", "train.distributed=fsdp")}
+    whole = {way: planned(world, *what)["memory"][0] for way, what in ways.items()}
+    monkeypatch.setattr(chunked_loss, "_LOGITS", {"cuda": 64 * 64})
+    chunked = {way: planned(world, *what)["memory"][0] for way, what in ways.items()}
+    assert chunked["one"] < whole["one"]
+    assert chunked["split"] == whole["split"]
 
 
 def test_what_is_shown(world):

@@ -98,21 +98,28 @@ def parsed(text: str) -> tuple[int, Device]:
 
 
 def on_devices(
-    config: "Config", graph: UnitGraph, size: Size, memory: Memory, count: int, device: Device
+    config: "Config",
+    graph: UnitGraph,
+    size: Size,
+    memory: Memory,
+    count: int,
+    device: Device,
+    is_chunked: bool = False,
 ) -> OnDevices:
     """Estimate a run on `count` devices.
 
     Args:
         graph: the prepared rows.
-        memory: of a step as `plan` estimates it here.
+        memory: of a step on such a device.
+        is_chunked: the loss is computed in chunks, so that logits take as much for any micro-batch.
 
     Raises:
         InputError: the mechanism's draws are not known before it is trained.
     """
-    is_split = count > 1 and config.train.distributed == "fsdp"
+    is_split = splits(config, count)
     parts = count if is_split else 1
-    fixed = (memory.weights + memory.trained) // parts
-    each = (memory.activations + memory.logits) / _tokens(config)
+    fixed = (memory.weights + memory.trained) // parts + (memory.logits if is_chunked else 0)
+    each = (memory.activations + (0 if is_chunked else memory.logits)) / _tokens(config)
     longest = config.data.max_length
     room = 0.85 * device.memory - fixed
     fitting = int(max(room, 0) / each) if each else 1 << 16
@@ -133,6 +140,11 @@ def on_devices(
         (needed, device.memory),
         needed <= device.memory,
     )
+
+
+def splits(config: "Config", count: int) -> bool:
+    """Tell whether so many devices share one model among them."""
+    return count > 1 and config.train.distributed == "fsdp"
 
 
 def _tokens(config: "Config") -> int:
