@@ -122,6 +122,7 @@ class PrivateStep:
             if aggregation.radii
             else None
         )
+        self._has_begun = False
         self._ahead = DrawAhead(self.ranks.device.type != "cpu")
         self.correlated = BandedNoise(aggregation.bands, self._independent) if aggregation.bands > 1 else None
 
@@ -168,9 +169,13 @@ class PrivateStep:
         checkpoint.
         """
         while True:
-            if self._attempt(self._allocate) is None:
-                self.gradients.start_over(draw)
-                continue
+            # Ranks of a split model cannot start over in their passes, so they allocate all sums before. Others do so
+            # in the first pass, and save a message.
+            if self.gradients.is_split or not self._has_begun:
+                self._has_begun = self._attempt(self._allocate) is not None
+                if not self._has_begun:
+                    self.gradients.start_over(draw)
+                    continue
             known, norms = self._known(draw, step)
             if isinstance(norms, StopTraining):
                 return norms
