@@ -49,13 +49,18 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
     assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
     assert found.pop("interrupted") == {"steps": 3, "finished": False}
-    pieces = found.pop("pieces")
-    assert (pieces["units"], pieces["left"]) == ([3, 1], 0), pieces
-    assert pieces["received"] == 2, pieces  # a unit of each draw was cut in two
-    assert max(pieces["weights"], pieces["clipped"]) < TOLERANCE, pieces
+    for kind in ("ddp", "fsdp, whole gradients"):
+        pieces = found.pop(f"pieces, {kind}")
+        assert (pieces["units"], pieces["left"], pieces["halved"]) == ([3, 1], 0, 512), pieces
+        assert pieces["received"] == 2, pieces  # a unit of each draw was cut in two
+        assert max(pieces["weights"], pieces["clipped"]) < TOLERANCE, pieces
     memory = found.pop("memory")
     assert memory["halved"] < 128, memory
     assert memory["said"] >= 1, memory
+    for kind in ("ddp", "fsdp", "fsdp, whole gradients"):
+        after = found.pop(f"memory after passes, {kind}")
+        assert (after["said"], after["halved"]) == (4, 4096 // 2**4), after
+        assert after["weights"] < TOLERANCE, after
     of_sums = found.pop("memory of sums")
     assert (of_sums["failed"], of_sums["halved"]) == (1, 48), of_sums
     far = {
@@ -66,7 +71,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     }
     assert not far
     assert max(memory["weights"], of_sums["weights"]) < TOLERANCE
-    assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 2
+    assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 7 + 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

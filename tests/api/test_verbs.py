@@ -96,7 +96,8 @@ def test_a_program_gets_what_the_command_line_gets(tmp_path, model):
     assert confide.Guarantee.load(world.run / "release" / "guarantee.json") == outcome.guarantee
     found = confide.audit(world.run)
     kept = json.loads((world.run / "audit.json").read_text())
-    assert json.loads(json.dumps(found.to_json())) == kept
+    assert json.loads(json.dumps(found.to_json())) == {k: v for k, v in kept.items() if k != "model"}
+    assert confide.report(world.run) == world.run / "report.html"
     assert found.verdict == kept["verdict"]
 
 
