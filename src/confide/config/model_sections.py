@@ -41,7 +41,8 @@ class Base(Section):
     )
     quantise: Literal["none", "int8", "nf4"] = Field(
         "none",
-        description="hold the frozen linear layers in 8 or 4 bits, by base.quantiser. adapter.kind: lora only",
+        description="hold the frozen linear layers in 8 or 4 bits, by base.quantiser; train.distributed: fsdp splits "
+        "these. adapter.kind: lora only",
     )
     quantiser: Literal["bitsandbytes", "torchao"] = Field(
         "bitsandbytes",
