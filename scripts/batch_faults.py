@@ -109,6 +109,22 @@ BATCHES = [
     ),
     Fault(
         "batches",
+        "norms of a split model are borrowed in bf16, as its linear layers",
+        "distributed/sharding.py::_beside_linear",
+        "norms.append(module)",
+        "pass",
+        "tests/test_distributed.py -k borrowed",
+    ),
+    Fault(
+        "batches",
+        "what enters a block of a split model is rounded to bf16",
+        "distributed/sharding.py::shard",
+        "MixedPrecisionPolicy(param_dtype=coarse, reduce_dtype=torch.float32, cast_forward_inputs=False)",
+        "MixedPrecisionPolicy(param_dtype=coarse, reduce_dtype=torch.float32)",
+        "tests/test_distributed.py -k borrowed",
+    ),
+    Fault(
+        "batches",
         "ranks may have micro-batches of different sizes",
         "distributed/ranks.py::Ranks.least",
         "dist.all_reduce(values, op=dist.ReduceOp.MIN)",
