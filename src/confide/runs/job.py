@@ -249,7 +249,7 @@ class Job:
         graph, micro_tokens = self.prepared.train, self.micro_tokens
         if scorer is None:
             return evaluation.perplexities(self.model, self.task, graph, micro_tokens, self.ranks)
-        return scoring.perplexities(scorer, self.tokenizer, graph, micro_tokens, self.ranks.device)
+        return scoring.perplexities(scorer, self.tokenizer, graph, micro_tokens, self.ranks)
 
     def evaluate(self) -> dict[str, float | int] | None:
         if self.prepared.held_out is None:
