@@ -155,8 +155,8 @@ def test_a_delta_that_is_large_for_so_many_units_is_said(name):
         product, most = {200: ("0.02", "5e-05"), 600: ("0.06", "1.6e-05")}[units]
         assert told[0] == (
             f"delta is large for {units} units: their product is {product}. A program that gives away all text "
-            f"of one unit, chosen by lot, with that chance would be within this delta too. A delta of at most {most} "
-            "(privacy.delta) keeps the product at 0.01 or below."
+            f"of one unit, drawn by lot, with a chance of that product would be within this delta too. A delta of at "
+            f"most {most} (privacy.delta) keeps the product at 0.01 or below."
         )
 
 
@@ -167,7 +167,7 @@ def test_a_product_of_one_in_a_hundred_is_small_and_more_is_not():
     assert large_delta(100, 1e-4) is None
     assert large_delta(1, 0.01) is None
     assert "for 1,000 units: their product is 0.13." in large_delta(1000, 1.3e-4)
-    assert "their product is 0.011," in large_delta(101, 1e-4)
+    assert "their product is 0.011." in large_delta(101, 1e-4)
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "add-or-remove"])

@@ -212,7 +212,7 @@ def test_a_weak_bound_is_called_weak():
             {"estimates": ("so",), "epsilons": (("if so", 3.0),)},
             "Under other suppositions epsilon is 3 if so",
         ),
-        ({"protected_output": "the best of a sweep"}, "What may be given away is the best of a sweep"),
+        ({"protected_output": "the best of a sweep"}, "The figures are about the best of a sweep"),
     ],
 )
 def test_in_short_nothing_is_left_out_that_weakens_a_claim(changes, kept):

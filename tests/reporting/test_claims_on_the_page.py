@@ -8,10 +8,11 @@ from functools import cache
 import pytest
 import textstat
 
+from confide.privacy.mechanisms.statement import PUBLISHED_KEY
 from confide.reporting.claim_lines import lines
 from confide.reporting.facts import Facts
 from confide.reporting.page import page
-from confide.reporting.verdict import STRONG, answers, strength
+from confide.reporting.verdict import STRONG, advice, answers, strength
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
 from tests.every_claim import CASES, stated
 
@@ -41,7 +42,13 @@ def test_every_field_of_a_claim_is_on_its_page(name):
     kind = claim.notion if claim.notion != "none" else "There is no claim. Nothing is protected."
     for text in (kind, claim.unit, claim.contribution, claim.rows_cut, claim.worlds, claim.adjacency):
         assert plain(text) in seen
-    for texts in (claim.public_facts, claim.not_covered, claim.evidence, claim.estimates, claim.words):
+    for texts in (
+        claim.public_facts,
+        claim.not_covered,
+        claim.evidence,
+        claim.estimates,
+        claim.plain_words(),
+    ):
         for text in texts:
             assert plain(text) in seen
     for texts in (claim.trust, claim.randomness):
@@ -108,14 +115,34 @@ def test_the_verdict_never_sounds_better_than_the_claim():
         who, whom, how, _ = answers(facts(name))
         words = " ".join((how.short, *how.sentences))
         assert ("proved" in how.short.lower()) == claim.theorem, name
-        assert ("estimate" in words) == (not claim.theorem and claim.notion != "none"), name
+        assert ("estimated" in words) == (not claim.theorem and claim.notion != "none"), name
         if claim.notion == "none":
             assert who.short == whom.short == "Nobody"
             assert how.short == "Not at all"
         elif "Strongly" in how.short:
             assert claim.epsilon <= STRONG
-        if claim.weakness():
-            assert "weak" in words, name
+        said = " ".join(advice(claim))
+        for sentence in claim.weakness():
+            assert sentence in said, name
+        if not claim.theorem:
+            assert "not proved" in said or claim.notion == "none", name
+        if claim.notion in ("selective DP", "confidentiality", "(p, r)-secret protection"):
+            assert "All other text is not protected" in " ".join(who.sentences)
+
+
+def test_a_published_key_protects_from_nobody_and_the_page_says_so_first():
+    claim = dataclasses.replace(stated("uls"), estimates=(PUBLISHED_KEY,), words=())
+    _, whom, how, _ = answers(dataclasses.replace(facts("uls"), guarantee=claim))
+    assert whom.short == "From nobody who knows the key"
+    assert "estimated" in how.short
+    assert advice(claim)[0].startswith("Do not hand this model on.")
+
+
+def test_a_test_of_two_texts_is_not_told_as_one_of_use():
+    for name in NAMES:
+        claim, words = stated(name), " ".join(answers(facts(name))[2].sentences)
+        if claim.notion != "none":
+            assert ("names units whose text was used" in words) == (claim.adjacency != "replace-one"), name
 
 
 def test_a_weak_claim_is_called_weak():
@@ -148,6 +175,7 @@ def test_what_a_program_or_a_config_wrote_cannot_break_the_page():
 
 def test_the_sentences_of_the_verdict_are_easy_to_read():
     sentences = [s for name in NAMES for answer in answers(facts(name)) for s in answer.sentences]
+    sentences += [s for name in NAMES for s in advice(stated(name))]
     text = " ".join(dict.fromkeys(sentences))
     assert textstat.flesch_reading_ease(text) >= 50
     lengths = sorted(len(s.split()) for s in re.split(r"(?<=[.:]) ", text))

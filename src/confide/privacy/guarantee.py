@@ -219,8 +219,12 @@ class Guarantee:
         if self.notion == "none":
             return self.sentences()
         stated = [sentence for sentence in self.words if sentence.startswith(_STATED)]
-        given = f"What may be given away is {_bare(self.protected_output)}."
+        given = f"The figures are about {_bare(self.protected_output)}."
         return [*stated, f"One unit is {_bare(self.unit)}. {given}", *self.weakness()]
+
+    def plain_words(self) -> list[str]:
+        """Return the sentences without the lists of what is public and of what is not covered: they are lines, too."""
+        return [sentence for sentence in self.words if not sentence.startswith(_LISTS)]
 
     def weakness(self) -> list[str]:
         """Return the sentences that say how little a claim may be worth."""
@@ -294,7 +298,8 @@ class Guarantee:
 
 
 _STATED = ("The figures below are an estimate", "The formal statement is", "For each secret")
-_WEAK = ("delta = ", "These bounds are weak", "Under other suppositions")
+_WEAK = ("delta = ", "delta is large", "These bounds are weak", "Under other suppositions")
+_LISTS = ("The claim does not hide", "It does not cover")
 _PAIRS = ("curve", "reconstruction", "secret_targets")
 _TUPLES = (
     "public_facts",
@@ -388,11 +393,11 @@ def _in_words(g: Guarantee) -> list[str]:
     words = [
         f"One unit is {_bare(g.unit)}. It may contribute {_bare(g.contribution)}.",
         f"The claim compares two worlds: {g.worlds}.",
-        f"What may be given away is {_bare(g.protected_output)}. {' '.join(_sentences(g.trust))}",
-        "Nobody can tell the two worlds apart well from that output. "
+        f"The figures are about {_bare(g.protected_output)}. {' '.join(_sentences(g.trust))}",
+        "Someone who has that output may try to tell which of the two worlds it was. "
         f"Take a test that wrongly says {said} in 1% of cases. "
         f"It rightly says so in at most {percent_at_most(g.true_positive_rate)} of cases. "
-        "Now take someone who must say which of the two worlds it was, at even odds. "
+        "Now take someone who must choose one of the two worlds, at even odds. "
         f"They are right in at most {percent_at_most(right)} of cases. A coin is right in 50%.",
         "Someone may know all that is public, and guess at what only the unit's text says. "
         "Studying the output raises the chance that the guess is right. "
@@ -411,8 +416,8 @@ def _in_words(g: Guarantee) -> list[str]:
         )
         words.insert(
             5,
-            f"{which} this was asked: {_chances(g.secret_targets)}. The first is the chance of a right guess without "
-            "the output. The second is the chance after studying it. "
+            f"{which} the config sets this limit: {_chances(g.secret_targets)}. The first is the chance of a right "
+            "guess without the output. The second is the chance after studying it. "
             "The noise was made so that this holds for every secret.",
         )
     if g.delta > 1e-3:
@@ -465,8 +470,8 @@ def large_delta(units: int, delta: float) -> str | None:
         return None
     return (
         f"delta is large for {units:,} units: their product is {at_most(product, 2)}. A program that gives away all "
-        "text of one unit, chosen by lot, with that chance would be within this delta too. A delta of at most "
-        f"{at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
+        "text of one unit, drawn by lot, with a chance of that product would be within this delta too. A delta of at "
+        f"most {at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
     )
 
 

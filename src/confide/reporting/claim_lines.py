@@ -41,6 +41,7 @@ def lines(guarantee: Guarantee) -> list[Line]:
     """Return the twelve lines, in order."""
     g = guarantee
     return [
+        Line("In plain words", g.plain_words()),
         Line("What kind of claim is this?", _kind(g), items=g.estimates),
         Line(
             "What is one unit?",
@@ -53,7 +54,10 @@ def lines(guarantee: Guarantee) -> list[Line]:
         ),
         Line(
             "Which two worlds are compared, and what is public in both?",
-            [f"The claim compares {g.worlds}.", "The following is public, and not protected:"],
+            [
+                f"The claim compares {g.worlds}.",
+                "It takes it that an attacker knows what follows. You need not publish it. The model does not hide it:",
+            ],
             pairs=[("adjacency", g.adjacency)],
             items=g.public_facts,
         ),
@@ -67,22 +71,51 @@ def lines(guarantee: Guarantee) -> list[Line]:
                 ("sampling that the run used", g.sampling_used),
             ],
         ),
-        Line("What may be given away?", [_sentence(g.protected_output)]),
-        Line("What is not covered?", ["The claim says nothing of the following:"], items=g.not_covered),
+        Line(
+            "Which files are the figures about?",
+            [
+                _sentence(g.protected_output),
+                "If another model of the same text is given away too, the claims add up.",
+            ],
+        ),
+        Line(
+            "What is not covered?",
+            ["The claim says nothing of the following. The list is the same for every run of this kind:"],
+            items=g.not_covered,
+        ),
         Line("Whom must one trust?", [_sentence(part) for part in g.trust.split("; ")]),
         Line("Where does the randomness come from?", [_sentence(part) for part in g.randomness.split("; ")]),
         Line("Where does this claim come from?", pairs=list(g.provenance.items())),
         Line("What did attacks show?", items=g.evidence),
-        Line("In plain words", g.words),
     ]
+
+
+_MEANINGS = {
+    "(epsilon, delta)-DP": "The model would be nearly the same had one unit not been used",
+    "user-level DP": "The model would be nearly the same had one person's text not been used",
+    "multi-owner user-level DP": "The model would be nearly the same had one person's rows not been used",
+    "selective DP": "The model would be nearly the same had the marked characters of one row been others",
+    "(p, r)-secret protection": "A guess at a secret gets better by the model only up to a limit",
+    "confidentiality": "The model would be nearly the same had one more secret been masked",
+}
+"""What each kind of claim comes to, in a sentence."""
 
 
 def _kind(g: Guarantee) -> list[str]:
     if g.notion == "none":
         return ["There is no claim. Nothing is protected."]
+    meaning = (
+        f"{_MEANINGS[g.notion]}. How nearly is in line 5."
+        if "nearly" in _MEANINGS[g.notion]
+        else f"{_MEANINGS[g.notion]}."
+    )
     if g.theorem:
-        return [f"The claim is {g.notion}.", "It is proved, for exact arithmetic."]
-    return [f"The claim is {g.notion}.", "It is an estimate, and not proved, for these reasons:"]
+        return [
+            f"The claim is {g.notion}.",
+            meaning,
+            "It is proved for exact numbers. A computer rounds them. That rounding does no harm is not proved.",
+        ]
+    return [f"The claim is {g.notion}.", meaning, "It is an estimate, and not proved, for these reasons:"]
 
 
 def _numbers(g: Guarantee) -> list[tuple[str, str]]:
@@ -116,14 +149,14 @@ def _tables(g: Guarantee) -> list[Table]:
     if g.secret_targets:
         found.append(
             Table(
-                ("chance of a right guess of a secret, before", "asked: at most, after"),
+                ("chance of a right guess of a secret, before", "limit set, after"),
                 [(one_in_at_least(p), one_in_at_most(r)) for p, r in g.secret_targets],
             )
         )
     if g.closest_secrets:
         found.append(
             Table(
-                ("secret, by its number", "before", "asked: at most", "reached at most"),
+                ("secret, by its number", "before", "limit set", "worst case reached"),
                 [
                     (name, one_in_at_least(p), one_in_at_most(asked), one_in_at_most(most))
                     for name, p, asked, most in g.closest_secrets

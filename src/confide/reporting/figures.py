@@ -105,10 +105,14 @@ def audit(found: Mapping[str, Any]) -> list[Figure]:
         if isinstance(panel, Bars):
             rows = [(name, f"{height:.2f}") for name, height in panel.bars.items()]
             limits = [(name, f"{height:.2f}") for name, height in panel.limits.items()]
-            says = "Exposure says how far up a planted number stands among all numbers that it could be."
+            most, null = panel.limits.values()
+            says = (
+                f"How easily the model gives up a planted number. At {at_most(most, 3)} it is the model's first guess. "
+                f"A model that never saw the numbers gives {null:.1f}. Each dot is one number."
+            )
             figures.append(_figure(panel, says, Table((panel.x, f"{panel.y}, mean"), rows + limits)))
         else:
-            says = "The line is what the attack found. The band is its 95% interval."
+            says = "The line is what the attack found. The truth may lie anywhere in the band (95%)."
             figures.append(_figure(panel, says, _table_of_rates(panel)))
     return figures
 

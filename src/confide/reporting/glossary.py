@@ -13,11 +13,9 @@ GLOSSARY = {
     ),
     "delta": (
         "A small chance with which the bound by epsilon need not hold. "
-        "It should be far below one in the number of units."
+        "It should be far below 1 divided by the number of units."
     ),
-    "adjacency": (
-        "The two worlds that the claim compares. An attacker who has the model cannot tell them apart well."
-    ),
+    "adjacency": ("Which two worlds the claim compares. They differ in one unit, and in nothing else."),
     "zero-out": "One world has the unit's text. In the other that text counts for nothing.",
     "add-or-remove": "One world has the unit. In the other it is not in the data.",
     "replace-one": "The two worlds differ in what the unit's text says.",
@@ -25,6 +23,13 @@ GLOSSARY = {
         "How much noise each step adds. It is the noise's standard deviation divided by the clip norm."
     ),
     "clip norm": "The most that one unit can move the sum of a step. A longer gradient is shortened to it.",
+    "user-level DP": "Differential privacy for all text of one person, however much they wrote.",
+    "selective DP": "Differential privacy for the marked parts of a text alone.",
+    "token": "A short piece of a word, as the model reads it. Four tokens are about three words.",
+    "checkpoint": "The model as it was saved in the middle of the training.",
+    "run key": "The secret number that all noise and all draws come from. It lies in the run's folder.",
+    "poisson": "A way to draw: each unit takes part in a step by a coin of its own.",
+    "mask": "What stands in a text in place of something sensitive.",
     "gradient": "The direction in which a unit's text would move the model's weights.",
     "sampling probability": "The chance that a unit, or a row, takes part in a step.",
     "accountant": "The program that computes epsilon from noise, sampling and steps.",
@@ -39,6 +44,8 @@ GLOSSARY = {
 _TERMS = re.compile(
     rf"\b({'|'.join(sorted(map(re.escape, GLOSSARY), key=len, reverse=True))})s?\b", re.IGNORECASE
 )
+
+_NAMES = {term.lower(): term for term in GLOSSARY}
 
 
 class Links:
@@ -55,7 +62,7 @@ class Links:
         """Return a text as HTML, with links."""
         parts, end = [], 0
         for match in _TERMS.finditer(text):
-            term = match.group(1).lower()
+            term = _NAMES[match.group(1).lower()]
             if term in self.used:
                 continue
             self.used.append(term)
@@ -71,4 +78,4 @@ class Links:
 
 def anchor(term: str) -> str:
     """Return the anchor of a term's explanation."""
-    return "term-" + re.sub(r"\W+", "-", term)
+    return "term-" + re.sub(r"\W+", "-", term.lower())

@@ -16,7 +16,7 @@ from confide.reporting.compare import Comparison
 from confide.reporting.facts import Facts, Measured
 from confide.reporting.figures import Figure
 from confide.reporting.glossary import Links
-from confide.reporting.verdict import VERDICTS, answers, strength
+from confide.reporting.verdict import VERDICTS, advice, answers
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def page(facts: Facts) -> str:
         _shared(),
         facts=facts,
         guarantee=facts.guarantee,
-        strength=strength(facts.guarantee),
         answers=answers(facts),
+        advice=advice(facts.guarantee),
         lines=lines(facts.guarantee),
         curve=figures.curve(facts.guarantee),
         choices=choices,
@@ -82,12 +82,15 @@ def _text(name: str) -> str:
 
 
 def _choices(facts: Facts) -> tuple[Sequence[tuple[str, str]], int]:
-    """Return (delta, epsilon at most) for each point of the curve, from the largest delta on, and the claim's place."""
+    """Return (delta, epsilon at most) for the claim and the curve at smaller deltas, and the claim's place.
+
+    A larger delta has a smaller epsilon, which would look like a better claim of the same model.
+    """
     points = {delta: epsilon for epsilon, delta in facts.guarantee.curve}
     claimed = facts.guarantee.delta
     if points:
         points[claimed] = facts.guarantee.epsilon
-    deltas = sorted(points, reverse=True)
+    deltas = sorted((delta for delta in points if delta <= claimed), reverse=True)
     choices = [(at_most(delta, 3), at_most(points[delta])) for delta in deltas]
     return choices, deltas.index(claimed) if points else 0
 

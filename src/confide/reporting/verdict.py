@@ -1,17 +1,22 @@
 """Say in four short answers what a run protects: who, from whom, how strongly, and what it cost."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from confide.privacy.guarantee import Guarantee
+from confide.privacy.mechanisms.statement import PUBLISHED_KEY
 from confide.reporting.facts import Facts, Measured
 from confide.runs.loop import gap_closed
-from confide.utils.rounding import at_most, percent_at_most
+from confide.utils.rounding import at_most, one_in_at_least, one_in_at_most, percent_at_most
 
 STRONG, REASONABLE = 1.0, 10.0
 """Greatest epsilon of the first and of the second tier of Ponomareva et al. 2023 ("How to DP-fy ML"), section 5.2."""
 
-_OF_DP = ("(epsilon, delta)-DP", "user-level DP", "multi-owner user-level DP")
+_SECRETS = "(p, r)-secret protection"
+_OF_WHAT_WAS_FOUND = ("selective DP", "confidentiality", _SECRETS)
+_SENSITIVE = "what is sensitive: "  # the public fact that says what a detector marks
+_PRIOR = 1e-4  # of the guess that stands among the four answers
 
 VERDICTS = {
     "violation": "The attacks refute the claim. Do not give this model away.",
@@ -62,41 +67,69 @@ def answers(facts: Facts) -> list[Answer]:
 
 
 def _who(guarantee: Guarantee) -> Answer:
-    sentences = ["Each such unit is protected, whoever it belongs to."]
+    sentences = []
+    if guarantee.notion in _OF_WHAT_WAS_FOUND:
+        marked = [
+            fact.removeprefix(_SENSITIVE) for fact in guarantee.public_facts if fact.startswith(_SENSITIVE)
+        ]
+        sentences += [f"Sensitive is {_bare(fact)}." for fact in marked]
+        sentences.append("All other text is not protected. The model may repeat it word for word.")
+    elif "user" in guarantee.notion:
+        sentences.append("What others write about them, or quote from them, counts as the others' text.")
     if guarantee.units is not None:
         sentences.append(f"There are {guarantee.units:,} such units.")
+    sentences += [f"{_capital(_bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
     units = "" if guarantee.units is None else f"{guarantee.units:,} units"
     return Answer("Who is protected?", _capital(guarantee.unit), tuple(sentences), units)
 
 
 def _from_whom(guarantee: Guarantee) -> Answer:
-    return Answer(
-        "From whom?",
-        "Everyone who gets the model",
-        (
-            f"What may be given away is {_bare(guarantee.protected_output)}.",
-            "The claim holds even against someone who knows all other text.",
-            "Whoever trains the model sees the text. The claim is not about them.",
-        ),
+    sentences = (
+        f"The figures are about {_bare(guarantee.protected_output)}.",
+        "They hold even against someone who knows all other text.",
+        "Whoever trains the model sees the text. The claim is not about them.",
     )
+    if is_key_known(guarantee):
+        return Answer("From whom?", "From nobody who knows the key", sentences)
+    return Answer("From whom?", "Everyone who gets the model", sentences)
+
+
+def is_key_known(guarantee: Guarantee) -> bool:
+    """Return True if the key that noise and draws come from is published."""
+    return PUBLISHED_KEY in guarantee.estimates
 
 
 def _how_strongly(guarantee: Guarantee) -> Answer:
-    sentences = []
-    if not guarantee.theorem:
-        sentences.append("These figures are an estimate. They are not proved; the reasons stand below.")
     found = percent_at_most(guarantee.true_positive_rate)
-    sentences.append(
-        f"Someone tests whether a unit was used, and is wrong about 1% of those that were not. "
-        f"The test then finds at most {found} of those that were."
-    )
-    sentences.append(f"Epsilon is {at_most(guarantee.epsilon)} at delta {at_most(guarantee.delta, 3)}.")
-    if guarantee.notion in _OF_DP:
-        sentences.append(_tier(guarantee.epsilon))
-    if guarantee.weakness():
-        sentences.append("The claim is weak for a reason that stands in its plain words.")
+    sentences = []
+    if guarantee.adjacency == "replace-one":
+        sentences.append(
+            "An attacker checks whether a unit's text is the one that they suspect. They may wrongly say yes in 1 of "
+            f"100 cases. They then rightly say yes in at most {found} of cases. Without the model it is 1%."
+        )
+    else:
+        sentences.append(
+            "An attacker names units whose text was used. They may wrongly name 1 in 100 of the others. "
+            f"They then rightly name at most {found}. Without the model it is 1%."
+        )
+    bound = dict(guarantee.reconstruction).get(_PRIOR)
+    if bound is not None:
+        sentences.append(
+            f"A secret of a unit that is guessed blindly 1 time in {1 / _PRIOR:,.0f} is guessed with the model at most "
+            f"{_often(one_in_at_most(bound))}."
+        )
     figures = f"epsilon {at_most(guarantee.epsilon)} at delta {at_most(guarantee.delta, 3)}"
+    sentences.append(f"{_capital(figures.replace('epsilon', 'epsilon is'))}.")
+    if guarantee.epsilons:
+        what, worst = max(guarantee.epsilons, key=lambda pair: pair[1])
+        sentences.append(f"It is worse for some: epsilon is {at_most(worst)} {what}.")
+    if guarantee.notion != _SECRETS:
+        sentences.append(_tier(guarantee.epsilon))
     return Answer("How strongly?", strength(guarantee), tuple(sentences), figures)
+
+
+def _often(chance: str) -> str:
+    return f"{chance.replace('1 in', '1 time in')}" if chance.startswith("1 in") else f"in {chance} of tries"
 
 
 def strength(guarantee: Guarantee) -> str:
@@ -104,11 +137,43 @@ def strength(guarantee: Guarantee) -> str:
     kind = "proved" if guarantee.theorem else "estimated"
     if guarantee.notion == "none":
         return "Not at all"
-    if guarantee.notion not in _OF_DP:
-        return f"{_capital(kind)}, for {guarantee.notion}"
+    if guarantee.notion == _SECRETS:
+        before, after = max(guarantee.secret_targets, key=lambda pair: pair[1] / pair[0])
+        limit = f"a guess of {one_in_at_least(before)} becomes at most {one_in_at_most(after)}"
+        return f"{_capital(limit)}, {kind}"
     if guarantee.epsilon <= STRONG:
         return f"Strongly, {kind}"
     return f"Reasonably, {kind}" if guarantee.epsilon <= REASONABLE else f"Weakly, {kind}"
+
+
+def advice(guarantee: Guarantee) -> list[str]:
+    """Say what to think of before the model is handed on, the most serious first."""
+    if guarantee.notion == "none":
+        return ["Do not hand this model on. It is as confidential as the text."]
+    found = []
+    if is_key_known(guarantee):
+        found.append(
+            "Do not hand this model on. The random numbers that hide each unit come from a key that is published. "
+            "Whoever knows the key can undo the protection. Train again with a secret key."
+        )
+    if not guarantee.theorem:
+        found.append("The figures are an estimate, and not proved. The reasons stand in line 2 of the claim.")
+    if guarantee.notion in _OF_WHAT_WAS_FOUND and guarantee.theorem:
+        found.append(
+            "The proof takes it from the config that nothing sensitive was missed. Nothing here checks that."
+        )
+    if guarantee.notion in _OF_WHAT_WAS_FOUND:
+        found.append("Treat all text that was not marked as if it stood in the model.")
+    elif guarantee.epsilon > REASONABLE:
+        found.append("The claim is weak. Treat the model as personal data.")
+    found += guarantee.weakness()
+    found.append(
+        "Read what is not covered, and ask of each line whether it happened here. The list is the same for every run."
+    )
+    found.append(
+        "If another model of the same text is given away too, the two claims add up. This page counts one."
+    )
+    return found
 
 
 def _tier(epsilon: float) -> str:
@@ -122,24 +187,26 @@ def _tier(epsilon: float) -> str:
 
 def _cost(facts: Facts) -> Answer:
     guarantee, measured = facts.guarantee, facts.measured
+    steps = f"{guarantee.steps:,} steps"
     if measured is None:
         return Answer(
             "What did it cost?",
-            f"{guarantee.steps:,} steps",
+            "Not shown on this page",
             (
                 "How well the model works was measured on private text.",
                 "No guarantee covers such figures, so this page leaves them out.",
             ),
+            steps,
         )
-    sentences = [f"Training took {guarantee.steps:,} steps and {span(measured.seconds)}."]
+    sentences = [f"Training took {steps} and {span(measured.seconds)}."]
     sentences += _quality(measured)
-    return Answer("What did it cost?", _short_cost(measured), tuple(sentences), f"{guarantee.steps:,} steps")
+    return Answer("What did it cost?", _short_cost(measured), tuple(sentences), steps)
 
 
 def _short_cost(measured: Measured) -> str:
     share = share_of_gain(measured)
     if share is not None:
-        return f"{share:.0%} of the gain is kept"
+        return f"{share:.0%} of the gain in loss is kept"
     return span(measured.seconds)
 
 
@@ -155,16 +222,26 @@ def _quality(measured: Measured) -> list[str]:
     base, final = measured.evaluation("base"), measured.evaluation("final")
     if base is None or final is None:
         return ["No held-out text was set aside, so nobody knows how well the model works."]
-    key = "perplexity" if "perplexity" in final else "accuracy" if "accuracy" in final else "loss"
-    before, after = (value_of(key, side[key]) for side in (base, final))
-    sentences = [f"On held-out text {key} went from {before} to {after}."]
-    if key != "accuracy":
-        sentences[0] = f"{sentences[0][:-1]} (lower is better)."
-    if measured.twin is not None:
-        sentences.append(f"The same training without privacy reaches {value_of(key, measured.twin[key])}.")
-    else:
-        sentences.append("No model was trained without privacy, so the price of privacy is not known.")
-    return sentences
+    sentences = [f"On held-out text {_change(base, final)}. Lower is better, but for accuracy."]
+    if measured.twin is None:
+        return [*sentences, "No model was trained without privacy, so the price of privacy is not known."]
+    reached = ", ".join(f"{key} {value_of(key, measured.twin[key])}" for key in _keys(measured.twin))
+    return [
+        *sentences,
+        f"The same training without privacy reaches {reached}.",
+        "That unprotected model lies in the folder `twin` of the run. Never hand it on.",
+    ]
+
+
+def _change(base: Mapping[str, float], final: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{key} went from {value_of(key, base[key])} to {value_of(key, final[key])}" for key in _keys(final)
+    )
+
+
+def _keys(evaluation: Mapping[str, float]) -> list[str]:
+    """Return what an evaluation is told by: the loss, and what people know better."""
+    return ["loss", *(key for key in ("perplexity", "accuracy") if key in evaluation)][:2]
 
 
 def value_of(key: str, value: float) -> str:

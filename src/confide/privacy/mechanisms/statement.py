@@ -206,7 +206,7 @@ _RANDOMNESS = {
 }
 _CLASSES = ("the classes: how many there are, and in which order",)
 _LABELS = ("the class of each row",)
-_FLOATS = "real-number theorems, floating-point arithmetic: float32 noise lies on a grid, which no theorem here covers"
+_FLOATS = "the theorems are about real numbers, and a computer rounds: noise lies on a grid, which no theorem covers"
 
 
 def state_guarantee(
