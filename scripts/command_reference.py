@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
-import click
 from typer.main import get_command
 
 from confide.cli.base import app
@@ -13,8 +13,8 @@ _BEFORE = """\
 
 Made by `python -m scripts.command_reference > docs/cli.md`; do not edit by hand.
 
-`CONFIG` is a config file or a run folder, `RUN` a run folder. Keys of the [config](config.md) can be replaced behind it:
-`confide train mail.yaml privacy.epsilon=3 run=runs/mail-3`.
+`CONFIG` is a config file or a run folder, `RUN` a run folder. Keys of the [config](config.md) can be replaced behind
+`CONFIG`: `confide train mail.yaml privacy.epsilon=3 run=runs/mail-3`.
 
 | exit code | means |
 |---|---|
@@ -26,15 +26,15 @@ Made by `python -m scripts.command_reference > docs/cli.md`; do not edit by hand
 """
 
 
-def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+def commands() -> Iterator[tuple[str, Any, Any]]:
     """Yield the words, the command and its context, of each command that does something."""
     root = get_command(app)
-    yield from _below(root, click.Context(root, info_name="confide"), "confide")
+    yield from _below(root, root.context_class(root, info_name="confide"), "confide")
 
 
-def _below(group: click.Command, context: click.Context, words: str) -> Iterator[tuple[str, click.Command, click.Context]]:
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        inside = click.Context(command, info_name=name, parent=context)
+def _below(group: Any, context: Any, words: str) -> Iterator[tuple[str, Any, Any]]:
+    for name, command in group.commands.items():
+        inside = command.context_class(command, info_name=name, parent=context)
         if hasattr(command, "commands"):
             yield from _below(command, inside, f"{words} {name}")
         else:

@@ -15,12 +15,14 @@ STYLE = """
 text { font: 14px system-ui, Helvetica, Arial, sans-serif; fill: #1f2933; }
 .small { font-size: 12.5px; } .strong { font-weight: 650; } .middle { text-anchor: middle; } .end { text-anchor: end; }
 .paper { fill: #ffffff; } .line { stroke: #616e7c; stroke-width: 1.6; fill: none; } .head { fill: #616e7c; }
-.plain { fill: #eef2f7; stroke: #9aa5b1; } .blue { fill: #d6e6f7; stroke: #2f6fb0; } .red { fill: #fbdfd5; stroke: #b4451f; }
+.plain { fill: #eef2f7; stroke: #9aa5b1; }
+.blue { fill: #d6e6f7; stroke: #2f6fb0; } .red { fill: #fbdfd5; stroke: #b4451f; }
 .green { fill: #dcefdd; stroke: #3f7d46; } .gold { fill: #fbeec4; stroke: #9a7500; }
 .gone { fill: none; stroke: #9aa5b1; stroke-dasharray: 4 4; } .dash { stroke-dasharray: 5 4; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e4e7eb; } .paper { fill: #1b2129; } .line { stroke: #9aa5b1; } .head { fill: #9aa5b1; }
-.plain { fill: #2b333d; stroke: #7b8794; } .blue { fill: #1d3a57; stroke: #6aa5dd; } .red { fill: #57291b; stroke: #e58a66; }
+.plain { fill: #2b333d; stroke: #7b8794; }
+.blue { fill: #1d3a57; stroke: #6aa5dd; } .red { fill: #57291b; stroke: #e58a66; }
 .green { fill: #203f24; stroke: #7fbf86; } .gold { fill: #4a3b0c; stroke: #d9b23c; } .gone { stroke: #7b8794; }
 }
 """
@@ -85,8 +87,19 @@ def step() -> tuple[int, str, list[str]]:
     parts.append(line(641, 150, 73, 150))
     parts.append(arrow(73, 150, 73, 110))
     parts.append(text(360, 142, "again, for as many steps as were planned", "middle small"))
-    parts.append(text(360, 176, "One unit can move the sum by the clip norm at most. The noise hides that much.", "middle"))
-    return 192, "One step: draw units, read, clip each unit's gradient, add noise to the sum, move the weights", parts
+    parts.append(
+        text(
+            360,
+            176,
+            "One unit can move the sum by the clip norm at most. The noise hides that much.",
+            "middle",
+        )
+    )
+    return (
+        192,
+        "One step: draw units, read, clip each unit's gradient, add noise to the sum, move the weights",
+        parts,
+    )
 
 
 def unit_row_chunk() -> tuple[int, str, list[str]]:
@@ -100,7 +113,7 @@ def unit_row_chunk() -> tuple[int, str, list[str]]:
         parts.append(box(x, 124, width, 36, "plain", "row" if width > 40 else ""))
     parts.append(text(560, 147, "6 rows", "small"))
     parts.append(text(16, 196, "Chunks: windows at random places, new in each step", "strong"))
-    parts.append(f'<rect class="plain" x="16" y="208" width="530" height="36" rx="7"/>')
+    parts.append('<rect class="plain" x="16" y="208" width="530" height="36" rx="7"/>')
     for x, name in ((90, "step 1"), (262, "step 2"), (398, "step 3")):
         parts.append(box(x, 208, 112, 36, "gold", name))
     parts.append(text(560, 231, "all text, joined", "small"))
@@ -145,7 +158,9 @@ def poisson() -> tuple[int, str, list[str]]:
         for unit in range(8):
             parts.append(dot(138 + 62 * unit, y, 11, "blue" if unit in units else "gone"))
         parts.append(text(626, y + 5, f"{len(units)} drawn" if units else "nobody", "small"))
-    parts.append(text(16, 236, "Each unit tosses its own coin in each step. So the number that is drawn varies."))
+    parts.append(
+        text(16, 236, "Each unit tosses its own coin in each step. So the number that is drawn varies.")
+    )
     return 252, "Poisson draws: in five steps three, one, no, four and two of eight units are drawn", parts
 
 
@@ -160,9 +175,7 @@ def clip_noise() -> tuple[int, str, list[str]]:
         parts.append(f'<circle class="gone" cx="{centre}" cy="120" r="{reach}"/>')
         for length, angle in arrows:
             shown = min(length, reach) if clipped else length
-            parts.append(
-                arrow(centre, 120, centre + shown * math.cos(angle), 120 + shown * math.sin(angle))
-            )
+            parts.append(arrow(centre, 120, centre + shown * math.cos(angle), 120 + shown * math.sin(angle)))
     total_x = sum(min(length, reach) * math.cos(angle) for length, angle in arrows) * 0.6
     total_y = sum(min(length, reach) * math.sin(angle) for length, angle in arrows) * 0.6
     for radius in (56, 42, 28, 14):
@@ -222,7 +235,11 @@ def audit() -> tuple[int, str, list[str]]:
     parts.append(text(144, 224, "filled: what the guesses showed", "small"))
     parts.append(text(372, 224, "dashed: the most they could have shown", "small"))
     parts.append(text(690, 206, "epsilon", "end small"))
-    return 240, "Three verdicts of an audit: what was shown and could have been shown, beside the claim", parts
+    return (
+        240,
+        "Three verdicts of an audit: what was shown and could have been shown, beside the claim",
+        parts,
+    )
 
 
 def which_unit() -> tuple[int, str, list[str]]:
@@ -273,7 +290,11 @@ def price() -> tuple[int, str, list[str]]:
         parts.append(text(110, y + 18, name, "end"))
         parts.append(f'<rect class="{kind}" x="122" y="{y}" width="{5 * share:g}" height="25" rx="4"/>')
         parts.append(text(632, y + 18, f"{share:g}%"))
-    return 156, "At epsilon 3 and 8 a study kept 81.8% and 86.2% of what training without privacy gains", parts
+    return (
+        156,
+        "At epsilon 3 and 8 a study kept 81.8% and 86.2% of what training without privacy gains",
+        parts,
+    )
 
 
 PICTURES: dict[str, Callable[[], tuple[int, str, list[str]]]] = {

@@ -53,8 +53,8 @@ _BEFORE = """\
 Made by `PYTHONPATH=scripts python scripts/pitfalls_page.py > docs/pitfalls.md`; do not edit by hand.
 
 Privacy that fails in silence is the worst kind of bug in this field: the loss falls, epsilon is printed, and nobody is
-protected. Below is what went wrong in other libraries, or in this one as it was built. For each there are tests. To see that
-they notice, `python scripts/mutations.py` puts each fault into the sources and runs its tests, which must fail.
+protected. Below is what went wrong in other libraries, or in this one as it was built. For each there are tests. To see
+that they notice, `python scripts/mutations.py` puts each fault into the sources and runs its tests, which must fail.
 
 If you write private training yourself, read this as a list of what to check.
 """
