@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("mkdocs is not installed: pip install '.[docs]'")
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [*program, "build", "--strict", "--quiet", "--site-dir", str(out)],
+        [*program, "build", "--strict", "--site-dir", str(out)],
         cwd=ROOT,
         capture_output=True,
         text=True,
