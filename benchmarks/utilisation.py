@@ -15,7 +15,8 @@ import time
 import numpy as np
 
 from confide.privacy.sampling import Draw
-from confide.training.schedule import share, utilisation
+from confide.training.schedule import share
+from confide.training.utilisation import apart, spread, together, utilisation
 
 # users of a draw, rows of each, tokens of a row, ranks, tokens of a micro-batch; `to` gives a spread of lengths
 SHAPES = (
@@ -60,12 +61,13 @@ def draw_of(users: int, rows: int, tokens: int, spread: bool, seed: int = 0) -> 
 
 
 LENGTHS = ["equal", "spread"]
-WAYS = {"ddp": False, "fsdp": True}  # ranks that work apart, or together on each micro-batch
+# Ranks that work apart; that take each pass together, and hold a whole gradient; that hold parts of one.
+WAYS = {"ddp": apart, "fsdp": together, "fsdp-full": spread}
 
 
-def measure(shape: tuple[int, int, int, int, int], spread: bool, ways: list[str]) -> dict[str, object]:
+def measure(shape: tuple[int, int, int, int, int], is_spread: bool, ways: list[str]) -> dict[str, object]:
     users, rows, tokens, ranks, micro_tokens = shape
-    draw = draw_of(users, rows, tokens, spread)
+    draw = draw_of(users, rows, tokens, is_spread)
     began = time.perf_counter()
     share(draw, micro_tokens, ranks, 0)
     seconds = time.perf_counter() - began
@@ -75,9 +77,9 @@ def measure(shape: tuple[int, int, int, int, int], spread: bool, ways: list[str]
         "tokens": tokens,
         "ranks": ranks,
         "micro_tokens": micro_tokens,
-        "lengths": "spread" if spread else "equal",
+        "lengths": "spread" if is_spread else "equal",
         "seconds": round(seconds, 3),
-    } | {way: round(utilisation(draw, micro_tokens, ranks, together=WAYS[way]), 3) for way in ways}
+    } | {way: round(utilisation(draw, micro_tokens, ranks, WAYS[way]), 3) for way in ways}
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ STEPS = [
     Fault(
         "22",
         "what was added before memory ran out is added again",
-        "training/gradient_sum.py::GradientSum._halve",
+        "training/gradient_sum.py::GradientSum.start_over",
         "self.clipped.forget()",
         "",
         "tests/training/test_memory_fit.py",

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests import tiers
+from tests import light, tiers
 from tests.places import SHARED
 
 torch.set_num_threads(1)
@@ -21,6 +21,8 @@ torch.set_num_threads(1)
 # No power is cut here, and thousands of waits for a disk are a tenth of the tests' time. What is written before what is
 # tested by the calls, and processes of their own wait.
 os.fsync = lambda handle: None
+
+light.spare_second_opinions()
 
 # The same examples everywhere: what one machine's tests find, another's find too. `--hypothesis-profile=default` looks
 # for others.

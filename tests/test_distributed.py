@@ -22,6 +22,7 @@ from confide.runs.folder import Run
 from confide.utils.errors import InputError
 from tests import command
 from tests.command import environment
+from tests.models.test_bases import NEEDS
 from tests.places import ROOT
 from tests.test_resume import config
 from tests.two_ranks_loading import CASES
@@ -35,27 +36,22 @@ def torchrun(*arguments: object) -> list[str]:
 
 
 def test_two_ranks_compute_what_one_process_does(tmp_path):
-    out = tmp_path / "found.json"
-    done = subprocess.run(
-        torchrun("-m", "tests.two_ranks", out),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(out.read_text())
+    found = found_by_two_ranks("tests.two_ranks", tmp_path / "found.json")
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
     assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
     assert found.pop("interrupted") == {"steps": 3, "finished": False}
-    pieces = found.pop("pieces")
-    assert (pieces["units"], pieces["left"]) == ([3, 1], 0), pieces
-    assert pieces["received"] == 2, pieces  # a unit of each draw was cut in two
-    assert max(pieces["weights"], pieces["clipped"]) < TOLERANCE, pieces
+    for kind in ("ddp", "fsdp, whole gradients"):
+        pieces = found.pop(f"pieces, {kind}")
+        assert (pieces["units"], pieces["left"], pieces["halved"]) == ([3, 1], 0, 512), pieces
+        assert pieces["received"] == 2, pieces  # a unit of each draw was cut in two
+        assert max(pieces["weights"], pieces["clipped"]) < TOLERANCE, pieces
     memory = found.pop("memory")
     assert memory["halved"] < 128, memory
     assert memory["said"] >= 1, memory
+    for kind in ("ddp", "fsdp", "fsdp, whole gradients"):
+        after = found.pop(f"memory after passes, {kind}")
+        assert (after["said"], after["halved"]) == (4, 4096 // 2**4), after
+        assert after["weights"] < TOLERANCE, after
     of_sums = found.pop("memory of sums")
     assert (of_sums["failed"], of_sums["halved"]) == (1, 48), of_sums
     far = {
@@ -66,7 +62,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     }
     assert not far
     assert max(memory["weights"], of_sums["weights"]) < TOLERANCE
-    assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 2
+    assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 7 + 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -164,12 +160,10 @@ def test_what_a_selection_rests_on_is_computed_once(tmp_path):
     assert first == again == [1.5]
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory) -> dict:
-    """What two ranks find that each load their own part of a model."""
-    out = tmp_path_factory.mktemp("loading") / "found.json"
+def found_by_two_ranks(module: str, out: Path) -> dict:
+    """What a module of the tests writes as JSON that two ranks run."""
     done = subprocess.run(
-        torchrun("-m", "tests.two_ranks_loading", out),
+        torchrun("-m", module, out),
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -178,6 +172,12 @@ def loaded(tmp_path_factory) -> dict:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> dict:
+    """What two ranks find that each load their own part of a model."""
+    return found_by_two_ranks("tests.two_ranks_loading", tmp_path_factory.mktemp("loading") / "found.json")
 
 
 def test_ranks_that_load_their_own_part_have_the_weights_of_a_whole_load(loaded):
@@ -211,3 +211,53 @@ def test_a_model_that_mixes_rows_is_refused_by_all_ranks_once_it_is_split(loaded
     assert first["mixing was split"]
     assert first["mixing"] == second["mixing"]
     assert "model: what BertLMHeadModel says of a row depends on the padding" in first["mixing"]
+
+
+@pytest.fixture(scope="module")
+def coarse(tmp_path_factory) -> dict:
+    """What two ranks find that compute in bf16, or hold a quantised base."""
+    return found_by_two_ranks("tests.two_ranks_coarse", tmp_path_factory.mktemp("coarse") / "found.json")
+
+
+def test_weights_borrowed_in_bf16_give_what_autocast_makes_of_whole_ones(coarse):
+    for name, found in coarse["bf16"].items():
+        # The order in which three gradients of a norm are added up may differ, and nothing else.
+        assert found["as float32"] < 1e-6, name
+        assert found["losses"] < 1e-6, name
+        assert max(found["fsdp"], found["ddp"]) < 2e-3, name  # half a unit in the last place of bf16 is 2e-3
+        assert found["held"] == ["torch.float32"], name
+
+
+def test_linear_layers_are_borrowed_in_bf16_and_all_others_as_they_are_held(coarse):
+    for name, found in coarse["bf16"].items():
+        of = found["dtypes"]
+        inner = {layer: dtype for layer, dtype in of.items() if ".layers." in layer or ".h." in layer}
+        norms = {layer for layer in inner if "norm" in layer or ".ln_" in layer}
+        assert len(norms) >= 4, name
+        assert {of[layer] for layer in norms} == {"float32"}, name
+        assert {of[layer] for layer in inner.keys() - norms} == {"bfloat16"}, name
+        outside = {layer: of[layer] for layer in of.keys() - inner.keys()}
+        assert {layer for layer, dtype in outside.items() if dtype == "bfloat16"} == (
+            {"lm_head"} if name == "llama full" else set()  # the others' is tied to the embeddings
+        ), name
+
+
+def test_where_autocast_is_off_borrowed_weights_are_converted(coarse):
+    assert coarse["without autocast"] < 1e-6
+
+
+def test_a_quantised_base_is_split_and_computes_what_it_does_whole(coarse):
+    for name, found in coarse["packed"].items():
+        assert (found["layers"], found["wrong"], found["split"]) == (14, 0, True), name
+        assert 0.5 <= found["held"] < 0.52, name  # with its scales
+        assert found["same"], name
+        assert found["apart"] < 1e-6, name
+    assert coarse["packed"]["by hand"]["bits"] == [8]
+
+
+@NEEDS
+def test_a_run_beside_a_split_quantised_base_is_that_of_one_process(coarse):
+    found = coarse["trained"]
+    assert found["ledgers"] == 1
+    assert found["borrowed in"] == ["torch.bfloat16"]
+    assert found["fsdp"] < TOLERANCE

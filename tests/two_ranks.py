@@ -6,6 +6,8 @@ torchrun --nproc-per-node 2 -m tests.two_ranks OUT.json
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from confide.clipping import sums
+from confide.clipping.sums import Sums
 from confide.config import registry
 from confide.config.model_sections import Adapter
 from confide.config.schema import Average
@@ -40,6 +44,7 @@ from confide.training.step import PrivateStep
 from confide.training.tasks import Task
 from tests import small
 from tests.test_resume import config
+from tests.training.test_memory_fit import ONCE, failing_once
 
 # Noise of a secret key takes a branch of its own: each half of the models has one of the two.
 PUBLISHED, SECRET = RunKey.from_text("two ranks"), RunKey(bytes(range(32)))
@@ -48,6 +53,7 @@ schedule.EXCHANGE = 0  # units of these sizes would not be worth a message
 RECEIVED: list[int] = []  # a mark for each tensor of a piece that this rank was sent
 WIDE, NARROW = 4096, 20  # tokens a micro-batch: NARROW cuts the larger units into parts
 LONGEST = 12
+WHOLE = "fsdp, whole gradients"
 SIZES = ((1, 3, 2, 5, 1), (7,), (1,) * 9)  # rows of each unit; of (7,) one rank has none
 
 
@@ -145,6 +151,13 @@ def alone(
     return moved(model) - start, reports
 
 
+@contextmanager
+def held(kind: str) -> Iterator[None]:
+    """Let each rank of a split model hold whole gradients if `kind` says so, however small the model is."""
+    with mock.patch.object(sums, "_SHARE", 0 if kind == WHOLE else 8):
+        yield
+
+
 def trained(
     kind: str, family: str, adapter: str, clip: float | None, micro_tokens: int, ranks: Ranks, bands: int
 ) -> dict:
@@ -152,10 +165,12 @@ def trained(
     expected, reports = alone(family, adapter, clip, micro_tokens, bands)
     together = model_of(family, adapter)
     start = moved(together)
-    if kind == "fsdp":
+    if kind != "ddp":
         shard(together, ranks)
     TAKEN.clear()
-    _, found = steps(together, DRAWS, clip, micro_tokens, ranks, bands)
+    with held(kind):
+        step, found = steps(together, DRAWS, clip, micro_tokens, ranks, bands)
+    assert step.gradients.clipped.are_sums_spread == (kind == "fsdp")
     gaps = [
         abs((a.loss or 0) - (b.loss or 0)) + abs((a.clipped or 0) - (b.clipped or 0))
         for a, b in zip(reports, found, strict=True)
@@ -266,20 +281,41 @@ def memory_of_sums(ranks: Ranks) -> dict:
     start = moved(alone)
     steps(alone, draws, 0.5, WIDE, Ranks())
     step, _ = steps(together, [], 0.5, 96, ranks)
-    step.sampler, honest, failed = Fixed(draws), step.gradients.clipped._sum, []
+    step.sampler, honest, failed = Fixed(draws), Sums.allocate, []
 
-    def scarce(name):
+    def scarce(self):
         if ranks.first and not failed:
-            failed.append(name)
+            failed.append(1)
             raise torch.OutOfMemoryError("out of memory")
-        return honest(name)
+        honest(self)
 
-    step.gradients.clipped._sum = scarce  # type: ignore[method-assign]
-    step(0)
+    with mock.patch.object(Sums, "allocate", scarce):
+        step(0)
     return {
         "weights": apart(moved(together) - start, moved(alone) - start),
         "failed": len(failed),
         "halved": step.gradients.micro_tokens,
+    }
+
+
+def memory_after_passes(kind: str, ranks: Ranks) -> dict:
+    """The second rank's memory does not suffice at four places, one a step, before the weights move."""
+    draws, said = [drawn(sizes, seed) for seed, sizes in enumerate((*SIZES, (2, 4)))], []
+    alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
+    start = moved(alone)
+    steps(alone, draws, 0.5, WIDE, Ranks())
+    if kind != "ddp":
+        shard(together, ranks)
+    with held(kind):
+        step, _ = steps(together, [], 0.5, WIDE, ranks)
+    step.sampler, step.gradients.say = Fixed(draws), said.append
+    for number, place in enumerate(ONCE.values()):
+        with nullcontext() if ranks.first else failing_once(place):
+            step(number)
+    return {
+        "weights": apart(moved(together) - start, moved(alone) - start),
+        "halved": step.gradients.micro_tokens,
+        "said": len(said),
     }
 
 
@@ -296,11 +332,12 @@ def parts(ranks: Ranks) -> dict:
     return {"wrong": wrong, "parameters": len(shapes)}
 
 
-def pieces(ranks: Ranks) -> dict:
+def pieces(kind: str, ranks: Ranks) -> dict:
     """Units cut into pieces on both ranks: of several, and of one alone; twice, as memory does not suffice at first."""
+    RECEIVED.clear()
     draws = [drawn((40, 30, 35), 1), drawn((50,), 2)]
     alone, together = model_of("gpt2", "full"), model_of("gpt2", "full")
-    start, honest, failed = moved(alone), GradientSum._allocate_exchange, []
+    start, honest, failed = moved(alone), GradientSum._allocate, []
     _, reports = steps(alone, draws, 0.5, WIDE, Ranks())
 
     def scarce(self):
@@ -314,8 +351,11 @@ def pieces(ranks: Ranks) -> dict:
         receive(self, into, sender)
 
     receive = Ranks.receive
+    if kind == WHOLE:
+        shard(together, ranks)
     with (
-        mock.patch.object(GradientSum, "_allocate_exchange", scarce),
+        held(kind),
+        mock.patch.object(GradientSum, "_allocate", scarce),
         mock.patch.object(Ranks, "receive", counted),
     ):
         step, found = steps(together, draws, 0.5, 1024, ranks)
@@ -327,7 +367,8 @@ def pieces(ranks: Ranks) -> dict:
         "clipped": max(abs(a.clipped - b.clipped) for a, b in zip(reports, found, strict=True)),
         "units": [report.units for report in found],
         "received": int(received) // names,
-        "left": len(step.gradients._pieces),
+        "left": len(step.gradients._pieces) + len(step.gradients._begun),
+        "halved": step.gradients.micro_tokens,
     }
 
 
@@ -385,14 +426,22 @@ def main(out: Path) -> None:
             correlated = f"{kind} with noise correlated over 3 steps"
             found[f"{kind} averaged"] = averaged(kind, ranks)
             found[correlated] = trained(kind, "gpt2", "full", 0.5, WIDE, ranks, bands=3)
+        for family, adapter in (("gpt2", "full"), ("gemma2", "lora"), ("bert", "lora")):
+            plain = [None] if family == "gpt2" else []
+            for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), *((clip, NARROW) for clip in plain)):
+                name = f"{WHOLE} {family} {adapter} clip {clip} tokens {micro_tokens}"
+                found[name] = trained(WHOLE, family, adapter, clip, micro_tokens, ranks, bands=1)
         found["resumed"] = resumed(ranks)
         found["evaluated"] = evaluated(out.parent / "graph", ranks)
         found["memory"] = memory(ranks)
         found["memory of sums"] = memory_of_sums(ranks)
+        for kind in ("ddp", "fsdp", WHOLE):
+            found[f"memory after passes, {kind}"] = memory_after_passes(kind, ranks)
         found["parts"] = parts(ranks)
         found["agreed"] = agreed(ranks)
         found["interrupted"] = interrupted(out.parent, ranks)
-        found["pieces"] = pieces(ranks)
+        for kind in ("ddp", WHOLE):
+            found[f"pieces, {kind}"] = pieces(kind, ranks)
         if ranks.first:
             out.write_text(json.dumps(found))
 

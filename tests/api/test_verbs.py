@@ -22,7 +22,7 @@ from tests.command import confide as command
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
 PUBLIC = [
-    "load_config", "plan", "train", "audit", "Config", "Plan", "Outcome", "Audit", "Guarantee",
+    "load_config", "plan", "train", "audit", "report", "Config", "Plan", "Outcome", "Audit", "Guarantee",
     "ClippedSum", "PrivateStep", "mechanisms", "least_noise", "InputError", "CheckFailed",
 ]  # fmt: skip
 
@@ -96,7 +96,8 @@ def test_a_program_gets_what_the_command_line_gets(tmp_path, model):
     assert confide.Guarantee.load(world.run / "release" / "guarantee.json") == outcome.guarantee
     found = confide.audit(world.run)
     kept = json.loads((world.run / "audit.json").read_text())
-    assert json.loads(json.dumps(found.to_json())) == kept
+    assert json.loads(json.dumps(found.to_json())) == {k: v for k, v in kept.items() if k != "model"}
+    assert confide.report(world.run) == world.run / "report.html"
     assert found.verdict == kept["verdict"]
 
 

@@ -62,8 +62,8 @@ def test_an_audit_prints_its_verdict_and_keeps_it(trained):
     assert "rare-tokens" in result["left_out"]["exposure"]
     assert (Run(trained).folder / "audit.json").exists()
     picture = (Run(trained).folder / "audit.svg").read_text()
-    assert "Rows found (reference)" in picture
-    assert "Users found" in picture
+    assert "Rows that an attack found" in picture
+    assert "Units that an attack found" in picture
     assert not (Run(trained).release / "audit.json").exists()
     release = Run(trained).release
     for path in (Run(trained).guarantee_path, release / "guarantee.json"):

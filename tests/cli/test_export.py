@@ -77,6 +77,7 @@ def test_all_that_a_release_says_goes_along(adapted, tmp_path):
     assert confide("export", adapted.run, "--merge", out).code == 0
     assert (out / "guarantee.json").read_bytes() == (release / "guarantee.json").read_bytes()
     ours, theirs = ((folder / "README.md").read_text() for folder in (out, release))
+    theirs = theirs.replace("library_name: peft", "library_name: transformers")
     assert ours.partition("## Use")[0] == theirs.partition("## Use")[0]
     assert "peft" in theirs
     assert "peft" not in ours
@@ -110,7 +111,7 @@ def test_words_that_people_added_to_the_card_stay(adapted, tmp_path):
     card = (adapted.run / "release" / "README.md").read_text()
     edited = card.replace("# A language", "# Our language") + "\nContact: privacy@example.com\n"
     changed = with_use(edited, use)
-    assert changed.startswith("# Our language")
+    assert "\n# Our language" in changed
     assert changed.endswith("Contact: privacy@example.com\n")
     assert changed.count("```python") == 1
     assert "peft" not in changed
@@ -344,6 +345,20 @@ def test_the_code_of_a_card_loads_the_model_and_prints_a_sentence(each, tmp_path
     assert len(names["tokens"][0]) > names["inputs"]["input_ids"].shape[1]
     wanted = logits(Released.of(each.run).model())
     assert near(logits(names["model"].eval()), wanted)
+
+
+def test_the_card_tells_a_hub_what_the_model_is(adapted, tmp_path):
+    from huggingface_hub import ModelCard
+
+    released = ModelCard.load(adapted.run / "release" / "README.md").data.to_dict()
+    assert released["library_name"] == "peft"
+    assert released["pipeline_tag"] == "text-generation"
+    assert {"confide", "differential-privacy", "lora"} <= set(released["tags"])
+    assert "base_model" not in released  # a folder of those who trained is no name on a hub
+    assert confide("export", adapted.run, "--merge", tmp_path / "merged").code == 0
+    merged = ModelCard.load(tmp_path / "merged" / "README.md").data.to_dict()
+    assert merged["library_name"] == "transformers"
+    assert merged["tags"] == released["tags"]
 
 
 def test_the_card_says_where_the_base_is(adapted, bundled):

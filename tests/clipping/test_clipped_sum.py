@@ -249,6 +249,28 @@ def test_one_unit_over_several_micro_batches() -> None:
     compare(engine.take(), expected)
 
 
+@pytest.mark.parametrize("way", ["factors", "dense"])
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+def test_a_unit_that_begins_in_one_batch_and_ends_in_the_next(adapter, way, monkeypatch) -> None:
+    """Of gpt2, whose table is tied. In between, neither batch adds anything of it; then it is clipped as a whole."""
+    monkeypatch.setattr(slot, "dense_is_faster", lambda *sizes: way == "dense")
+    model, batch = tiny("gpt2"), rows("gpt2")
+    model = lora(model) if adapter == "lora" else model
+    weight, clip = torch.linspace(0.5, 1.5, ROWS), 0.3
+    unit = torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 4])
+    engine, begun, norms = ClippedSum(model, causal_loss, clip), {}, torch.zeros(5)
+    for part, numbers, number in ((slice(0, 5), [0, 0, 1, 2, 2], 2), (slice(5, 9), [2, 0, 1, 1], 2)):
+        found = engine.add(
+            {k: v[part] for k, v in batch.items()}, torch.tensor(numbers), weight[part], {number: begun}
+        )
+        norms[[0, 1] if part.start == 0 else [3, 4]] = found[:2]
+    norms[2] = engine.add_gradient(begun)
+    expected, exact_norms = clipped_sum(model, causal_loss, batch, unit, weight, clip, norms)
+    assert (norms <= exact_norms * (1 + ABOVE)).all()
+    assert (norms > clip).any()
+    compare(engine.take(), expected)
+
+
 def test_calls_add_up_and_take_starts_anew() -> None:
     model, batch = lora(tiny("llama")), rows("llama")
     unit, weight = torch.tensor(UNITS["1"]), torch.ones(ROWS)

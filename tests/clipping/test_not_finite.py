@@ -85,6 +85,29 @@ def test_a_large_unit_adds_nothing_either():
     assert not any(values.any() for values in summed.take().values())
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_units_that_begin_or_end_in_a_batch_do_not_spoil_each_other(name, bad, way):
+    """Three units, the first and the last of which have rows in other batches: one of the three is not finite."""
+    torch.manual_seed(0)
+    net, loss, batch = CASES[name]()
+    unit = torch.arange(len(ONES)) * 3 // len(ONES)
+    found = []
+    for value in (1.0, math.nan):
+        factor = torch.where(unit == bad, value, 1.0)
+        summed, first, last = ClippedSum(net, spoilt(loss), 1.0), {}, {}
+        summed.add(batch | {"factor": factor}, unit, ONES, {0: first, 2: last})
+        found.append((first, summed.take(), last))
+    for number, (fine, spoilt_one) in enumerate(zip(*found, strict=True)):
+        for parameter, values in fine.items():
+            if number != bad:
+                assert torch.allclose(spoilt_one[parameter], values, rtol=1e-4, atol=1e-6), parameter
+            elif number == 1:
+                assert not spoilt_one[parameter].any(), parameter
+    if bad != 1:
+        assert any(not values.isfinite().all() for values in found[1][bad].values())
+
+
 def test_a_unit_alone_adds_nothing():
     found, norms = sums(
         TestNet(nn.Linear(6, 6)), spoilt(ids_loss), IDS | {"factor": ONES * math.nan}, EACH, ONES

@@ -20,6 +20,7 @@ from confide.models import base as bases
 from confide.models import loading as models
 from confide.models.fast.activations import original_layers
 from confide.models.quantised import Int8Linear, is_of_torchao, quantised, take_from_torchao, weight_of
+from confide.models.quantised_split import _Bytes, make_splittable
 from tests import small
 from tests.models.test_loading import batch_of, task_of
 
@@ -326,6 +327,29 @@ def test_what_torchao_holds_in_other_ways_is_told_by_name(how):
         bases.ready_base(net, "x")
 
 
+@pytest.mark.parametrize("count", [1, 6, 7])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_packed_values_go_to_bytes_and_back(count, dtype):
+    values = (torch.randn(count, 1, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    held = _Bytes(values)
+    assert (held.parameter.dim(), held.parameter.requires_grad) == (1, False)
+    assert torch.equal(held.values(held.parameter), values)
+
+
+@pytest.mark.parametrize("base", [NF4, NF4_BF16, INT8, TORCHAO])
+def test_a_layer_that_can_be_split_computes_what_it_did(saved, base):
+    model, task = loaded(saved, "llama", base=base)
+    twin = copy.deepcopy(model)
+    make_splittable(twin, torch.device("cpu"))
+    names = [name for name, _ in quantised(model)]
+    assert [name for name, _ in quantised(twin)] == names
+    found, expected = (
+        torch.autograd.grad(task.row_loss(net, batch_of(task)).sum(), list(models.trainable(net).values()))
+        for net in (twin, model)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 @NEEDS
 def test_damaged_weights_are_refused_before_they_are_quantised_away(saved, tmp_path):
     model, _ = loaded(saved, "llama", base={"quantise": "nf4"})
@@ -390,18 +414,10 @@ def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
             {"base": {"quantise": "nf4", "quantiser": "torchao"}, "adapter": {"kind": "lora"}},
             r"base\.quantiser: torchao's nf4 .*use base\.quantiser: bitsandbytes, or base\.quantise: int8",
         ),
-        (
-            {"base": BY_TORCHAO, "adapter": {"kind": "lora"}, "train": {"distributed": "fsdp"}},
-            r"base\.quantise: train\.distributed: fsdp cannot split packed",
-        ),
         ({"base": BY_TORCHAO}, r"base\.quantise: adapter\.kind: full trains"),
         ({"adapter": {"rslora": True}}, r"adapter\.rslora: is an option of kind: lora"),
         ({"adapter": {"kind": "bias", "dora": True}}, r"adapter\.dora: is an option of kind: lora"),
         ({"adapter": {"modules_to_save": ["lm_head"]}}, r"adapter\.modules_to_save: is an option of kind: lora"),
-        (
-            {"base": {"quantise": "nf4"}, "adapter": {"kind": "lora"}, "train": {"distributed": "fsdp"}},
-            r"base\.quantise: train\.distributed: fsdp cannot split packed",
-        ),
         ({"adapter": {"kind": "lora", "dora": True}, "train": {"distributed": "fsdp"}}, r"adapter\.dora: needs"),
     ],
 )  # fmt: skip

@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from confide.planning.devices import DEVICES, REACHED, parsed
+from confide.config.loading import check
+from confide.planning import devices
+from confide.planning.cost import Size
+from confide.planning.devices import DEVICES, REACHED, on_devices, parsed
+from confide.planning.memory import Memory
 from confide.utils.errors import InputError
 from tests.command import World, confide, refused, tiny_model
 
@@ -51,6 +55,18 @@ def test_a_split_model_takes_a_part_of_the_memory(world):
     whole, split = planned(world, "4xL4"), planned(world, "4xL4", "train.distributed=fsdp")
     assert (whole["way"], split["way"]) == ("ddp", "fsdp")
     assert split["memory"][0] < whole["memory"][0]
+
+
+def test_logits_in_chunks_take_as_much_for_any_micro_batch(monkeypatch):
+    monkeypatch.setattr(devices, "_simulated", lambda *arguments: ([1.0], 1e6))
+    config = check({"data": {"train": "x", "unit": "u", "max_length": 10}, "privacy": {"epsilon": 1.0}})
+    step = Memory(0, 0, activations=100 * 8192, logits=1000 * 8192)  # of 8192 tokens
+    size = Size(1000, 10, 2, 16, 100)
+    found = [
+        on_devices(config, None, size, step, 1, DEVICES["l4"], is_chunked).memory[0]
+        for is_chunked in (False, True)
+    ]
+    assert found == [1100 * 65536, 100 * 65536 + 1000 * 8192]
 
 
 def test_what_is_shown(world):

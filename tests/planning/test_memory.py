@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from confide.config.loading import check
 from confide.models import loading as models
+from confide.models.fast import chunked_loss
 from confide.planning.cost import Size
 from confide.planning.memory import Kept, kept, memory
 from confide.privacy.mechanisms.values import Aggregation
@@ -100,6 +102,36 @@ def test_autograd_keeps_no_plain_weights_beside_a_quantised_base(tmp_path, base)
         model = models.load_model(check(raw | {"base": held}))
         once[how] = kept(model, task_of(model), TOKENS).once
     assert once["quantised"] < once["whole"] + 4 * 128 * 128, "the weights of one small layer"
+
+
+def test_logits_in_chunks_are_counted_by_the_chunk(tmp_path, monkeypatch):
+    """On a GPU; here a CPU is tried in its place. Whole logits would be most of the estimate."""
+    monkeypatch.setattr(chunked_loss, "_LOGITS", {"cpu": 64 * 8192})
+    path = small.saved(tmp_path / "llama", "llama", "causal-lm", **LLAMA)
+    raw = {
+        "model": str(path),
+        "tokenizer": "bundled",
+        "data": {"train": "x", "unit": "u", "max_length": TOKENS},
+        "privacy": {"epsilon": 4.0},
+        "adapter": {"kind": "lora", "rank": 8},
+        "train": {"micro_tokens": ROWS * TOKENS},
+    }
+    settings = check(raw)
+    model = models.load_model(settings)
+    chunk, size = chunked_loss.chunk_of(model, torch.device("cpu")), Size.of(model)
+    assert chunk == 64
+    task = replace(task_of(model), chunk=chunk)
+    planned = memory(settings, size, kept(model, task, TOKENS), chunk)
+    step = PrivateStep(
+        model, task, Same(), Aggregation(1.0, 1.0, 1.0), Optimisation(5, 1e-3), RunKey.from_text("x"),
+        micro_tokens=ROWS * TOKENS,
+    )  # fmt: skip
+    step(0)
+    measured = peak(lambda: step(1))
+    estimate = planned.whole - planned.weights - 8 * size.trainable
+    assert 0.8 < estimate / measured < 1.2, (estimate, measured, planned)
+    plain = memory(settings, size, kept(model, replace(task, chunk=0), TOKENS))
+    assert plain.whole - planned.whole > measured
 
 
 def test_the_parts_add_up_and_grow_with_what_they_are_made_of():

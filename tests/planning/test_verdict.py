@@ -84,7 +84,11 @@ def test_the_plan_says_it(tmp_path):
     world = World(tmp_path, tiny_model(tmp_path))
     said, facts = confide("plan", world.path), json.loads(confide("plan", world.path, "--json").out)
     assert facts["verdict"]["expect"] in ("most", "part", "little")
-    assert f"verdict: {facts['verdict']['words'][0]}\n" in said.out
+    grade, words = facts["verdict"]["grade"], facts["verdict"]["words"]
+    assert grade == {"most": "good", "part": "costly", "little": "hopeless"}[facts["verdict"]["expect"]]
+    end = said.out[said.out.index(f"verdict: {grade}. ") :]
+    assert words[0][1:] in end
+    assert len(end.splitlines()) == len(words)  # a plan ends with it
     assert facts["verdict"]["noise_over_gradient"] > 0
     large = confide("plan", world.path, "privacy.delta=0.1")
     assert "delta = 0.1 is large" in large.out

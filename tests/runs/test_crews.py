@@ -98,7 +98,7 @@ def prepared(config, crew):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_several_processes_make_the_bytes_that_one_makes(texts, model, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(reading, "_BATCH", 7)
+    monkeypatch.setattr(reading, "BATCH", 7)
     facts, files = prepared(settings(texts, model, tmp_path / "one", CONFIGS[name]), Crew())
     others, same = prepared(settings(texts, model, tmp_path / "two", CONFIGS[name]), Crew(2))
     assert json.dumps(others) == json.dumps(facts)  # in the same order, too
@@ -110,13 +110,13 @@ def test_several_processes_make_the_bytes_that_one_makes(texts, model, tmp_path,
 def test_the_size_of_a_batch_changes_nothing(texts, model, tmp_path, monkeypatch):
     config = CONFIGS["quotes and duplicates"]
     facts, files = prepared(settings(texts, model, tmp_path / "one", config), None)
-    monkeypatch.setattr(reading, "_BATCH", 3)
+    monkeypatch.setattr(reading, "BATCH", 3)
     monkeypatch.setattr(reading, "_HELD", 5)
     assert prepared(settings(texts, model, tmp_path / "two", config), None) == (facts, files)
 
 
 def test_an_error_is_the_same_and_leaves_nothing(texts, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_BATCH", 2)
+    monkeypatch.setattr(reading, "BATCH", 2)
     lines = (texts / "text.jsonl").read_text().splitlines()
     lines[20] = "5"
     (tmp_path / "text.jsonl").write_text("\n".join(lines))

@@ -1,8 +1,12 @@
 """Micro-batches that fit: what the choice rests on, and what happens when it was wrong."""
 
 import json
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ import torch
 from confide.distributed.ranks import Ranks
 from confide.privacy.mechanisms.values import Aggregation
 from confide.training import memory_fit as physical
+from confide.training.optimisation import Optimisation
 from confide.utils import memory
 from confide.utils.errors import InputError
 from confide.utils.memory import ran_out
@@ -191,6 +196,77 @@ def test_units_added_before_memory_ran_out_are_not_added_twice():
         assert torch.allclose(snapshot(plenty)[name] - before, snapshot(little)[name] - before, atol=1e-6), (
             name
         )
+
+
+ONCE = {  # where memory runs out, once
+    "optimiser": "confide.training.optimisation.Optimisation.allocate",
+    "room for sums": "confide.clipping.sums.Sums.allocate",
+    "sum of all ranks": "confide.clipping.sums.Sums.take",
+    "noise": "confide.training.step.add_noise",
+}
+
+
+@contextmanager
+def failing_once(place: str) -> Iterator[list[int]]:
+    """Let memory run out at the end of the first call of a function."""
+    room, _, name = place.rpartition(".")
+    honest, failed = getattr(pkgutil.resolve_name(room), name), []
+
+    def scarce(*arguments):
+        found = honest(*arguments)
+        if not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+    with mock.patch(place, scarce):
+        yield failed
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("place", ONCE)
+def test_a_draw_starts_over_wherever_memory_runs_out_before_weights_move(place, bands):
+    draws, aggregation = (
+        [some_draw((1, 3, 2), 1), some_draw((2, 2), 2)],
+        Aggregation(0.5, 1.0, 0.25, bands=bands),
+    )
+    how = Optimisation(steps=2, learning_rate=1.0, optimizer="sgd", momentum=0.9)
+    plenty, little, said, heard = small.gpt2(), small.gpt2(), [], []
+    expected = step_of(plenty, draws, aggregation, optimisation=how)
+    step = step_of(little, draws, aggregation, optimisation=how, micro_tokens=64, say=said.append)
+    for number in range(2):
+        expected(number)
+    with failing_once(ONCE[place]) as failed:
+        for number in range(2):
+            step(number, before_update=heard.append)
+    assert (len(failed), len(said), len(heard)) == (1, 1, 2)
+    assert step.gradients.micro_tokens == 32
+    for name, values in snapshot(plenty).items():
+        assert torch.allclose(values, snapshot(little)[name], atol=1e-6 + lifted(0.5)), name
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Optimisation(steps=3, learning_rate=0.01, optimizer="adamw", weight_decay=0.1),
+        Optimisation(steps=3, learning_rate=0.01, optimizer="sgd", momentum=0.9, weight_decay=0.1),
+        Optimisation(steps=3, learning_rate=0.01, optimizer="adafactor"),
+    ],
+    ids=lambda how: how.optimizer,
+)
+def test_an_optimiser_whose_state_was_allocated_first_moves_weights_as_torch_does(how):
+    moved = []
+    for early in (True, False):
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(4, 3))
+        optimizer = how.build([parameter])
+        if early:
+            how.allocate(optimizer)
+            assert optimizer.state or how.optimizer == "adafactor"
+        for step in range(3):
+            parameter.grad = torch.linspace(-step, 2, 12).view(4, 3)
+            optimizer.step()
+        moved.append(parameter.detach())
+    assert torch.equal(*moved)
 
 
 def test_not_even_one_row():

@@ -9,8 +9,10 @@ import pytest
 
 from confide.privacy.sampling import Draw
 from confide.training import schedule
+from confide.training.lockstep import share_spread, share_together
 from confide.training.packing import Lines
-from confide.training.schedule import share, share_together, utilisation
+from confide.training.schedule import share
+from confide.training.utilisation import apart, together, utilisation
 from tests.command import environment
 from tests.places import ROOT
 from tests.training.test_packing import draw_of
@@ -35,7 +37,7 @@ def few(seed: int) -> Draw:
     )
 
 
-@pytest.mark.parametrize("deal", [share, share_together])
+@pytest.mark.parametrize("deal", [share, share_together, share_spread])
 @pytest.mark.parametrize("packs_rows", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("draw", [mixed(0), mixed(1), mixed(2, 3), few(0), few(1)], ids=range(5))
@@ -87,14 +89,51 @@ def test_a_rank_holds_pieces_of_two_units_at_most(draw, ranks):
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("draw", [mixed(0), mixed(2, 3), few(0)], ids=range(3))
-def test_ranks_of_a_split_model_take_equally_many_passes_of_the_same_units(draw, ranks):
-    shares = shares_of(draw, 200, ranks, deal=share_together)
+def test_ranks_without_whole_gradients_take_equally_many_passes_of_the_same_units(draw, ranks):
+    shares = shares_of(draw, 200, ranks, deal=share_spread)
     assert len({len(own) for own in shares}) == 1
-    for together in zip(*shares, strict=True):
-        assert len({len(part.parts) for part in together}) == 1
-        if together[0].parts:
-            assert len({int(draw.group[i]) for part in together for i in part.rows}) == 1
-        assert not any(part.holders for part in together)
+    for at_once in zip(*shares, strict=True):
+        assert len({len(part.parts) for part in at_once}) == 1
+        if at_once[0].parts:
+            assert len({int(draw.group[i]) for part in at_once for i in part.rows}) == 1
+        assert not any(part.holders for part in at_once)
+
+
+@pytest.mark.parametrize("packs_rows", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("draw", [mixed(0), mixed(2, 3), few(0), few(1)], ids=range(4))
+def test_a_unit_over_several_passes_is_clipped_once_with_all_its_rows(draw, ranks, packs_rows):
+    """What is not whole in a pass says so; it goes on in the next pass, and ends once on each rank that holds it."""
+    shares = shares_of(draw, 200, ranks, packs_rows, deal=share_together)
+    assert len({len(own) for own in shares}) == 1
+    ends: dict[int, list[int]] = {}
+    holders: dict[int, tuple[int, ...]] = {}
+    for rank, own in enumerate(shares):
+        begun: set[int] = set()
+        for part in own:
+            units = [int(draw.group[line[0]]) for line in part.lines]
+            opens = {each.number: each for each in part.opens}
+            assert begun <= {each.unit for each in part.opens}, "a unit that has begun goes on"
+            begun = {each.unit for each in part.opens if not each.ends}
+            assert len(begun) <= 1
+            for number in set(part.units.tolist()):
+                [unit] = {unit for unit, own in zip(units, part.units, strict=True) if own == number}
+                rows = sum(
+                    len(line) for line, own in zip(part.lines, part.units, strict=True) if own == number
+                )
+                if number not in opens:
+                    assert rows == (draw.group == unit).sum()
+                    ends.setdefault(unit, []).append(rank)
+                    continue
+                assert opens[number].unit == unit
+                if opens[number].holders:
+                    assert holders.setdefault(unit, opens[number].holders) == opens[number].holders
+                if opens[number].ends:
+                    ends.setdefault(unit, []).append(rank)
+        assert not begun
+    assert sorted(ends) == list(range(draw.groups))
+    for unit, by in ends.items():
+        assert sorted(by) == sorted(holders.get(unit, by[:1]))
 
 
 def equal(users: int, rows: int, tokens: int) -> Draw:
@@ -112,8 +151,9 @@ def equal(users: int, rows: int, tokens: int) -> Draw:
     ],
     ids=range(5),
 )
-def test_ranks_are_busy(draw, ranks):
-    assert utilisation(draw, 16_384, ranks) >= 0.93
+@pytest.mark.parametrize("deal", [apart, together])
+def test_ranks_are_busy(draw, ranks, deal):
+    assert utilisation(draw, 16_384, ranks, deal) >= 0.93
 
 
 def test_whole_units_are_not_cut_for_a_little():
@@ -129,7 +169,7 @@ def test_no_choice_hangs_on_how_a_machine_rounds():
         lines = Lines.of(draw, 200, True)
         costs = schedule._costs(lines, 200)
         assert np.issubdtype(costs.dtype, np.integer)
-        hands, loads = schedule._whole(np.arange(len(costs)), costs, 3)
+        hands, loads = schedule.whole_units(np.arange(len(costs)), costs, 3)
         assert all(type(load) is int for load in loads)
         some, left = schedule._in_pieces(np.arange(len(costs)), lines, costs, int(costs.sum()) // 7, 7)
         assert all(type(load) is int for load in left)
@@ -140,7 +180,7 @@ def test_no_choice_hangs_on_how_a_machine_rounds():
 
 
 def test_more_ranks_than_rows():
-    for deal in (share, share_together):
+    for deal in (share, share_together, share_spread):
         shares = shares_of(draw_of([[5], [7, 3]]), 100, 4, deal=deal)
         assert sorted(np.concatenate([part.rows for own in shares for part in own])) == [0, 1, 2]
         assert shares_of(NOTHING, 100, 2, deal=deal) == [[], []]
@@ -148,11 +188,12 @@ def test_more_ranks_than_rows():
 
 def test_the_benchmark_meets_its_figures():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "utilisation.py"), "--lengths", "equal", "--ways", "ddp"],
+        [sys.executable, str(ROOT / "benchmarks" / "utilisation.py"), "--lengths", "equal", "--ways", "ddp", "fsdp"],
         capture_output=True, text=True, env=environment(), check=True, timeout=300,
     )  # fmt: skip
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    reached = [each["ddp"] for each in found if each["lengths"] == "equal"]
-    assert len(reached) == 20
-    assert min(reached) >= 0.93
-    assert np.mean(reached) >= 0.97
+    for way in ("ddp", "fsdp"):
+        reached = [each[way] for each in found]
+        assert len(reached) == 20
+        assert min(reached) >= 0.93, way
+        assert np.mean(reached) >= 0.97, way

@@ -45,8 +45,6 @@ def plan(found: dict[str, Any]) -> None:
             print(f"  warning: {warning}")
         for sentence in Guarantee.from_json(found["guarantee"]).weakness():
             print(f"  {sentence}")
-        if found.get("verdict"):
-            print("\nverdict: " + "\n  ".join(found["verdict"]["words"]))
         print()
     phases = found.get("stages", [])
     if len(phases) > 1:
@@ -93,6 +91,9 @@ def plan(found: dict[str, Any]) -> None:
         print(
             f"and {size:.2f} GiB for a gradient of every unit, in memory or else in a file of the run folder"
         )
+    if found.get("verdict"):
+        first, *rest = found["verdict"]["words"]
+        print("\n  ".join([f"\nverdict: {found['verdict']['grade']}. {first[:1].upper()}{first[1:]}", *rest]))
 
 
 def _devices(found: dict[str, Any]) -> None:

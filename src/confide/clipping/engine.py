@@ -15,10 +15,11 @@ from confide.clipping.rounding import exact, last_error, refuse_coarse_products
 from confide.clipping.rule import Layer
 from confide.clipping.rules import layers, refuse_mixing
 from confide.clipping.slot import Allowance, Slot, settle
+from confide.clipping.sums import Sums, bytes_of, fits_whole
 from confide.clipping.tap import InDoubt, Receive, Seen, Taps
 from confide.clipping.units import Units
 from confide.distributed.ranks import Ranks
-from confide.distributed.sharding import added_up, is_sharded, part
+from confide.distributed.sharding import added_up, is_sharded
 from confide.utils.errors import Diverged, InputError
 from confide.utils.memory import OutOfMemory, ran_out
 
@@ -87,7 +88,12 @@ class ClippedSum:
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._in_order: set[str] = set()
         self._has_looked = False
-        self._sums: dict[str, Tensor] = {}
+        trained = sum(p.numel() for p in self._parameters.values())
+        self._sums = Sums(
+            self._parameters,
+            self._ranks,
+            are_spread=self._is_split and not fits_whole(trained, bytes_of(self._all)),
+        )
         self._added = 0  # units in the sums
 
     @property
@@ -95,17 +101,32 @@ class ClippedSum:
         """Names of the parameters that are summed, as in `model.named_parameters()`."""
         return tuple(self._parameters)
 
-    def add(self, batch: Batch, unit: Tensor, weight: Tensor) -> Tensor:
+    @property
+    def are_sums_spread(self) -> bool:
+        """True if no rank holds a whole gradient: all of them must then take each unit of `add_large` together."""
+        return self._sums.are_spread
+
+    def add(
+        self,
+        batch: Batch,
+        unit: Tensor,
+        weight: Tensor,
+        begun: Mapping[int, dict[str, Tensor]] | None = None,
+    ) -> Tensor:
         """Add the clipped gradients of the whole units of one batch.
 
         Args:
             batch: tensors whose first axis is the rows, B.
             unit: int64[B], each row's unit: 0..U-1 without a gap, in any order.
             weight: float[B], each row's weight in its unit's gradient.
+            begun: the units of which other batches have rows, too, each with its gradient so far, as from `gradient`.
+                That grows in place, and the sum receives nothing of it; nor is there a clip norm then. Not for sums
+                that are spread.
 
         Returns:
-            float32[U], the norms before clipping. A norm is inf if it is not a finite number; that unit added
-            nothing. All are nan without a clip norm, when no unit is measured on its own.
+            float32[U], the norms before clipping; of units that have begun, of their rows here. A norm is inf if it is
+            not a finite number; that unit added nothing. All are nan without a clip norm, when no unit is measured on
+            its own.
 
         Raises:
             InputError: a layer or the loss does not keep the rows apart, or the loss computes a gradient itself;
@@ -125,19 +146,25 @@ class ClippedSum:
             settle(list(slots.values()))
             norms = self._together(units.count, [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
+            for number, gradient in (begun or {}).items():
+                own = int(units.number[number])
+                scale[own] = 0
+                for name, slot in slots.items():
+                    found = slot.gradient(own)
+                    gradient[name] = gradient[name].add_(found) if name in gradient else found
             self._added += units.count
             if bool((scale == 0).any()):
                 for slot in slots.values():
                     slot.leave_out(scale == 0)
-            for name in list(self._parameters if self._is_split else slots):
-                self._add_scaled(name, slots.pop(name, None), scale)
+            for name in list(self._parameters if self.are_sums_spread else slots):
+                self._sums.add(name, slots.pop(name, None), scale)
             return _finite_or_inf(norms[units.on(norms.device).number].float())
 
     def add_large(self, batches: Iterable[tuple[Batch, Tensor]]) -> float:
         """Add the clipped gradient of one unit whose rows come in several micro-batches.
 
-        The memory needed is that of one micro-batch and one gradient, however many rows the unit has. The ranks of a
-        split model must call this together, each with rows of the same unit or with none.
+        The memory needed is that of one micro-batch and one gradient, however many rows the unit has. If sums are
+        spread, the ranks must call this together, each with rows of the same unit or with none.
 
         Args:
             batches: (batch, weight) pairs as for `add`, consumed one at a time; all rows belong to one unit.
@@ -156,24 +183,26 @@ class ClippedSum:
         with self._failing_for_all():
             return self.add_gradient(self.gradient(batches))
 
-    def gradient(self, batches: Iterable[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
+    def gradient(
+        self, batches: Iterable[tuple[Batch, Tensor]], begun: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """Return the gradient of rows of one unit, not clipped; of parameters that no row uses there is none.
 
         Args:
             batches: as for `add_large`.
+            begun: the gradient of the unit's other rows so far. It grows in place.
 
         Raises:
             InputError: as for `add`.
         """
-        found: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {} if begun is None else begun
         for batch, weight in batches:
             self._add_part(found, batch, weight)
         return found
 
     def allocate(self) -> None:
         """Allocate the sums now, so that no later addition runs out of memory for them."""
-        for name in self._parameters:
-            self._sum(name)
+        self._sums.allocate()
 
     def complete(self, gradient: dict[str, Tensor]) -> None:
         """Give a gradient zeros for the parameters that its rows do not use, in the model's order. In place."""
@@ -193,21 +222,21 @@ class ClippedSum:
         """
         if self._clip_norm is None:
             for name, own in gradient.items():
-                self._sum(name).add_(own)
+                self._sums[name].add_(own)
             return math.nan
         with exact(self._device):
             squares = torch.zeros(1, dtype=torch.float64, device=self._device)
             for name in [name for name in self._parameters if name in gradient]:
                 own = gradient[name][None]
                 squares += row_squares(own).to(self._device) * (1 + norm_error(own)) ** 2
-            if self._is_split:
+            if self.are_sums_spread:
                 self._ranks.add_up([squares])
             norm = squares.sqrt_().mul_(1 + last_error(1, self._added, self._ranks.size))
             scale = self._scale(norm)
             self._added += 1
             for name in list(gradient) if bool(scale) else ():
                 own = gradient.pop(name)
-                self._sum(name).addcmul_(own, scale.to(own.device))
+                self._sums[name].addcmul_(own, scale.to(own.device))
         return float(_finite_or_inf(norm))
 
     def take(self) -> dict[str, Tensor]:
@@ -218,10 +247,8 @@ class ClippedSum:
         Raises:
             NonFiniteGradient: a sum is not finite, and there is no clip norm, so nothing was measured before.
         """
-        sums = {name: self._sum(name) for name in self._parameters}
+        sums = self._sums.take()
         self.forget()
-        if not self._is_split:
-            self._ranks.add_up(list(sums.values()))
         if self._clip_norm is None:
             for values in sums.values():
                 _refuse_non_finite(values)
@@ -229,7 +256,8 @@ class ClippedSum:
 
     def forget(self) -> None:
         """Drop the sums since the last call of `take`."""
-        self._sums, self._added = {}, 0
+        self._sums.forget()
+        self._added = 0
 
     @property
     def _device(self) -> torch.device:
@@ -239,32 +267,13 @@ class ClippedSum:
         """Return the identity of each module and parameter of the model, place by place."""
         return [id(found) for place in self._places for found in place.values()]
 
-    def _sum(self, name: str) -> Tensor:
-        if name not in self._sums:
-            self._sums[name] = _zeros(part(self._parameters[name]))
-        return self._sums[name]
-
-    def _add_scaled(self, name: str, slot: Slot | None, scale: Tensor) -> None:
-        """Add sum_u scale_u * (unit u's gradient) of one parameter; `slot` is None if the loss did not use it."""
-        parameter = self._parameters[name]
-        if self._is_split:
-            total = _zeros(parameter)
-            if slot is not None:
-                slot.add_scaled(total, scale)
-            self._sum(name).add_(added_up(total, parameter))
-        elif slot is not None:
-            fresh = name not in self._sums
-            if fresh:
-                self._sums[name] = torch.empty(parameter.shape, device=parameter.device)
-            slot.add_scaled(self._sums[name], scale.to(parameter.device), fresh)
-
     def _add_part(self, gradient: dict[str, Tensor], batch: Batch, weight: Tensor) -> None:
-        """Add the summed gradient of all rows to `gradient`; a split parameter's entry there is this rank's part."""
+        """Add the summed gradient of all rows to `gradient`; if sums are spread, its entries are this rank's parts."""
         units = Units.one(len(weight))
         if not units.rows:
             return
         self._check(batch, weight, units.rows)
-        if not self._is_split:
+        if not self.are_sums_spread:
             self._backward(batch, weight, units, {}, dense=gradient)
             return
         whole: dict[str, Tensor] = {}
@@ -274,7 +283,7 @@ class ClippedSum:
             gradient[name] = gradient[name].add_(own) if name in gradient else own
 
     def _add_plain(self, batch: Batch, weight: Tensor) -> None:
-        self._add_part({name: self._sum(name) for name in self._parameters}, batch, weight)
+        self._add_part({name: self._sums[name] for name in self._parameters}, batch, weight)
 
     @contextmanager
     def _failing_for_all(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ only. A rule of `kinds` that needs a probe of its own builds it from `has_only`,
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +38,8 @@ def _answer(
 
     The module's own weights, which may be split, and its hooks are not used.
     """
-    twin = copy.copy(module)
+    twin = object.__new__(type(module))  # FSDP's classes cannot be copied by `copy.copy`
+    vars(twin).update(vars(module))
     twin.training = training
     twin._parameters = module._parameters | {
         name: nn.Parameter(weight, requires_grad=weight.requires_grad) for name, weight in weights.items()

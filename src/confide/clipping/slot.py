@@ -306,6 +306,19 @@ class Slot:
         if self._table is not None:
             self._table.add_scaled(total, scale, fresh)
 
+    def gradient(self, unit: int) -> Tensor:
+        """Return the gradient of one unit, float32[*shape]. The norms must be known."""
+        if self._dense is not None:
+            return self._dense[unit].clone()
+        others = torch.arange(self._units.count, device=self._units.of_row.device) != unit
+        rows = others[self._units.of_row]
+        found = torch.zeros(self._shape, dtype=torch.float32, device=rows.device)
+        for outer in self._outers:  # without the others, whose infinite values would turn it into nan
+            outer.without(rows).add_scaled(found, (~rows).float(), fresh=False)
+        if self._table is not None:
+            self._table.without(others).add_scaled(found, (~others).float(), fresh=False)
+        return found
+
     def leave_out(self, units: Tensor) -> None:
         """Set the gradients of the given units, bool[U], to 0: scaling by 0 would turn infinite values into nan."""
         units = units.to(self._units.of_row.device)

@@ -3,9 +3,11 @@
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from confide.config import registry
-from confide.config.fields import Count, Section
+from confide.config.fields import UNSHOWN, Count, Section
+from confide.utils.urls import SECRET, holds_secret
 
 
 def _a_format(name: str) -> str:
@@ -14,13 +16,24 @@ def _a_format(name: str) -> str:
     return name
 
 
+def _without_secret(source: str) -> str:
+    """Refuse a URL with a password or key in it, and do not show it: a config is copied into its run folder."""
+    if holds_secret(source):
+        raise PydanticCustomError(UNSHOWN, SECRET)
+    return source
+
+
+Source = Annotated[str, AfterValidator(_without_secret)]
+
+
 class Data(Section):
     """The source of the text, and how rows and units are made of it."""
 
-    train: str = Field(
-        description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name"
+    train: Source = Field(
+        description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name; or URL of tables: "
+        "`s3://bucket/part-*.jsonl`"
     )
-    eval: Annotated[float, Field(gt=0, lt=1)] | str | None = Field(
+    eval: Annotated[float, Field(gt=0, lt=1)] | Source | None = Field(
         0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
     )
     format: Annotated[str, AfterValidator(_a_format)] = Field(

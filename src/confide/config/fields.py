@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+UNSHOWN = "unshown"
+"""The type of a fault whose message says it all: the value, which may be a secret, is not shown."""
+
 
 class Section(BaseModel):
     """A section of the config. Unknown keys are refused."""

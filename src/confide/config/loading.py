@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
 from confide.config.data_section import Data
+from confide.config.fields import UNSHOWN
 from confide.config.model_sections import model_faults
 from confide.config.schema import Average, Config
 from confide.config.sections import schema_for
@@ -146,7 +147,8 @@ def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     try:
         config = schema.model_validate(raw)
     except ValidationError as error:
-        for detail in error.errors():
+        # Of a union, one member says that the value must not be shown, and the others would show it.
+        for detail in sorted(error.errors(), key=lambda each: each["type"] != UNSHOWN):
             key = ".".join(str(part) for part in _path(detail, schema))
             if key in faulty:
                 continue
@@ -215,6 +217,8 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
         ]  # the right name in the wrong section
         near = near or difflib.get_close_matches(key[:99], keys(schema), 1, 0.5)
         return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section, schema))
+    if detail["type"] == UNSHOWN:
+        return f"{key}: {detail['msg']}"
     if detail["type"] == "missing":
         return f"{key}: is missing" + (" (what to read)" if key == "data.train" else "")
     text = detail["msg"].removeprefix("Input should be ").replace("Value error, ", "")

@@ -41,7 +41,8 @@ class Base(Section):
     )
     quantise: Literal["none", "int8", "nf4"] = Field(
         "none",
-        description="hold the frozen linear layers in 8 or 4 bits, by base.quantiser. adapter.kind: lora only",
+        description="hold the frozen linear layers in 8 or 4 bits, by base.quantiser; train.distributed: fsdp splits "
+        "these. adapter.kind: lora only",
     )
     quantiser: Literal["bitsandbytes", "torchao"] = Field(
         "bitsandbytes",
@@ -83,9 +84,3 @@ def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple
         )
     if is_split and adapter.dora:
         yield "adapter.dora", "needs a layer's weights in one piece: use train.distributed: ddp, or rslora"
-    if is_split and base.quantise != "none":
-        yield (
-            "base.quantise",
-            "train.distributed: fsdp cannot split packed weights over the ranks: use base.precision: bf16, or "
-            "train.distributed: ddp, where each process holds the whole base, which is small then",
-        )

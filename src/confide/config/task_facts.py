@@ -10,6 +10,7 @@ class TaskFacts:
     Attributes:
         name: the task's name in the config.
         model_class: the class of `transformers` that loads its models.
+        pipeline_tag: what a hub calls the task.
         adapter_type: the member of peft's `TaskType` for a LoRA adapter; None: peft gets no task type.
         cuts_documents: a document is running text and is cut into several rows; else it is one row, truncated.
         is_causal: every token is predicted from those before it. Such a model writes text, needs no mask for the
@@ -21,6 +22,7 @@ class TaskFacts:
 
     name: str
     model_class: str
+    pipeline_tag: str
     adapter_type: str | None
     cuts_documents: bool = False
     is_causal: bool = False

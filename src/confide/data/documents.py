@@ -6,18 +6,24 @@ both sides.
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from confide.data.readers import Counts, Document, Record, documents, records
-from confide.data.readers.documents import Wording
+from confide.data.readers import Counts, Document, Record
+from confide.data.readers.documents import Made, Numbering, made_of, numbered
 from confide.data.readers.enron import clean_enron
+from confide.data.readers.opening import How
 from confide.data.readers.quotes import strip_quotes
-from confide.data.wording import wording_of
+from confide.data.readers.readers import Files, found
+from confide.data.wording import is_worded, loss_on, wording_of
 
 if TYPE_CHECKING:
+    from confide.config.data_section import Data
     from confide.config.schema import Config
+
+STRIPPED = "characters of quotes stripped"
+ONLY_QUOTES = "documents dropped: only quotes"
 
 
 def training_documents(config: "Config", tokenizer: Any = None) -> Iterator[Document]:
@@ -26,8 +32,8 @@ def training_documents(config: "Config", tokenizer: Any = None) -> Iterator[Docu
     `tokenizer` is as for `documents_of`.
     """
     share = config.data.eval if isinstance(config.data.eval, float) else 0.0
-    found = documents_of(config, config.data.train, Counts(), tokenizer=tokenizer)
-    return (document for document in found if side_of(document.units, share) == "train")
+    documents = documents_of(config, config.data.train, Counts(), tokenizer=tokenizer)
+    return (document for document in documents if side_of(document.units, share) == "train")
 
 
 def documents_of(
@@ -36,69 +42,88 @@ def documents_of(
     counts: Counts,
     given: Iterable[Record] | None = None,
     tokenizer: Any = None,
-    with_quotes: bool = False,
 ) -> Iterator[Document]:
     """Yield the cleaned documents of one source of the config, as many as the config allows.
 
     Args:
         given: records that a program passes; they are read in place of the source.
         tokenizer: that of the model, for a config that `is_worded`.
-        with_quotes: leave quotes in, even if the config strips them. Documents that are only quotes then count
-            towards `data.max_documents`.
     """
-    found = _records(config, source, counts) if given is None else given
-    made = _documents(config, found, counts, wording_of(config, tokenizer))
-    if config.data.strip_quotes and not with_quotes:
+    recipe = Recipe.of(config, tokenizer)
+    read = recipe.source(source, counts) if given is None else given
+    made = numbered(recipe.made(read, counts), recipe.numbering(counts))
+    if config.data.strip_quotes:
         made = _stripped(made, counts)
     return islice(made, config.data.max_documents)
 
 
-def _records(config: "Config", source: str, counts: Counts) -> Iterator[Record]:
-    data = config.data
-    return records(
-        source,
-        data.format,
-        data.split,
-        counts=counts,
-        delimiter=data.delimiter,
-        encoding=data.encoding,
-        largest=data.max_document_bytes,
-    )
+@dataclass(frozen=True)
+class Recipe:
+    """How a config makes documents of records. It may be sent to other processes.
+
+    Attributes:
+        data: the config's section.
+        spans: `detector.spans`.
+        loss_on: what is predicted.
+        tokenizer: that of the model; None if the config needs none.
+    """
+
+    data: "Data"
+    spans: str | None
+    loss_on: str
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, config: "Config", tokenizer: Any = None) -> "Recipe":
+        return cls(
+            config.data, config.detector.spans, loss_on(config), tokenizer if is_worded(config) else None
+        )
+
+    @property
+    def needs_order(self) -> bool:
+        """True if what becomes of a record depends on those before it."""
+        return self.data.clean != "none"
+
+    def how(self, counts: Counts) -> How:
+        """Return how files are read."""
+        data = self.data
+        return How(data.delimiter, data.encoding, data.max_document_bytes, counts, data.split)
+
+    def source(self, source: str, counts: Counts) -> Files | Iterator[Record]:
+        """Return the files of a source, or its records."""
+        return found(source, self.data.format, self.how(counts))
+
+    def made(self, records: Iterable[Record], counts: Counts) -> Iterator[Made]:
+        """Yield what becomes of each record before its place among the others is known."""
+        data = self.data
+        return made_of(
+            clean_enron(records, counts) if data.clean == "enron" else records,
+            data.text,
+            data.unit,
+            data.label,
+            data.speakers,
+            self.spans,
+            data.without_unit,
+            data.max_document_bytes,
+            wording_of(data, self.spans, self.loss_on, self.tokenizer),
+        )
+
+    def numbering(self, counts: Counts) -> Numbering:
+        return Numbering(self.data.text, self.data.unit, self.data.without_unit, counts)
 
 
-def _documents(
-    config: "Config", found: Iterable[Record], counts: Counts, wording: Wording | None
-) -> Iterator[Document]:
-    data = config.data
-    if data.clean == "enron":
-        found = clean_enron(found, counts)
-    return documents(
-        found,
-        data.text,
-        data.unit,
-        data.label,
-        counts,
-        data.speakers,
-        config.detector.spans,
-        data.without_unit,
-        data.max_document_bytes,
-        wording,
-    )
+def _stripped(documents: Iterable[Document], counts: Counts) -> Iterator[Document]:
+    for document in documents:
+        text = strip_quotes(document.text)
+        counts[STRIPPED] += len(document.text) - len(text)
+        if text.strip():
+            yield with_text(document, text)
+        else:
+            counts[ONLY_QUOTES] += 1
 
 
-def _stripped(found: Iterable[Document], counts: Counts) -> Iterator[Document]:
-    for document in found:
-        left = without_quotes(document, strip_quotes(document.text), counts)
-        if left is not None:
-            yield left
-
-
-def without_quotes(document: Document, text: str, counts: Counts) -> Document | None:
-    """Return a document with the text that `strip_quotes` left of it, counted; None if only quotes were there."""
-    counts["characters of quotes stripped"] += len(document.text) - len(text)
-    if not text.strip():
-        counts["documents dropped: only quotes"] += 1
-        return None
+def with_text(document: Document, text: str) -> Document:
+    """Return a document with the text that `strip_quotes` left of it."""
     return document if text == document.text else replace(document, text=text, given=())
 
 

@@ -6,7 +6,7 @@ It is most of the time that reading takes, and it needs no other text. So severa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from confide.data.layout import Layout
 from confide.data.readers.duplicates import Sketch, Sketcher
 from confide.data.readers.quotes import strip_quotes
 from confide.data.turn_cutting import TurnCutter
+from confide.utils.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +40,45 @@ class Worked:
     """A text after the work.
 
     Attributes:
-        text: without quotes.
+        text: without quotes; None if it is as it was.
         rows: none if they were not wanted.
         sketch: None if none was wanted, or the text is too short for one.
+        stripped: characters of quotes that were taken away.
+        counts: what was cut or left out as rows were made.
     """
 
-    text: str
+    text: str | None
     rows: Rows
     sketch: Sketch | None
+    stripped: int = 0
+    counts: Mapping[str, int] | None = None
+
+    @property
+    def is_only_quotes(self) -> bool:
+        """True if nothing was left of a text that said something."""
+        return self.text is not None and not self.text.strip()
 
 
 class Rows:
-    """Rows of a text, to be taken once: those of a long text are made as they are taken, or when they are sent."""
+    """Rows of a text, to be taken once: those of a long text are made as they are taken, or when they are sent.
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._rows = rows
+    Args:
+        fault: raised when rows are taken, in their place.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), fault: InputError | None = None) -> None:
+        self._rows, self._fault = rows, fault
 
     def __iter__(self) -> Iterator[Row]:
+        if self._fault is not None:
+            raise self._fault
         return iter(self._rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rows = list(self._rows)
+        try:
+            rows = list(self)
+        except InputError as fault:
+            return Rows, ((), fault)
         tokens = np.concatenate([row.tokens for row in rows], dtype=np.int32) if rows else _NONE
         places = np.array([(len(row.tokens), row.start, row.end) for row in rows], np.int64).reshape(-1, 3)
         return _unpacked, (tokens, places)
@@ -93,13 +112,12 @@ class TextWork:
     without_quotes: bool = False
     sketched: bool = False
 
-    def ready(self) -> Callable[[Sequence[Text]], tuple[list[Worked], Counter[str]]]:
-        """Return a function from texts to what became of each, and the counts of what was cut or left out."""
+    def ready(self) -> Callable[[Sequence[Text]], list[Worked]]:
+        """Return a function from texts to what became of each. A fault of a text is raised by its rows."""
         cutter = Cutter(self.tokenizer, self.in_rows, self.length, self.places)
         sketch = Sketcher() if self.sketched else None
 
-        def do(texts: Sequence[Text]) -> tuple[list[Worked], Counter[str]]:
-            counts: Counter[str] = Counter()
+        def do(texts: Sequence[Text]) -> list[Worked]:
             left = [strip_quotes(each.text) if self.without_quotes else each.text for each in texts]
             plain = [
                 (text, each.where)
@@ -110,6 +128,7 @@ class TextWork:
             done = []
             for each, text in zip(texts, left, strict=True):
                 rows: Iterable[Row] = ()
+                counts: Counter[str] = Counter()
                 if not each.is_cut or not text.strip():
                     pass
                 elif each.tokens is not None:
@@ -120,7 +139,16 @@ class TextWork:
                 else:
                     rows = next(cut)
                 found = None if sketch is None or not text.strip() else sketch(text)
-                done.append(Worked(text, Rows(rows), found))
-            return done, counts
+                changed = None if text == each.text else text
+                done.append(Worked(changed, Rows(rows), found, len(each.text) - len(text), counts or None))
+            return done
 
-        return do
+        def one_by_one(texts: Sequence[Text]) -> list[Worked]:
+            try:
+                return do(texts)
+            except InputError as fault:
+                if len(texts) > 1:
+                    return [worked for each in texts for worked in one_by_one([each])]
+                return [Worked(None, Rows(fault=fault), None)]
+
+        return one_by_one

@@ -13,21 +13,28 @@ from confide.data.readers.fields import Template, clean_text, lookup
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from confide.config.data_section import Data
     from confide.config.schema import Config
 
 
-def wording_of(config: Config, tokenizer: Any) -> Wording | None:
+def wording_of(data: Data, spans: str | None, loss_on: str, tokenizer: Any) -> Wording | None:
     """Return how a config makes a record's text, if not by `data.text`.
+
+    Args:
+        data: the config's section.
+        spans: `detector.spans`.
+        loss_on: as `loss_on` returns it.
+        tokenizer: that of the model.
 
     Raises:
         InputError: the tokenizer has no chat template, and messages need one.
     """
-    if is_worded(config) and tokenizer is None:
+    if (data.messages is not None or data.completion is not None) and tokenizer is None:
         raise ValueError("chats and completions need the tokenizer")
-    if config.data.messages is not None:
-        return _Chats(config, ChatTemplate(tokenizer, config.data.speakers))
-    if config.data.completion is not None:
-        return _Completions(config, tokenizer)
+    if data.messages is not None:
+        return _Chats(data, spans, loss_on, ChatTemplate(tokenizer, data.speakers))
+    if data.completion is not None:
+        return _Completions(data, loss_on, tokenizer)
     return None
 
 
@@ -46,9 +53,9 @@ def loss_on(config: Config) -> str:
 
 
 class _Chats:
-    def __init__(self, config: Config, template: ChatTemplate) -> None:
-        self._template, self._spans, self._loss_on = template, config.detector.spans, loss_on(config)
-        self._field, self._tools = str(config.data.messages), config.data.tools
+    def __init__(self, data: Data, spans: str | None, loss_on: str, template: ChatTemplate) -> None:
+        self._template, self._spans, self._loss_on = template, spans, loss_on
+        self._field, self._tools = str(data.messages), data.tools
 
     def __call__(self, record: Record) -> Worded:
         fields, where = record.fields, record.where
@@ -65,10 +72,9 @@ class _Chats:
 class _Completions:
     """A prompt and its completion: two texts, or two lists of messages of one conversation."""
 
-    def __init__(self, config: Config, tokenizer: Any) -> None:
-        data = config.data
+    def __init__(self, data: Data, loss_on: str, tokenizer: Any) -> None:
         self._prompt, self._completion = Template(str(data.prompt)), Template(str(data.completion))
-        self._loss_on, self._speakers, self._tokenizer = loss_on(config), data.speakers, tokenizer
+        self._loss_on, self._speakers, self._tokenizer = loss_on, data.speakers, tokenizer
         self._template: ChatTemplate | None = None
 
     def __call__(self, record: Record) -> Worded:

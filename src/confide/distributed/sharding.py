@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from confide.distributed.ranks import Ranks
@@ -16,15 +17,101 @@ if TYPE_CHECKING:  # half a second to import, which reading text does not need
     from torch.distributed.tensor import DTensor
 
 
-def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Split a model, block by block, over the ranks; every rank gives the same weights, on the CPU or its device."""
+def shard(model: nn.Module, ranks: Ranks, coarse: torch.dtype | None = None) -> None:
+    """Split a model, block by block, over the ranks; every rank gives the same weights, on the CPU or its device.
+
+    Args:
+        coarse: the type in which autocast will multiply. Linear layers of float32 are then borrowed in it: half of the
+            bytes are sent, and nobody keeps a second copy. All other layers, such as norms, are borrowed as they are
+            held. The results are those of autocast on weights that are borrowed in float32. None borrows all as held.
+    """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    for block in _blocks(model):
-        fully_shard(block, mesh=mesh)
+    # What a layer is given stays as it is: autocast converts that.
+    policy = MixedPrecisionPolicy(param_dtype=coarse, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    blocks = _blocks(model)
+    for block in blocks:
+        norms = None if coarse is None else _beside_linear(block)
+        if norms is None:
+            fully_shard(block, mesh=mesh)
+            continue
+        for norm in norms:  # they are small: kept until the backward pass, they are sent only once
+            fully_shard(norm, mesh=mesh, reshard_after_forward=False)
+        _convert_without_autocast(block)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    head = None if coarse is None else _head(model, blocks)
+    if head is not None:
+        _convert_without_autocast(head)
+        fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
+
+
+def _beside_linear(block: nn.Module) -> list[nn.Module] | None:
+    """Return the norms of a block, if float32 weights lie in them and in linear layers alone; else None.
+
+    Any other layer may compute with its weights where autocast does not reach, and must get them in float32.
+    """
+    norms = []
+    for module in block.modules():
+        own = {p.dtype for p in module._parameters.values() if p is not None}
+        if own <= {torch.bfloat16} or _is_linear(module):
+            continue
+        if "Norm" not in type(module).__name__ or any(module.children()):
+            return None
+        norms.append(module)
+    return norms
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Return True for a linear layer of float32 weights, of torch or of GPT-2."""
+    written = getattr(
+        type(module), "written", type(module)
+    )  # confide's faster layers tell what they stand for
+    is_conv1d = (written.__module__, written.__name__) == ("transformers.pytorch_utils", "Conv1D")
+    held = {p.dtype for p in module._parameters.values() if p is not None}
+    return (written is nn.Linear or is_conv1d) and held == {torch.float32}
+
+
+def _head(model: Any, blocks: list[nn.Module]) -> nn.Module | None:
+    """Return the output layer if it is a linear one of float32, in no block, and shares no weights; else None."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    if head is None or not _is_linear(head) or not _owns(head, _uses(model)):
+        return None
+    found: nn.Module = head
+    return None if any(found is part for block in blocks for part in block.modules()) else found
+
+
+def _convert_without_autocast(borrowed: nn.Module) -> None:
+    """Let linear layers compute in the type of their input where autocast is off, as in tests of isolation."""
+    for module in borrowed.modules():
+        if _is_linear(module):
+            own = _AsGiven()
+            module.register_forward_pre_hook(own.convert, with_kwargs=True)
+            module.register_forward_hook(own.restore, always_call=True)
+
+
+class _AsGiven:
+    """Converts the borrowed weights of one layer to the type of its input, for one call."""
+
+    def __init__(self) -> None:
+        self.borrowed: dict[str, nn.Parameter] = {}
+
+    def convert(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = args[0] if args else next(iter(kwargs.values()))
+        if torch.is_autocast_enabled(given.device.type):
+            return
+        for name, held in module._parameters.items():
+            if held is not None and held.dtype != given.dtype:
+                self.borrowed[name] = held
+                own = nn.Parameter(held.detach().to(given.dtype), requires_grad=held.requires_grad)
+                module._parameters[name] = own
+
+    def restore(self, module: nn.Module, *_: Any) -> None:
+        module._parameters.update(self.borrowed)
+        self.borrowed.clear()
 
 
 def rest(model: nn.Module) -> None:

@@ -384,13 +384,18 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
     """Gather the weights of a split model on the CPU; None if it is not split, or for ranks that do not `keep` them.
 
-    All ranks must call this together; those that do not use the weights do not keep them.
+    All ranks must call this together; those that do not use the weights do not keep them. Of a model with an adapter,
+    only what is saved with that is gathered: what trains, and the base's embeddings if it got new tokens.
     """
     if not is_sharded(model):
         return None
+    is_adapter = hasattr(model, "peft_config")
+    also = {id(values) for values in _of_vocabulary(model)} if is_adapter and added_tokens(model) else set()
     weights: dict[str, torch.Tensor] = {}
     found: dict[int, torch.Tensor] = {}  # by parameter, so that tied ones stay one
     for name, values in model.state_dict(keep_vars=True).items():
+        if is_adapter and not (values.requires_grad or id(values) in also):
+            continue
         if id(values) not in found:
             values_whole = whole(values.detach())
             found[id(values)] = values_whole.cpu() if keep else values_whole.new_empty(0)

@@ -26,8 +26,7 @@ class Int8Linear(nn.Linear):
     scale: Tensor
 
     def forward(self, given: Tensor) -> Tensor:
-        found: Tensor = _Product.apply(given, self.weight, self.scale, self.bias)  # type: ignore[no-untyped-call]
-        return found
+        return product_of_8_bits(given, self.weight, self.scale, self.bias)
 
     @property
     def W_q(self) -> Tensor:
@@ -37,6 +36,19 @@ class Int8Linear(nn.Linear):
     def dequantize(self) -> Tensor:
         """Return the plain weight, float32[outputs, inputs]."""
         return _scaled(self.weight, self.scale)
+
+
+class SplitLayer(nn.Linear):
+    """A quantised layer whose packed weight may be split over ranks; see `quantised_split`.
+
+    Attributes:
+        bits: in how many bits it holds its weight.
+    """
+
+    bits: int
+    bytes_of_weight: Any
+    bytes_of_scales: Any
+    scales: Any
 
 
 class _Product(torch.autograd.Function):
@@ -51,6 +63,12 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return grad @ _scaled(*ctx.saved_tensors).to(grad.dtype), None, None, None
+
+
+def product_of_8_bits(given: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute what an `Int8Linear` does."""
+    found: Tensor = _Product.apply(given, weight, scale, bias)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
@@ -97,6 +115,8 @@ def _is_scaled_by_output(values: Any) -> bool:
 def bits(module: nn.Module) -> int:
     """Return in how many bits a quantised layer holds its weight; 0 for any other module."""
     kind = type(module)
+    if isinstance(module, SplitLayer):
+        return module.bits
     if kind is Int8Linear:
         return 8
     if not kind.__module__.startswith("bitsandbytes."):  # peft's layers around them have the same names

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from confide.clipping.sums import fits_whole
 from confide.data.unit_graph import UnitGraph
 from confide.planning.cost import Size
 from confide.planning.memory import Memory
 from confide.privacy import mechanisms
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
-from confide.training.schedule import slowest_rank, utilisation
+from confide.training.utilisation import Deal, apart, slowest_rank, spread, together, utilisation
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -97,31 +98,41 @@ def parsed(text: str) -> tuple[int, Device]:
 
 
 def on_devices(
-    config: "Config", graph: UnitGraph, size: Size, memory: Memory, count: int, device: Device
+    config: "Config",
+    graph: UnitGraph,
+    size: Size,
+    memory: Memory,
+    count: int,
+    device: Device,
+    is_chunked: bool = False,
 ) -> OnDevices:
     """Estimate a run on `count` devices.
 
     Args:
         graph: the prepared rows.
-        memory: of a step as `plan` estimates it here.
+        memory: of a step on such a device.
+        is_chunked: the loss is computed in chunks, so that logits take as much for any micro-batch.
 
     Raises:
         InputError: the mechanism's draws are not known before it is trained.
     """
-    together = count > 1 and config.train.distributed == "fsdp"
-    parts = count if together else 1
-    fixed = (memory.weights + memory.trained) // parts
-    each = (memory.activations + memory.logits) / _tokens(config)
+    is_split = splits(config, count)
+    parts = count if is_split else 1
+    fixed = (memory.weights + memory.trained) // parts + (memory.logits if is_chunked else 0)
+    each = (memory.activations + (0 if is_chunked else memory.logits)) / _tokens(config)
     longest = config.data.max_length
     room = 0.85 * device.memory - fixed
     fitting = int(max(room, 0) / each) if each else 1 << 16
     micro_tokens = max(longest, min(1 << 16, 1 << max(fitting, 1).bit_length() - 1))
-    busy, slowest = _simulated(config, graph, micro_tokens, count, together)
+    deal = apart
+    if is_split:
+        deal = together if fits_whole(size.trainable, size.weights_bytes) else spread
+    busy, slowest = _simulated(config, graph, micro_tokens, count, deal)
     seconds = size.operations(slowest) / (REACHED * device.operations)
     needed = int(fixed + each * micro_tokens)
     return OnDevices(
         f"{count} x {device.name}",
-        "fsdp" if together else "ddp" if count > 1 else "one",
+        "fsdp" if is_split else "ddp" if count > 1 else "one",
         micro_tokens,
         seconds,
         seconds * config.train.steps / 3600,
@@ -129,6 +140,11 @@ def on_devices(
         (needed, device.memory),
         needed <= device.memory,
     )
+
+
+def splits(config: "Config", count: int) -> bool:
+    """Tell whether so many devices share one model among them."""
+    return count > 1 and config.train.distributed == "fsdp"
 
 
 def _tokens(config: "Config") -> int:
@@ -139,7 +155,7 @@ def _tokens(config: "Config") -> int:
 
 
 def _simulated(
-    config: "Config", graph: UnitGraph, micro_tokens: int, ranks: int, together: bool
+    config: "Config", graph: UnitGraph, micro_tokens: int, ranks: int, deal: Deal
 ) -> tuple[list[float], float]:
     """Return the utilisation of some drawn steps, and the mean cost of the slowest rank, in tokens."""
     mechanism, key = mechanisms.build(config), RunKey.from_text("a plan")
@@ -155,8 +171,8 @@ def _simulated(
         draw = sampler.draw(step)
         if not isinstance(draw, Draw) or not draw.groups:
             continue
-        busy.append(utilisation(draw, micro_tokens, ranks, together))
-        slowest.append(slowest_rank(draw, micro_tokens, ranks, together))
+        busy.append(utilisation(draw, micro_tokens, ranks, deal))
+        slowest.append(slowest_rank(draw, micro_tokens, ranks, deal))
     if not busy:
         raise InputError("--devices: the steps that were tried drew nobody, so nothing can be said of them")
     return busy, float(np.mean(slowest))

@@ -3,7 +3,8 @@
     weights      the bytes of every parameter and buffer, in the type that it is held in
     what trains  4 bytes of each trained value: for the clipped sum, its noised mean, and each state of the optimiser
     activations  c + r (a T + b T^2), for r rows of T tokens in a micro-batch
-    logits       4 V bytes a token, or 6 if the model computes in 16 bits: its logits, and their copy in float32
+    logits       4 V bytes a token, or 6 if the model computes in 16 bits: its logits, and their copy in float32. Where
+                 the loss is computed in chunks, 8 V or 10 V a token of one chunk, with its probabilities
 
 `kept` finds a, b and c: what autograd keeps in passes over made-up rows of three short lengths, apart from the weights.
 The probabilities of every token, which become its gradient, are part of that.
@@ -57,8 +58,12 @@ class Memory:
         return sum(asdict(self).values())
 
 
-def memory(config: "Config", size: Size, kept: Kept | None = None) -> Memory:
-    """Estimate the bytes at the peak of a step; without `kept`, by a fit to GPT-2."""
+def memory(config: "Config", size: Size, kept: Kept | None = None, chunk: int = 0) -> Memory:
+    """Estimate the bytes at the peak of a step; without `kept`, by a fit to GPT-2.
+
+    Args:
+        chunk: tokens whose logits are made at a time; 0 for all at once. `kept` must be of such passes.
+    """
     train = config.train
     tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
     predicts = not registry.task_facts(config.task).has_classes
@@ -66,7 +71,8 @@ def memory(config: "Config", size: Size, kept: Kept | None = None) -> Memory:
     if kept is not None:
         each = min(config.data.max_length, tokens)
         activations = kept.of(tokens / each, each)
-        logits = (6 if config.base.precision != "float32" else 4) * size.vocabulary * tokens
+        each_token = (6 if config.base.precision != "float32" else 4) + (4 if chunk else 0)
+        logits = each_token * size.vocabulary * min(tokens, chunk or tokens)
     else:
         # Float32 values per token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022
         # count 34 bytes at half precision), and what the clipping keeps besides, which checkpoints do not drop.

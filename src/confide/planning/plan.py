@@ -164,6 +164,7 @@ def plan(
     progress: Callable[[int], object] = lambda done: None,
     times_users: Sequence[float] = (),
     kept: Kept | None = None,
+    chunk: int = 0,
 ) -> Plan:
     """Plan the config's own setting and its neighbours at the same target.
 
@@ -173,6 +174,7 @@ def plan(
         progress: called as each neighbour is done.
         times_users: factor on the number of units, for `Plan.what_if`.
         kept: what autograd was seen to keep of a row.
+        chunk: tokens whose logits are made at a time; 0 for all at once.
 
     Raises:
         InputError: the mechanism cannot run on such data, or no noise meets the target.
@@ -204,7 +206,7 @@ def plan(
         ),
         neighbours=tuple(found),
         what_if=tuple(_with_users(factor, chosen) for factor in times_users),
-        memory=memory(config, size, kept),
+        memory=memory(config, size, kept, chunk),
         gradients_bytes=4 * shape.units * size.trainable if chosen.aggregation().radii else None,
         warnings=tuple(warnings(chosen, config)),
         outlook=mechanism.outlook(shape),

@@ -20,6 +20,9 @@ Measured in five runs of the bundled model with all weights and AdamW, compared 
 privacy (docs/configuring.md).
 """
 
+GRADES = {"most": "good", "part": "costly", "little": "hopeless"}
+"""What to expect, in a word."""
+
 _MEASURED = (
     "measured with the bundled model, as shares of what training without privacy gains: 86% at 1.3 times, 24% at 12, "
     "30% at 34, 14% at 43, 7% at 117; a rule of thumb for other models, adapters and texts"
@@ -36,9 +39,9 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
 
     Returns:
         `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy
-        gains; about how many units, with the same chance of each and as many steps, it takes for part and for
-        most; and `words`. None if no such rule is known: other optimisers and mechanisms, correlated noise, no
-        noise.
+        gains; `grade`, a word for it; about how many units, with the same chance of each and as many steps, it
+        takes for part and for most; and `words`. None if no such rule is known: other optimisers and mechanisms,
+        correlated noise, no noise.
     """
     mechanism = mechanisms.build(config)
     known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer == "adamw"
@@ -50,6 +53,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     return {
         "noise_over_gradient": times,
         "expect": expect,
+        "grade": GRADES[expect],
         "units_for_part": units["part"],
         "units_for_most": units["most"],
         "words": _in_words(expect, times, shape.units, units, chosen.epsilon),

@@ -73,7 +73,12 @@ class BandedNoise:
         self._next = 0
 
     def at(self, step: int) -> Vectors:
-        """Return the noise of `step`, counted from 0. Ask for steps in order; skipped steps are computed too."""
+        """Return the noise of `step`, counted from 0. Ask for steps in order; skipped steps are computed too.
+
+        The last one may be asked for again.
+        """
+        if step == self._next - 1:
+            return self._said[-1]
         if step < self._next:
             raise AssertionError(f"step {step} comes after step {self._next - 1}")
         while True:

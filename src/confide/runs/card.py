@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from confide.config.schema import Config
 from confide.config.task_facts import TaskFacts
 from confide.data.chat import end_mark
@@ -40,6 +42,11 @@ class Use:
     folder: str = "release"
     held: str = ""
     turn_end: str | None = None
+
+    @property
+    def library(self) -> str:
+        """What loads the released files."""
+        return "peft" if self.is_adapter else "transformers"
 
     def section(self) -> str:
         """Write how to use the model, as a Markdown section."""
@@ -131,13 +138,39 @@ def turn_end(config: Config, tokenizer: Any) -> str | None:
 def card(guarantee: Guarantee, use: Use) -> str:
     """Write a model card."""
     return (
+        f"{_metadata(guarantee, use)}"
         f"# A language model fine-tuned with confide\n\nBase model: `{use.base}`. Task: {use.facts.name}.\n\n"
         f"{guarantee.model_card_section()}\n{use.section()}"
     )
 
 
+_NOTIONS = {
+    "(epsilon, delta)-DP": "differential-privacy",
+    "user-level DP": "user-level-differential-privacy",
+    "multi-owner user-level DP": "user-level-differential-privacy",
+    "selective DP": "selective-differential-privacy",
+    "(p, r)-secret protection": "secret-protection",
+    "confidentiality": "confidentially-redacted-training",
+}
+_LIBRARY = re.compile(r"\A(---\n(?:.*\n)*?library_name: )\S+\n", re.MULTILINE)
+
+
+def _metadata(guarantee: Guarantee, use: Use) -> str:
+    """Write what a hub reads of a card: library, task, base model and tags, as YAML between two lines of dashes."""
+    values: dict[str, Any] = {"library_name": use.library, "pipeline_tag": use.facts.pipeline_tag}
+    if not (use.is_path or use.is_random or use.base == models.BUNDLED):
+        values["base_model"] = use.base
+    tags = ["confide"]
+    if guarantee.notion in _NOTIONS:
+        named = _NOTIONS[guarantee.notion]
+        tags += dict.fromkeys(("differential-privacy", named) if "differential" in named else (named,))
+    values["tags"] = [*tags, *(["lora"] if use.is_adapter else [])]
+    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n\n"
+
+
 def with_use(text: str, use: Use) -> str:
     """Return a card, which people may have edited, with the code of another way to use it."""
+    text = _LIBRARY.sub(rf"\g<1>{use.library}\n", text)
     start = text.find(f"\n{_USE}") + 1
     found = _CODE.search(text, start) if start else None
     if found is None:

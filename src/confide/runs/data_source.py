@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from confide.config.schema import Detector, Policy
 from confide.data.chat import template_text
 from confide.data.readers.patterns import check_path, matching
+from confide.data.readers.remote import remote_files
 from confide.data.wording import is_worded, loss_on
 from confide.privacy import mechanisms
 from confide.runs.given import Given
 from confide.sensitive.detectors import asked
+from confide.utils.urls import is_url, path_of
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -52,7 +54,10 @@ def marks_of(config: "Config") -> str | None:
 
 
 def files_of(config: "Config") -> dict[str, list[list[int]]]:
-    """Return size and time of last change of each local file that is read; for a folder, the sums over its files."""
+    """Return size and time of last change of each local file that is read; for a folder, the sums over its files.
+
+    Of a file behind a URL, the second number stands for its version, as far as the file system tells it.
+    """
     found = {}
     sources = [config.data.train, config.data.eval]
     needs = mechanisms.needs_of(config)
@@ -66,7 +71,10 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
     for source in sources:
         if isinstance(source, str):
             check_path(source)
-            path = Path(source).expanduser()
+            if is_url(source):
+                found[source] = [file.stamp() for file in remote_files(source)]
+                continue
+            path = Path(path_of(source)).expanduser()
             paths = [path] if path.exists() else matching(str(path)) if has_magic(str(path)) else []
             found[source] = [_stamp(path) for path in paths if path.exists()]
     return found

@@ -19,6 +19,7 @@ from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded, part, shard
 from confide.models import loading as models
 from confide.models.fast.chunked_loss import chunk_of
+from confide.models.quantised_split import make_splittable
 from confide.models.sharded import fill
 from confide.privacy import ledger, mechanisms
 from confide.privacy.guarantee import Guarantee
@@ -100,8 +101,10 @@ class Job:
         )
         base = fingerprints.of_weights(model, stored, ranks)
         key = _bound_key(key, run, setting.mechanism, prepared, base)
-        if stored:
-            shard(model, ranks)
+        if stored or (
+            _is_split(run, ranks) and run.config.base.quantise != "none" and run.given.model is None
+        ):
+            _split(run, model, ranks)
             fill(model, stored, run.config.model, ranks)
         task = _placed_task(run, model, tokenizer, setting.mechanism, prepared.train, ranks, console)
         micro_tokens = _micro_tokens(run.config, model, task, ranks, console)
@@ -246,7 +249,7 @@ class Job:
         graph, micro_tokens = self.prepared.train, self.micro_tokens
         if scorer is None:
             return evaluation.perplexities(self.model, self.task, graph, micro_tokens, self.ranks)
-        return scoring.perplexities(scorer, self.tokenizer, graph, micro_tokens, self.ranks.device)
+        return scoring.perplexities(scorer, self.tokenizer, graph, micro_tokens, self.ranks)
 
     def evaluate(self) -> dict[str, float | int] | None:
         if self.prepared.held_out is None:
@@ -421,8 +424,16 @@ def _placed_task(
                 "rows of a unit get a line each: this model was not seen to keep apart those of one line"
             )
     if _is_split(run, ranks) and not is_sharded(model):
-        shard(model, ranks)
+        _split(run, model, ranks)
     return task
+
+
+def _split(run: Run, model: nn.Module, ranks: Ranks) -> None:
+    """Split the model over the ranks. In place."""
+    make_splittable(model, ranks.device)
+    # A program's own loss may compute without autocast, or take weights past their layers.
+    is_coarse = run.config.train.precision == "bf16" and run.given.loss is None
+    shard(model, ranks, torch.bfloat16 if is_coarse else None)
 
 
 def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:

@@ -1,17 +1,23 @@
 """Prepare the unit graphs of a config: make them once, keep them, and tell whether they are still those of its text."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confide.data.part_work import PartWork
+from confide.data.readers.parts import Part
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
 from confide.randomness.streams import RunKey
+from confide.runs import kept_parts
 from confide.runs.data_source import files_of, source_of
 from confide.runs.given import Given
+from confide.runs.kept_parts import KeptParts
+from confide.runs.provenance import code_version
 from confide.runs.reading import Progress, Reading
-from confide.runs.records import RECORD, check_files, read_record, write_record
+from confide.runs.records import RECORD, check_files, read_record, seal_of, write_record
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 from confide.utils.histogram import histogram_svg
@@ -97,7 +103,8 @@ def prepare(
             all processors look for what is sensitive.
 
     Raises:
-        InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind.
+        InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind but finished
+            parts of a large source, see `kept_parts`; the next call goes on from there.
     """
     building = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(building, ignore_errors=True)
@@ -106,13 +113,24 @@ def prepare(
         files = files_of(
             config
         )  # before the text is read, so that a change while reading counts as a later change
-        made = Reading(config, tokenizer, progress, key, given, crew)
+        source = source_of(config, given)
+        parts = folder.with_name(f".{folder.name}.parts")
+
+        def store(side: str, work: PartWork, found: Sequence[Part]) -> KeptParts | None:
+            size = sum(part.size for part in found)
+            if len(found) == 1 or size < kept_parts.WORTH or work.finishing.limit is not None:
+                return None
+            told = kept_parts.facts_of(source, files, work, found, code_version())
+            return KeptParts(parts / side, told, seal_of(key))
+
+        made = Reading(config, tokenizer, progress, key, given, crew, store)
         facts = made.write(building, folder.with_name("spans.db"))
-        write_record(building, {"source": source_of(config, given), "files": files, "facts": facts}, key)
+        write_record(building, {"source": source, "files": files, "facts": facts}, key)
         rows = UnitGraph.open(building / "train").rows_per_unit()
         write_text(building / PICTURE, histogram_svg(rows))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
+        shutil.rmtree(parts, ignore_errors=True)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise

@@ -1,21 +1,33 @@
 """Read the text of a config into unit graphs: cut it into rows, hold units out, count what happened."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from confide.config import registry
 from confide.data.cutting import Cutter, Row
-from confide.data.documents import documents_of, side_of, without_quotes
+from confide.data.documents import ONLY_QUOTES, STRIPPED, Recipe, side_of
+from confide.data.part_work import (
+    BATCH,
+    BATCH_CHARACTERS,
+    Finished,
+    Finishing,
+    Item,
+    PartWork,
+    Remarks,
+    items_of,
+)
 from confide.data.readers import Counts, Document
+from confide.data.readers.documents import Blank, Numbering
 from confide.data.readers.duplicates import Sketches
+from confide.data.readers.parts import Part
 from confide.data.spans import Mention
-from confide.data.text_work import Rows, Text, TextWork, Worked
+from confide.data.text_work import Rows, Text, TextWork
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.data.wording import loss_on
 from confide.privacy import mechanisms
@@ -25,21 +37,22 @@ from confide.runs import canaries
 from confide.runs.canaries import Manifest
 from confide.runs.data_source import marks_of
 from confide.runs.given import Given
+from confide.runs.kept_parts import KeptParts
 from confide.runs.planting import Planting
 from confide.sensitive.redaction.rows import RedactedRow
 from confide.sensitive.secrets.finders import find_all
 from confide.sensitive.secrets.sources import check_rows, close, counts_of, searchers
 from confide.utils.errors import InputError
-from confide.utils.workers import Crew, Workers
+from confide.utils.workers import Crew
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
     from confide.sensitive.redaction.documents import RedactedDocuments
 
 Progress = Callable[[int, str], None]  # documents read since the last call, and the counts so far
+Taken = TypeVar("Taken", Document, Finished)
+StoreOf = Callable[[str, PartWork, Sequence[Part]], KeptParts | None]  # of the training or the held-out text
 Side = str | None  # of the split: train, eval, or neither
-_BATCH = 512  # documents that a process gets at a time
-_BATCH_CHARACTERS = 1 << 22  # characters at which a batch ends, even with few documents
 _HELD = 1 << 20  # tokens of rows that wait to be written
 
 
@@ -57,8 +70,9 @@ class Reading:
         key: RunKey | None = None,
         given: Given | None = None,
         crew: Crew | None = None,
+        store: StoreOf | None = None,
     ):
-        self.given, self.crew = given or Given(), crew
+        self.given, self.crew, self.store = given or Given(), crew, store
         self.config, self.tokenizer, self.progress, self.key = config, tokenizer, progress, key
         self.needs = mechanisms.needs_of(config)
         self.counts, self.after = Counts(), Counts()  # of what is read, and of what becomes of it
@@ -69,8 +83,6 @@ class Reading:
         self.held: dict[int, str] = {}  # classes of held-out rows, and where each was first met
         self.finders = searchers(config, crew) if self.needs.secrets else None
         data = config.data
-        # Documents that are only quotes do not count towards a limit: with one, quotes go before they are counted.
-        self.quotes_later = data.strip_quotes and data.max_documents is None
         self.work = TextWork(tokenizer, task.cuts_documents, data.max_length, self.finders is not None)
         self.sketches = Sketches() if data.duplicates else None
         self.redacted: RedactedDocuments | None = None  # while the training text is read
@@ -140,60 +152,80 @@ class Reading:
         found.update(self.after)
         return found
 
-    def _documents(self, source: str, trains: bool) -> Iterator[Document]:
-        given = self.given.records() if trains and self.given.documents is not None else None
-        return documents_of(
-            self.config, source, self.counts, given, self.tokenizer, with_quotes=self.quotes_later
-        )
-
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Write every row of `source` into the graph of its side; `share` of the units are held out."""
-        trains = "train" in writers
-        found = _batches(self._documents(source, trains), _BATCH)
-        work = replace(
-            self.work, without_quotes=self.quotes_later, sketched=trains and self.sketches is not None
-        )
-        sent: deque[tuple[list[Document], list[Side]]] = deque()  # batches that are worked on
-
-        def texts() -> Iterator[list[Text]]:
-            for batch in found:
-                sides = [side_of(document.units, share) for document in batch]
-                sent.append((batch, sides))
-                yield [self._text_of(*each) for each in zip(batch, sides, strict=True)]
-
-        workers: Workers[list[Text], tuple[list[Worked], Counter[str]]]
-        workers = (self.crew or Crew()).workers(work, f"{source}: a process that cuts it into rows")
-        with workers:
-            for worked, counts in workers.map(texts()):
-                self.after.update(counts)
-                batch, sides = sent.popleft()
-                documents, rows, sides = self._left(batch, worked, sides, trains)
+        with closing(self._items(source, "train" in writers, share)) as items:
+            for batch in _batches(self._taken(items), BATCH):
+                documents = [each.document for each in batch]
+                sides = [side_of(document.units, share) for document in documents]
+                if "train" in writers and self.sketches is not None:
+                    for each in batch:
+                        self.sketches.add(each.document.units, each.worked.sketch)
+                for each, side in zip(batch, sides, strict=True):
+                    if each.worked.counts and self._cuts(side):
+                        self.after.update(each.worked.counts)
+                rows = [each.worked.rows for each in batch]
                 self._write(documents, rows, list(self._placed(documents, sides)), writers)
                 if self.progress is not None:
                     self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
         self._check_filled(source, writers, share)
 
-    def _text_of(self, document: Document, side: Side) -> Text:
-        is_cut = side == "eval" or (side == "train" and self.redacted is None)
-        return Text(document.text, document.where, document.layout, document.tokens, is_cut)
+    def _items(self, source: str, trains: bool, share: float) -> Generator[Item, None, None]:
+        data = self.config.data
+        given = self.given.records() if trains and self.given.documents is not None else None
+        work = replace(
+            self.work, without_quotes=data.strip_quotes, sketched=trains and self.sketches is not None
+        )
+        is_redacted = trains and self.redacted is not None
+        finishing = Finishing(
+            Recipe.of(self.config, self.tokenizer),
+            work,
+            share,
+            is_redacted,
+            bare=not is_redacted and not (trains and self.finders is not None),
+            limit=data.max_documents,
+            batch=BATCH,
+        )
+        store = None if self.store is None else partial(self.store, "train" if trains else "eval")
+        return items_of(finishing, source, self.crew or Crew(), given, store)
 
-    def _left(
-        self, batch: list[Document], worked: list[Worked], sides: list[Side], trains: bool
-    ) -> tuple[list[Document], list[Rows], list[Side]]:
-        """Return the documents that are more than quotes, with the rows and the side of each."""
-        documents, rows, left_sides = [], [], []
-        for document, done, side in zip(batch, worked, sides, strict=True):
-            left: Document | None = document
-            if self.quotes_later:
-                left = without_quotes(document, done.text, self.after)
-            if left is None:
+    def _taken(self, items: Iterator[Item]) -> Iterator[Finished]:
+        """Yield the documents that are used, as many as the config allows, each with its number."""
+        data = self.config.data
+        made = self._heard(items)
+        rest = (each if isinstance(each, Blank) else each.document for each in made)
+        numbering = Numbering(data.text, data.unit, data.without_unit, self.counts)
+        kept = 0
+        while data.max_documents is None or kept < data.max_documents:
+            each = next(made, None)
+            if each is None:
+                numbering.check_end()
+                return
+            document = numbering.take(each if isinstance(each, Blank) else each.document, rest)
+            if document is None or isinstance(each, Blank):
                 continue
-            if trains and self.sketches is not None:
-                self.sketches.add(left.units, done.sketch)
-            documents.append(left)
-            rows.append(done.rows)
-            left_sides.append(side)
-        return documents, rows, left_sides
+            if data.strip_quotes:
+                self.after[STRIPPED] += each.worked.stripped
+                self.after[ONLY_QUOTES] += each.worked.is_only_quotes
+            if not each.worked.is_only_quotes:
+                kept += 1
+                yield replace(each, document=document)
+
+    def _heard(self, items: Iterator[Item]) -> Iterator[Finished | Blank]:
+        """Yield the items without the remarks of readers, which are counted and noted."""
+        for item in items:
+            if isinstance(item, Remarks):
+                self.counts.update(item.counts)
+                for where, what in item.notes:
+                    self.counts.note(where, what)
+            else:
+                yield item
+
+    def _cuts(self, side: Side) -> bool:
+        return side == "eval" or (side == "train" and self.redacted is None)
+
+    def _text_of(self, document: Document) -> Text:
+        return Text(document.text, document.where, document.layout, document.tokens, self._cuts("train"))
 
     def _check_filled(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         trains = "train" in writers
@@ -240,9 +272,10 @@ class Reading:
         """Write canaries among the training rows; `beside` gets the rows of all contents, planted or not."""
         planting.lay_beside(beside)
         do = self.work.ready()
-        for batch in _batches(planting.manifest.documents(self.config), _BATCH):
-            worked, counts = do([self._text_of(document, "train") for document in batch])
-            self.after.update(counts)
+        for batch in _batches(planting.manifest.documents(self.config), BATCH):
+            worked = do([self._text_of(document) for document in batch])
+            for each in worked:
+                self.after.update(each.counts or {})
             placed = [(at, "train", None) for at in range(len(batch))]
             self._write(batch, [each.rows for each in worked], placed, writers)
         nothing = canaries.blank(self.tokenizer)
@@ -411,14 +444,14 @@ def _of_secrets(graph: UnitGraph) -> dict[str, Any]:
     return {"rows_with": holding, "rows_without": graph.n_rows - holding, "classes": classes}
 
 
-def _batches(items: Iterable[Document], size: int) -> Iterator[list[Document]]:
+def _batches(items: Iterable[Taken], size: int) -> Iterator[list[Taken]]:
     """Yield documents, as many at a time as bounded memory allows."""
-    batch: list[Document] = []
+    batch: list[Taken] = []
     characters = 0
     for item in items:
         batch.append(item)
-        characters += len(item.text)
-        if len(batch) == size or characters >= _BATCH_CHARACTERS:
+        characters += item.size if isinstance(item, Finished) else len(item.text)
+        if len(batch) == size or characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:

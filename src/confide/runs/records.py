@@ -16,7 +16,7 @@ def write_record(folder: Path, facts: dict[str, Any], key: RunKey | None) -> Non
     """Write facts of a folder and a digest of each file in it, sealed with the key."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {path.relative_to(folder).as_posix(): _digest(path) for path in paths}
-    _seal(key).write_json(folder / RECORD, RECORD, facts | {"digests": digests})
+    seal_of(key).write_json(folder / RECORD, RECORD, facts | {"digests": digests})
 
 
 def read_record(folder: Path, key: RunKey | None) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def read_record(folder: Path, key: RunKey | None) -> dict[str, Any]:
     """
     path = folder / RECORD
     try:
-        return _seal(key).read_json(path, RECORD)
+        return seal_of(key).read_json(path, RECORD)
     except Broken:
         raise InputError(
             f"{path} is damaged, or was made under another key: remove {folder}, and the data are prepared again"
@@ -60,5 +60,6 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _seal(key: RunKey | None) -> Seal:
+def seal_of(key: RunKey | None) -> Seal:
+    """Return the seal of a run; without a key, one that detects damage alone."""
     return Seal.against_damage() if key is None else Seal(key)

@@ -11,9 +11,10 @@ from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey, Stream
+from confide.training.lockstep import share_spread, share_together
 from confide.training.microbatch import micro_batch
-from confide.training.packing import ONE, Pack
-from confide.training.schedule import share, share_together
+from confide.training.packing import Open, Pack
+from confide.training.schedule import share
 from confide.training.tasks import Batch, Task, each_line, each_row
 from confide.utils.memory import OutOfMemory, give_back, not_again, ran_out, too_long
 
@@ -80,9 +81,13 @@ class GradientSum:
         self.micro_tokens, self.ranks, self.say = micro_tokens, ranks, say
         self.is_split = is_sharded(model)
         self.losses = Losses(task)
+        self.clips = clip_norm is not None
         self.clipped = ClippedSum(model, self.losses, clip_norm, ranks)
         self._arriving = torch.empty(0)
-        self._pieces: list[tuple[Pack, Vectors]] = []  # gradients of units that other ranks hold rows of, too
+        self._pieces: list[
+            tuple[Pack | Open, Vectors]
+        ] = []  # gradients of units that other ranks hold rows of, too
+        self._begun: dict[int, Vectors] = {}  # gradients of units that the next pass has rows of, too
 
     def take(self) -> Vectors:
         """Return the sum so far, and start a new one."""
@@ -106,29 +111,33 @@ class GradientSum:
             each: called with each pack after it was added, and with its norms; returns the norms to keep.
         """
         while True:
+            is_passing = True
             try:
                 norms, failed = [each(pack, self._add(draw, pack, step)) for pack in packs(draw)], False
-                self._allocate_exchange()
+                is_passing = False
+                self._allocate()
             except (RuntimeError, MemoryError, OutOfMemory) as error:
                 if not ran_out(error):
                     raise
-                if self.is_split:  # the other ranks are in the middle of a pass and cannot start over
+                if self.is_split and is_passing:  # the other ranks wait in the middle of a pass
                     raise not_again(self.micro_tokens) from error
                 norms, failed = [], True
             if not self.ranks.any(failed):
                 return norms + self._exchange()
-            self._halve(draw)
+            self.start_over(draw)
 
     def _share(self, draw: Draw) -> Sequence[Pack]:
-        deal = share_together if self.is_split else share
+        deal = share
+        if self.is_split:
+            deal = share_spread if self.clipped.are_sums_spread else share_together
         return deal(draw, self.micro_tokens, self.ranks.size, self.ranks.number, self.task.packs_rows)
 
-    def _allocate_exchange(self) -> None:
-        """Allocate what `_exchange` needs, while running out of memory can still start the draw over."""
+    def _allocate(self) -> None:
+        """Allocate what `_exchange` and `take` need, while running out of memory can still start the draw over."""
+        self.clipped.allocate()
         for piece, gradient in self._pieces:
             self.clipped.complete(gradient)
             if piece.holders[0] == self.ranks.number:
-                self.clipped.allocate()
                 self._arriving = torch.empty(
                     max(g.numel() for g in gradient.values()), device=self.ranks.device
                 )
@@ -153,13 +162,17 @@ class GradientSum:
         self._pieces, self._arriving = [], torch.empty(0)
         return norms
 
-    def _halve(self, draw: Draw) -> None:
-        """Start the same draw over in smaller pieces. Nothing of it has been used yet."""
-        longest = max(len(row) for row in draw.rows)
+    def start_over(self, draw: Draw) -> None:
+        """Forget what was added, for the same draw in smaller pieces. Nothing of it has been used yet.
+
+        Raises:
+            InputError: the pieces are of one row already.
+        """
+        longest = max(map(len, draw.rows), default=self.micro_tokens)
         if self.micro_tokens <= longest:
             raise too_long(longest)
         self.clipped.forget()
-        self._pieces, self._arriving = [], torch.empty(0)
+        self._pieces, self._arriving, self._begun = [], torch.empty(0), {}
         self.losses.take()
         give_back(self.ranks.device)
         self.micro_tokens //= 2
@@ -174,12 +187,32 @@ class GradientSum:
                 self._pieces.append((part, self.clipped.gradient(passes)))
                 return torch.zeros(0)
             norm = self.clipped.add_large(passes)
-            return torch.tensor([] if self.is_split and not self.ranks.first else [norm])
+            return torch.tensor([] if self.clipped.are_sums_spread and not self.ranks.first else [norm])
         batch, weight = self._pass(draw, part, step)
         if not part.lines:
             self.clipped.add(batch, torch.zeros(1, dtype=torch.int64), weight)
             return torch.zeros(0)
+        if part.opens and self.clips:
+            return self._add_open(part, batch, weight)
         return self.clipped.add(batch, torch.from_numpy(part.units), weight)
+
+    def _add_open(self, part: Pack, batch: Batch, weight: torch.Tensor) -> torch.Tensor:
+        """Add a pass that has some lines only of some units. Return the norms of the units that it makes whole."""
+        begun = {each.number: self._begun.pop(each.unit, {}) for each in part.opens}
+        found = torch.zeros(0)
+        if part.units.any():
+            norms = self.clipped.add(batch, torch.from_numpy(part.units), weight, begun)
+            found = norms[[number for number in range(len(norms)) if number not in begun]].cpu()
+        else:  # rows of one unit need not be told apart
+            self.clipped.gradient([(batch, weight)], begun[0])
+        for each in part.opens:
+            if not each.ends:
+                self._begun[each.unit] = begun[each.number]
+            elif each.holders:
+                self._pieces.append((each, begun[each.number]))
+            else:
+                found = torch.cat([found, torch.tensor([self.clipped.add_gradient(begun[each.number])])])
+        return found
 
     def _pass(self, draw: Draw, part: Pack, step: int) -> tuple[Batch, torch.Tensor]:
         """Collate some rows of the draw, with their weights. If there are none, collate one row that does not count."""
@@ -189,5 +222,6 @@ class GradientSum:
 
         self.losses.count = bool(part.lines)
         if not self.losses.count:
-            return micro_batch(self.task, draw, ONE, hide)[0], torch.zeros(1)
+            shortest = Pack.of([[min(range(len(draw.rows)), key=lambda i: len(draw.rows[i]))]])
+            return micro_batch(self.task, draw, shortest, hide)[0], torch.zeros(1)
         return micro_batch(self.task, draw, part, hide)

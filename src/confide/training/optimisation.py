@@ -57,6 +57,27 @@ class Optimisation:
             return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
         return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)
 
+    def allocate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Allocate the optimiser's state, with the values that it would have: the update then allocates almost nothing.
+
+        Adafactor's state is small, and a calling program's own optimiser is left alone.
+        """
+        if self.optimizer_of is not None:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    continue
+                if isinstance(optimizer, torch.optim.AdamW):
+                    device = parameter.device if group["fused"] else "cpu"
+                    optimizer.state[parameter] = {
+                        "step": torch.zeros((), dtype=torch.float32, device=device),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+                elif isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+                    optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+
     def _own(self, made: object, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Check a calling program's optimiser: it must move the trainable weights and need one gradient per step."""
         if not isinstance(made, torch.optim.Optimizer):

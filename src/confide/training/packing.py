@@ -11,6 +11,23 @@ from confide.training.line_packing import WIDEST, shared
 
 
 @dataclass(frozen=True)
+class Open:
+    """A unit of a micro-batch that other micro-batches, or other ranks, hold lines of, too.
+
+    Attributes:
+        number: its number within the micro-batch.
+        unit: its number in the draw.
+        ends: whether its last line on this rank is here.
+        holders: as of a `Pack`; empty if the unit lies on one rank.
+    """
+
+    number: int
+    unit: int
+    ends: bool
+    holders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Pack:
     """Rows of one micro-batch, as positions in the draw.
 
@@ -21,6 +38,7 @@ class Pack:
         holders: if not empty, the pack is a piece of a unit whose other pieces these ranks hold; the first of them
             clips the whole.
         unit: of a piece, the number of its unit in the draw.
+        opens: the units that are not whole in this micro-batch; see `lockstep`.
     """
 
     lines: tuple[np.ndarray, ...]
@@ -28,6 +46,7 @@ class Pack:
     parts: tuple["Pack", ...] = ()
     holders: tuple[int, ...] = ()
     unit: int = -1
+    opens: tuple[Open, ...] = ()
 
     @classmethod
     def of(cls, lines: Sequence[Sequence[int]]) -> "Pack":
@@ -61,7 +80,6 @@ def price(packs: Iterable[Pack], draw: Draw, micro_tokens: int) -> int:
 
 
 IDLE = Pack.of([])  # a pass that a rank takes only because the others do
-ONE = Pack.of([[0]])  # the first row of the draw
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from confide.config.data_section import Data
 from confide.config.schema import Config
 from confide.data.loss_mask import ids_of
 from confide.data.unit_graph import UnitGraph
+from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.training.evaluation import batches
 from confide.training.tasks.causal_lm import CausalLM
@@ -17,7 +18,7 @@ from confide.utils.errors import InputError
 
 @torch.no_grad()
 def perplexities(
-    name: str, tokenizer: Any, graph: UnitGraph, micro_tokens: int = 8192, device: torch.device | None = None
+    name: str, tokenizer: Any, graph: UnitGraph, micro_tokens: int = 8192, ranks: Ranks | None = None
 ) -> np.ndarray:
     """Compute the perplexity of every row, as text, under the causal language model `name`: float64[M], per its token.
 
@@ -26,20 +27,24 @@ def perplexities(
 
     Args:
         tokenizer: the tokenizer that made the rows.
+        ranks: the processes that score the rows together; all get all values, which are those of one process.
 
     Raises:
         InputError: the model cannot be loaded.
     """
     model, own = _loaded(name)
-    model.to(device or torch.device("cpu")).eval()
+    ranks = ranks or Ranks()
+    model.to(ranks.device).eval()
     task = CausalLM.of(model, own)
     rows = _rows(tokenizer, own, graph, _longest(model))
-    found = np.ones(graph.n_rows)
-    for places in batches(np.array([len(row) for row in rows]), micro_tokens):
+    found = torch.zeros(graph.n_rows, dtype=torch.float64, device=ranks.device)
+    dealt = list(batches(np.array([len(row) for row in rows]), micro_tokens))
+    for places in dealt[ranks.number :: ranks.size]:
         losses, counted, _ = task.token_losses(model, task.collate([rows[i] for i in places]))
         means = (losses * counted).sum(1).double() / counted.sum(1).clamp(min=1)
-        found[places] = means.exp().cpu().numpy()
-    return found
+        found[torch.as_tensor(places, device=ranks.device)] = means.exp()
+    ranks.add_up([found])
+    return found.cpu().numpy()
 
 
 def _loaded(name: str) -> tuple[Any, Any]:

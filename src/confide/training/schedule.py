@@ -3,22 +3,20 @@
 A unit goes whole to one rank, which clips it. Only if that would leave ranks idle for long is a unit cut into pieces on
 several ranks: their gradients are then sent to one of them, which clips the sum.
 
-A split model is another matter: its ranks take each pass together. So a unit that is larger than a micro-batch is
-spread over all.
+Ranks that hold a split model are dealt the same hands, and take their passes together: see `lockstep`.
 
 Every rank deals for itself, and all must come to the same hands: a unit on two ranks would count twice. So costs are
 whole numbers, and no choice hangs on how a machine rounds.
 """
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from confide.privacy.sampling import Draw
-from confide.training.packing import IDLE, Lines, Pack, a_pass, cut, pack, packed, price
+from confide.training.packing import Lines, Pack, a_pass, packed
 
 EXCHANGE = 512
 """Assumed cost of sending or receiving a gradient, in tokens: 4 bytes a weight at 450 GB/s take as long as 6 operations
@@ -67,46 +65,12 @@ def share(draw: Draw, micro_tokens: int, ranks: int, number: int, packs_rows: bo
     return pieces + list(packed(hand.units, lines, micro_tokens))
 
 
-def share_together(
-    draw: Draw, micro_tokens: int, ranks: int, number: int, packs_rows: bool = False
-) -> list[Pack]:
-    """Return the micro-batches of rank `number` out of `ranks` that hold a split model, as many as the others have.
-
-    A unit larger than a micro-batch is spread over all ranks, line by line. Such units come first, in the same order
-    everywhere, with equally many parts on each rank (some may be empty). Each other unit goes whole to one rank, and
-    units of similar length go into one pass, so that no rank waits for a longer line of another.
-    """
-    if not draw.rows:
-        return []
-    lines = Lines.of(draw, micro_tokens, packs_rows)
-    is_large = lines.is_large(micro_tokens)
-    large = [_spread(lines, unit, micro_tokens, ranks, number) for unit in np.flatnonzero(is_large).tolist()]
-    small = np.flatnonzero(~is_large)
-    order = small[np.argsort(lines.longest[small], kind="stable")]
-    for together in cut(order, lines, micro_tokens * ranks):
-        for hands in _at_once(together, lines, micro_tokens, ranks):
-            large.append(lines.pack(hands[number]) if hands[number] else IDLE)
-    return large
-
-
-def _at_once(units: np.ndarray, lines: Lines, micro_tokens: int, ranks: int) -> Iterator[list[list[int]]]:
-    """Deal units of similar length to ranks for one pass, or for two if some rank's lines would not fit."""
-    counts = np.diff(lines.starts)[units]
-    hands, most = _whole(units, counts, ranks)
-    if max(most) * lines.longest[units].max() <= micro_tokens or len(units) <= ranks:
-        yield hands
-        return
-    half = len(units) // 2
-    for some in (units[:half], units[half:]):
-        yield from _at_once(some, lines, micro_tokens, ranks)
-
-
 def dealt(lines: Lines, micro_tokens: int, ranks: int) -> list[Hand]:
     """Deal the units of a draw to ranks: whole, or in pieces if that ends sooner."""
     costs = _costs(lines, micro_tokens)
     even = int(costs.sum()) // ranks
     coarse, fine = np.flatnonzero(costs * _COARSE > even), np.flatnonzero(costs * _COARSE <= even)
-    hands, loads = _whole(coarse, costs[coarse], ranks)
+    hands, loads = whole_units(coarse, costs[coarse], ranks)
     found = [Hand(np.array(hand, np.int64)) for hand in hands]
     if max(loads) > even + even // _COARSE + EXCHANGE:
         some, left = _in_pieces(coarse, lines, costs, even, ranks)
@@ -133,7 +97,7 @@ def _costs(lines: Lines, micro_tokens: int) -> np.ndarray:
     return costs
 
 
-def _whole(units: np.ndarray, costs: np.ndarray, ranks: int) -> tuple[list[list[int]], list[int]]:
+def whole_units(units: np.ndarray, costs: np.ndarray, ranks: int) -> tuple[list[list[int]], list[int]]:
     """Deal whole units, the costliest first, to the rank with the least so far (Graham 1969).
 
     Returns:
@@ -225,49 +189,3 @@ def _nearest(ends: np.ndarray, targets: np.ndarray) -> np.ndarray:
         targets - ends[before] < ends[np.minimum(after, len(ends) - 1)] - targets, before, after
     )
     return closer
-
-
-def _spread(lines: Lines, unit: int, micro_tokens: int, ranks: int, number: int) -> Pack:
-    """Return a rank's part of a unit that all ranks compute together: every `ranks`-th line, in as few passes as do."""
-    order = lines.of_unit(unit)
-    return lines.of_parts([part[number::ranks] for part in _passes(lines, order, micro_tokens, ranks)])
-
-
-def _passes(lines: Lines, order: np.ndarray, micro_tokens: int, ranks: int) -> Iterator[np.ndarray]:
-    """Cut lines, the narrowest first, into passes of which each rank takes every `ranks`-th line."""
-    first = 0
-    for last in range(1, len(order) + 1):
-        if last == len(order) or -(-(last - first + 1) // ranks) * lines.widths[order[last]] > micro_tokens:
-            yield order[first:last]
-            first = last
-
-
-def utilisation(draw: Draw, micro_tokens: int, ranks: int, together: bool = False) -> float:
-    """Return what one rank would need for a draw, over what all ranks together take. Nothing is measured.
-
-    Args:
-        together: the ranks hold a split model.
-    """
-    alone = price(pack(draw, micro_tokens), draw, micro_tokens)
-    return alone / (ranks * slowest_rank(draw, micro_tokens, ranks, together))
-
-
-def slowest_rank(draw: Draw, micro_tokens: int, ranks: int, together: bool = False) -> float:
-    """Return the cost of a draw on the slowest rank, in tokens.
-
-    Of ranks that take each pass together, it is the sum of what the slowest needs in each.
-    """
-    deal = share_together if together else share
-    shares = [deal(draw, micro_tokens, ranks, number) for number in range(ranks)]
-    if not together:
-        return max(
-            price(own, draw, micro_tokens) + EXCHANGE * _exchanges(own, rank)
-            for rank, own in enumerate(shares)
-        )
-    passes = [[own for each in mine for own in (each.parts or (each,))] for mine in shares]
-    return sum(max(price([own], draw, micro_tokens) for own in each) for each in zip(*passes, strict=True))
-
-
-def _exchanges(packs: list[Pack], rank: int) -> int:
-    held = [each.holders for each in packs if each.holders]
-    return sum(len(holders) - 1 if holders[0] == rank else 1 for holders in held)

@@ -7,6 +7,7 @@ programs share this step.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.optimisation import Optimisation
 from confide.training.tasks import Task
 from confide.training.unit_comparison import UnitComparison
+from confide.utils.memory import ran_out
 
 
 class Observer(Protocol):
@@ -121,6 +123,7 @@ class PrivateStep:
             if aggregation.radii
             else None
         )
+        self._has_begun = False
         self._ahead = DrawAhead(self.ranks.device.type != "cpu")
         self.correlated = BandedNoise(aggregation.bands, self._independent) if aggregation.bands > 1 else None
 
@@ -139,13 +142,10 @@ class PrivateStep:
         draw = self._ahead.draw(self.sampler, step)
         if isinstance(draw, StopTraining):
             return draw
-        known, norms = self._known(draw, step)
-        if isinstance(norms, StopTraining):
-            return norms
-        total = (self.units or self.gradients).take()
-        for name, vector in known.items():
-            total[name] += vector
-        self._add_noise(total, step, draw.noise_factor)
+        prepared = self._prepare(draw, step)
+        if isinstance(prepared, StopTraining):
+            return prepared
+        known, norms, total = prepared
         if self.observer is not None:
             scaled = {name: vector * self.aggregation.scale for name, vector in known.items()}
             self.observer.read(step, scaled, total)
@@ -159,6 +159,55 @@ class PrivateStep:
         if self.scheduler is not None:
             self.scheduler.step()
         return self._report(step, draw, norms, rate)
+
+    def _prepare(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor], Vectors] | StopTraining:
+        """Return what the observer knows of the sum, the norms of this rank's units, and the noised sum, scaled.
+
+        If memory runs out on any rank, all ranks start the same draw over: while sums and the optimiser's state are
+        allocated, in the passes (not of a split model), once sums are added up, and in the noise. No weight has moved
+        by then, and nothing was told to anybody. The noise is a function of the step, so it has the same values again.
+        Once weights move, no step is started over; if memory runs out there, the run ends, and resumes from its last
+        checkpoint.
+        """
+        while True:
+            # Ranks of a split model cannot start over in their passes, so they allocate all sums before. Others do so
+            # in the first pass, and save a message.
+            if self.gradients.is_split or not self._has_begun:
+                self._has_begun = self._attempt(self._allocate) is not None
+                if not self._has_begun:
+                    self.gradients.start_over(draw)
+                    continue
+            known, norms = self._known(draw, step)
+            if isinstance(norms, StopTraining):
+                return norms
+            total = self._attempt(partial(self._noised, known, step, draw.noise_factor))
+            if total is not None:
+                return known, norms, total
+            self.gradients.start_over(draw)
+
+    def _attempt(self, work: Callable[[], Vectors]) -> Vectors | None:
+        """Return what `work` does; None if memory ran out on any rank."""
+        try:
+            found: Vectors | None = work()
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            found = None
+        return None if self.ranks.any(found is None) else found
+
+    def _allocate(self) -> Vectors:
+        """Allocate what lasts, so that it cannot be missing where ranks wait for each other."""
+        self.optimisation.allocate(self.optimizer)
+        self.gradients.clipped.allocate()
+        return {}
+
+    def _noised(self, known: Vectors, step: int, factor: float) -> Vectors:
+        """Compute the sum over all ranks, with noise and scaled."""
+        total = (self.units or self.gradients).take()
+        for name, vector in known.items():
+            total[name] += vector
+        self._add_noise(total, step, factor)
+        return total
 
     def _set_rate(self, step: int) -> float:
         """Return the learning rate of `step`, and set it in the optimiser unless a program's own optimiser sets it."""

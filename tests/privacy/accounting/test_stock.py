@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from confide.privacy import mechanisms
-from confide.privacy.accounting import MixtureOfGaussians, PrivacyProfile, TruncatedPoisson
+from confide.privacy.accounting import MixtureOfGaussians, PrivacyProfile, TruncatedPoisson, stock
 from confide.privacy.accounting.concentration import Filtered
 from confide.privacy.accounting.stock import recheck, second_opinion
 from confide.privacy.mechanisms.statement import calibrate, recheck_claim
@@ -13,6 +13,7 @@ from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from confide.utils.errors import CheckFailed
+from tests.light import MOST_POINTS
 from tests.test_resume import config
 
 DELTA = 1e-5
@@ -25,6 +26,11 @@ PAIRS = [
     (MixtureOfGaussians.binomial(3, 1.0, 10), 30.0),
     (TruncatedPoisson(100, 0.1, 12, 50), 2.0),
 ]
+
+
+@pytest.fixture(autouse=True)
+def all_points(monkeypatch):
+    monkeypatch.setattr(stock, "MOST_POINTS", MOST_POINTS)
 
 
 @pytest.mark.parametrize(("pair", "noise"), PAIRS)

@@ -15,6 +15,7 @@ from dp_accounting.rdp import RdpAccountant
 from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.distributed.ranks import Ranks
 from confide.models import loading as models
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Exchanged, MixtureOfGaussians, RenyiBudget, Scaled
@@ -425,6 +426,21 @@ def test_a_scorer_with_the_same_tokenizer_scores_as_the_base_model_would(scorer,
     task = CausalLM.of(model, tokenizer)
     expected = evaluation.perplexities(model, task, graph)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_ranks_score_the_rows_together(scorer, texts):
+    tokenizer, graph = texts
+    alone = scoring.perplexities(str(scorer), tokenizer, graph, micro_tokens=8)
+    parts = []
+
+    class Recorded(Ranks):
+        def add_up(self, tensors):
+            parts.append(tensors[0].numpy().copy())
+
+    for number in range(3):
+        scoring.perplexities(str(scorer), tokenizer, graph, micro_tokens=8, ranks=Recorded(number, 3))
+    assert all(0 < np.count_nonzero(part) < graph.n_rows for part in parts)
+    np.testing.assert_array_equal(sum(parts), alone)
 
 
 def test_a_scorer_gives_the_vocabulary_and_tells_keys_apart(scorer, graph, tmp_path):

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from confide.data.readers.documents import Record
 from confide.data.readers.encodings import encoding_of
 from confide.data.readers.files import SmallFile, small_files
 from confide.data.readers.opening import How, head_of
+from confide.data.readers.parts import Piece, size_of
+from confide.data.readers.remote import File
 from confide.utils.errors import InputError
 
 
@@ -23,7 +25,7 @@ class Head:
         self._read = read
 
     @classmethod
-    def of(cls, path: Path) -> Head:
+    def of(cls, path: File) -> Head:
         return cls(lambda: head_of(path))
 
     @cached_property
@@ -55,14 +57,17 @@ class Reader(ABC):
     Attributes:
         name: the value of `data.format`, and the key in READERS or of the entry point.
         endings: of file names, in lower case, that mean this format; no two readers share one. An ending of
-            compression (.gz, .xz, .bz2) may follow.
+            compression (.gz, .xz, .bz2, .zst) may follow.
         takes_names: whether a source of this format is a name rather than a path.
+        takes_urls: whether `read` also takes a `RemoteFile`, which opens, and is named, as a `Path` does. Each file
+            is then read by itself, if need be by another process.
         takes_any_text: whether a file is of this format if it is a text and no reader knows it.
     """
 
     name: ClassVar[str]
     endings: ClassVar[tuple[str, ...]] = ()
     takes_names: ClassVar[bool] = False
+    takes_urls: ClassVar[bool] = False
     takes_any_text: ClassVar[bool] = False
 
     def recognises(self, head: Head) -> bool:
@@ -88,6 +93,14 @@ class Reader(ABC):
     @abstractmethod
     def read(self, path: Path, how: How) -> Iterator[Record]:
         """Yield the records of one file."""
+
+    def pieces(self, path: File, how: How, size: int) -> list[Piece]:
+        """Cut a file into pieces of about `size` bytes that can be read by themselves, for one that `takes_urls`."""
+        return [Piece(path, size=size_of(path))]
+
+    def read_piece(self, piece: Piece, how: How) -> Iterator[Record]:
+        """Yield the records of a piece as `read` yields them; an empty piece of a file is no fault."""
+        return self.read(cast(Path, piece.path), how)
 
     def read_files(self, paths: Sequence[Path], source: Path, how: How) -> Iterator[Record]:
         """Yield the records of files, which are those that `source` names."""

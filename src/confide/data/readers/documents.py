@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ class Document:
             sensitive.
         layout: where turns begin and what is predicted; None for a text that is one piece and all learnt.
         tokens: the token ids, if the text came with them; it is then not tokenised.
+        blank: the unit fields that were blank, of a document that others own.
     """
 
     text: str = field(repr=False)
@@ -57,6 +58,17 @@ class Document:
     given: tuple[Place, ...] = ()
     layout: Layout | None = None
     tokens: Sequence[int] | None = field(default=None, repr=False)
+    blank: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A record without a text."""
+
+    where: str
+
+
+Made = Document | Blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,35 +157,52 @@ def documents(
     none, a text larger than `largest` bytes; and at the end if there was no record or no text at all. A bad template
     is refused at once.
     """
+    made = made_of(records, text, unit, label, speakers, spans, without_unit, largest, wording)
+    return numbered(made, Numbering(text, unit, without_unit, Counts() if counts is None else counts))
+
+
+def numbered(made: Iterator[Made], numbering: Numbering) -> Iterator[Document]:
+    """Yield the documents that `numbering` takes."""
+    for each in made:
+        document = numbering.take(each, made)
+        if document is not None:
+            yield document
+    numbering.check_end()
+
+
+def made_of(
+    records: Iterable[Record],
+    text: str,
+    unit: str | Sequence[str] | None,
+    label: str | None = None,
+    speakers: Mapping[str, str] | None = None,
+    spans: str | None = None,
+    without_unit: WithoutUnit = "refuse",
+    largest: int = LARGEST,
+    wording: Wording | None = None,
+) -> Iterator[Made]:
+    """Do the part of `documents` that needs no other record; see there for the arguments.
+
+    A document has no number yet, and if nobody owns it, or nobody can, it has no units. `Numbering` gives it both.
+    """
     template = Template(text)
-    counts = Counts() if counts is None else counts
-    return _documents(
-        records, template, unit, label, counts, speakers or {}, spans, without_unit, largest, wording
-    )
+    names = [unit] if isinstance(unit, str) else unit
+    return _made(records, template, names, label, speakers or {}, spans, without_unit, largest, wording)
 
 
-def _documents(
+def _made(
     records: Iterable[Record],
     template: Template,
-    unit: str | Sequence[str] | None,
+    names: Sequence[str] | None,
     label: str | None,
-    counts: Counts,
     speakers: Mapping[str, str],
     spans: str | None,
     without_unit: WithoutUnit,
     largest: int,
     wording: Wording | None,
-) -> Iterator[Document]:
-    counts.declare("records", "empty texts", "documents")
-    names = [unit] if isinstance(unit, str) else unit
-    read = kept = 0
-    where = ""
-    records = iter(records)
+) -> Iterator[Made]:
     for record in records:
-        read += 1
-        counts["records"] += 1
-        where = record.where
-        fields = record.fields
+        where, fields = record.where, record.fields
         if (
             record.tokens is not None
         ):  # words of a language of their own, so that repeated text is still found
@@ -184,42 +213,106 @@ def _documents(
         if spans is not None and worded.spans is not None:
             fields = {**fields, spans: worded.spans}
         if not content or content.isspace():
-            counts["empty texts"] += 1
+            yield Blank(where)
             continue
         if len(content) > largest:  # for example one cell of a Parquet file
             raise InputError(
                 f"{where}: a document of more than {largest:,} bytes; split it, or raise data.max_document_bytes."
             )
-        if names is None:
-            owners: tuple[str, ...] = (f"row:{kept}",)
-        else:
+        owners: tuple[str, ...] = ()
+        blank: list[str] = []
+        if names is not None:
             owners, blank = owners_of(record.fields, names, where)
-            if not owners and without_unit == "refuse":
-                raise _nobody(records, template, names, read, where, wording)
-            for name in blank if owners else ():
-                counts[f"without {name}"] += 1
-        if not owners and without_unit == "drop":
-            counts[DROPPED] += 1
-            continue
-        if not owners:
-            counts[OWN] += 1
-            owners = (f" {read - 1}",)
-        tag = None if label is None else label_of(record.fields, label, where)
-        kept += 1
-        counts["documents"] += 1
+        stays = bool(owners) or names is None or without_unit == "own"
+        tag = label_of(record.fields, label, where) if label is not None and stays else None
         yield Document(
-            content, owners, tag, where, fields, read - 1, worded.given, worded.layout, record.tokens
+            content,
+            owners,
+            tag,
+            where,
+            fields,
+            0,
+            worded.given,
+            worded.layout,
+            record.tokens,
+            tuple(blank) if owners else (),
         )
-    if not read:
-        raise InputError("no record is left to read: every one was removed before it became a document.")
-    if not kept and counts[DROPPED]:
-        raise InputError(
-            f"data.unit: no document up to {where} has one, so data.without_unit: drop leaves none."
-        )
-    if not kept:
-        raise InputError(
-            f"all {read} texts up to {where} are empty: "
-            f"check that data.text ({template.source!r}) names the right field."
+
+
+class Numbering:
+    """What a document's place among the others decides: its number, the unit of one that nobody owns, and the counts.
+
+    Args:
+        text, unit, without_unit, counts: as of `documents`.
+    """
+
+    def __init__(
+        self, text: str, unit: str | Sequence[str] | None, without_unit: WithoutUnit, counts: Counts
+    ) -> None:
+        self._text, self._without_unit, self._counts = text, without_unit, counts
+        self._names = [unit] if isinstance(unit, str) else unit
+        self._read = self._kept = 0
+        self._where = ""
+        counts.declare("records", "empty texts", "documents")
+
+    def take(self, made: Made, rest: Iterator[Made]) -> Document | None:
+        """Count what was made of the next record; return its document, or None if it is left out.
+
+        Args:
+            rest: the following ones, which are counted if the document is refused.
+
+        Raises:
+            InputError: nobody owns the document, and such documents are refused.
+        """
+        self._read += 1
+        self._counts["records"] += 1
+        self._where = made.where
+        if isinstance(made, Blank):
+            self._counts["empty texts"] += 1
+            return None
+        units = made.units
+        if self._names is None:
+            units = (f"row:{self._kept}",)
+        elif not units and self._without_unit == "refuse":
+            raise self._nobody(rest)
+        elif not units and self._without_unit == "drop":
+            self._counts[DROPPED] += 1
+            return None
+        elif not units:
+            self._counts[OWN] += 1
+            units = (f" {self._read - 1}",)
+        for name in made.blank:
+            self._counts[f"without {name}"] += 1
+        self._kept += 1
+        self._counts["documents"] += 1
+        return replace(made, units=units, number=self._read - 1)
+
+    def check_end(self) -> None:
+        """Raise InputError if there was no record, or no document."""
+        if not self._read:
+            raise InputError("no record is left to read: every one was removed before it became a document.")
+        if not self._kept and self._counts[DROPPED]:
+            raise InputError(
+                f"data.unit: no document up to {self._where} has one, so data.without_unit: drop leaves none."
+            )
+        if not self._kept:
+            raise InputError(
+                f"all {self._read} texts up to {self._where} are empty: "
+                f"check that data.text ({self._text!r}) names the right field."
+            )
+
+    def _nobody(self, rest: Iterator[Made]) -> InputError:
+        """Build the error for the first document that nobody owns, with the number of all such documents."""
+        names, where, read = self._names or (), self._where, self._read
+        number, limit = 1, read + _COUNTED
+        for each in islice(rest, _COUNTED):
+            read += 1
+            number += isinstance(each, Document) and not each.units
+        what = f"field {names[0]!r} is" if len(names) == 1 else f"fields {', '.join(names)} are"
+        of = f"the first {read:,} records" if read == limit else f"{read:,} records"
+        return InputError(
+            f"{where}: no unit, the {what} empty, and so of {number:,} of {of}, this one the first; choose another "
+            "data.unit, or say data.without_unit: drop (leave them out) or own (protect each by itself)."
         )
 
 
@@ -243,35 +336,3 @@ def _by_template(
             f"{where}: data.speakers is for dialogues, and data.text ({template.source!r}) names no list of turns"
         )
     return Worded(clean_text(template.fill(fields, where)))
-
-
-def _nobody(
-    records: Iterator[Record],
-    template: Template,
-    names: Sequence[str],
-    read: int,
-    where: str,
-    wording: Wording | None,
-) -> InputError:
-    """Build the error for the first document that nobody owns, with the number of all such documents."""
-    number, limit = 1, read + _COUNTED
-    for record in islice(records, _COUNTED):
-        read += 1
-        number += not owners_of(record.fields, names, record.where)[0] and _says(record, template, wording)
-    what = f"field {names[0]!r} is" if len(names) == 1 else f"fields {', '.join(names)} are"
-    of = f"the first {read:,} records" if read == limit else f"{read:,} records"
-    return InputError(
-        f"{where}: no unit, the {what} empty, and so of {number:,} of {of}, this one the first; choose another "
-        "data.unit, or say data.without_unit: drop (leave them out) or own (protect each by itself)."
-    )
-
-
-def _says(record: Record, template: Template, wording: Wording | None) -> bool:
-    """Tell whether a record has a text."""
-    if wording is not None:
-        return bool(wording(record).text.strip())
-    if template.field is not None and is_dialogue(
-        lookup(record.fields, template.field, record.where, "data.text")
-    ):
-        return True
-    return bool(template.fill(record.fields, record.where).strip())

@@ -7,9 +7,10 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from confide.data.readers.opening import How, lines_of, pieces_of, sample_of
+from confide.data.readers.parts import Piece
+from confide.data.readers.remote import File
 from confide.utils.errors import InputError
 
 HEAD = 1 << 18  # bytes that are examined
@@ -125,11 +126,14 @@ def _reads_well(text: str) -> bool:
     return odd <= _STRAY * len(sentences)
 
 
-def encoding_for(where: Path | str, how: How, head: bytes | None = None) -> str:
-    """Return the stated encoding, or the detected one, which is then reported."""
+def encoding_for(where: File | str, how: How, head: bytes | None = None) -> str:
+    """Return the stated encoding, or the one that the head, by default of the file, shows, which is then reported."""
     if how.encoding is not None:
         return how.encoding
-    found = encoding_of(sample_of(Path(where), HEAD) if head is None else head)
+    if head is None:
+        assert not isinstance(where, str)
+        head = sample_of(where, HEAD)
+    found = encoding_of(head)
     if found != "utf-8":
         how.counts.note(str(where), f"read as {found}, as its bytes say (data.encoding states it)")
     return found
@@ -165,13 +169,21 @@ def _checked(text: str, where: str, encoding: str) -> str:
     return text
 
 
-def text_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
-    """Yield line numbers from 1 and lines, without a byte order mark. Raises InputError with the line number."""
-    encoding = encoding_for(path, how)
+def is_utf8(path: File, how: How) -> bool:
+    """Tell whether the file is read as UTF-8, without a remark."""
+    return codecs.lookup(how.encoding or encoding_of(sample_of(path, HEAD))).name == "utf-8"
+
+
+def text_lines(path: File, how: How, piece: Piece | None = None) -> Iterator[tuple[int, str]]:
+    """Yield line numbers from 1 and lines, without a byte order mark. Raises InputError with the line number.
+
+    A piece is of a file in UTF-8, see `is_utf8`.
+    """
+    encoding = "utf-8" if piece is not None and piece.start is not None else encoding_for(path, how)
     if codecs.lookup(encoding).name != "utf-8":
         yield from enumerate(_split(text_pieces(path, how, encoding), path, how), 1)
         return
-    for number, line in lines_of(path, how):
+    for number, line in lines_of(path, how, piece):
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -181,7 +193,7 @@ def text_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
             ) from None
 
 
-def text_pieces(path: Path, how: How, encoding: str | None = None) -> Iterator[str]:
+def text_pieces(path: File, how: How, encoding: str | None = None) -> Iterator[str]:
     """Yield the text in pieces of a fixed size, since an array may stand on one endless line."""
     encoding = encoding_for(path, how) if encoding is None else encoding
     decoder = codecs.getincrementaldecoder(_reading(encoding))()
@@ -197,7 +209,7 @@ def text_pieces(path: Path, how: How, encoding: str | None = None) -> Iterator[s
         raise InputError(f"{path} line {line} or later: {not_valid(encoding)}.") from None
 
 
-def _split(pieces: Iterable[str], path: Path, how: How) -> Iterator[str]:
+def _split(pieces: Iterable[str], path: File, how: How) -> Iterator[str]:
     begun: list[str] = []
     length, number = 0, 1
     for piece in pieces:
@@ -213,7 +225,7 @@ def _split(pieces: Iterable[str], path: Path, how: How) -> Iterator[str]:
         yield "".join(begun)
 
 
-def delimiter_for(path: Path, how: How) -> str:
+def delimiter_for(path: File, how: How) -> str:
     """Return the stated delimiter of a CSV, or the one that its first records show, which is then reported."""
     if how.delimiter is not None:
         return how.delimiter

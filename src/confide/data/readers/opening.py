@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from confide.data.readers.documents import LARGEST, Counts
+from confide.data.readers.parts import Piece
+from confide.data.readers.remote import File, RemoteFile
 from confide.utils.errors import InputError
 
 # The errors of decompressors for a file that is cut short or altered.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _PIECE = 1 << 16
+_BLOCK = 1 << 20
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _DICTIONARY = 1 << 28  # bytes that an xz file may ask for: `xz -9` asks for a quarter of them
 
 
@@ -51,11 +55,13 @@ class How:
         )
 
 
-def check_regular(path: Path, key: str | None = None) -> None:
+def check_regular(path: File, key: str | None = None) -> None:
     """Raise InputError for anything but a plain file: a pipe or a device may never end, and can be read only once.
 
     `key` is the config key that names the path. Other faults are reported by whoever reads the file.
     """
+    if isinstance(path, RemoteFile):
+        return
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -72,18 +78,21 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open the file's content, decompressed if its first bytes say gzip, xz or bzip2. Raises InputError."""
+def open_bytes(path: File) -> IO[bytes]:
+    """Open the file's content, decompressed if its first bytes say gzip, xz, bzip2 or zstd. Raises InputError."""
     check_regular(path)
     try:
         with path.open("rb") as file:
             magic = file.read(6)
         if magic.startswith(b"\x1f\x8b"):
-            return cast(IO[bytes], gzip.open(path, "rb"))
+            file_or_name = path if isinstance(path, Path) else path.open("rb")
+            return cast(IO[bytes], gzip.open(file_or_name, "rb"))
         if magic == b"\xfd7zXZ\x00":
             return _Streams.of(path, partial(lzma.LZMADecompressor, memlimit=_DICTIONARY), padded=True)
         if magic.startswith(b"BZh"):
             return _Streams.of(path, bz2.BZ2Decompressor)
+        if magic.startswith(_ZSTD):
+            return cast(IO[bytes], io.BufferedReader(_Zstd(path), _PIECE))
         return path.open("rb")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({_reason(error)}).") from None
@@ -96,13 +105,13 @@ class _Streams(io.RawIOBase):
     it would return the first part as the whole.
     """
 
-    def __init__(self, path: Path, decompressor: Callable[[], Any], padded: bool) -> None:
+    def __init__(self, path: File, decompressor: Callable[[], Any], padded: bool) -> None:
         self._file, self._new, self._padded = path.open("rb"), decompressor, padded
         self._decompressor: Any = decompressor()
         self._begun = False
 
     @classmethod
-    def of(cls, path: Path, decompressor: Callable[[], Any], padded: bool = False) -> IO[bytes]:
+    def of(cls, path: File, decompressor: Callable[[], Any], padded: bool = False) -> IO[bytes]:
         return cast(IO[bytes], io.BufferedReader(cls(path, decompressor, padded), _PIECE))
 
     def readable(self) -> bool:
@@ -144,13 +153,51 @@ class _Streams(io.RawIOBase):
                 return cast(bytes, found)
 
 
-def lines_of(path: Path, how: How) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers from 1 and raw lines. Raises InputError for an unreadable file or too long a line."""
-    number = 0
+class _Zstd(io.RawIOBase):
+    """The content of zstd streams. Arrow brings the decompressor, and asks for no larger window than 128 MiB."""
+
+    def __init__(self, path: File) -> None:
+        import pyarrow
+
+        self._file = path.open("rb")
+        self._content = pyarrow.CompressedInputStream(pyarrow.PythonFile(self._file, "r"), "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._content.close()
+            self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            found = self._content.read(len(buffer))
+        except OSError as error:
+            if error.errno is not None:  # of the disk; Arrow's own errors have no number
+                raise
+            raise EOFError(str(error).partition("\n")[0]) from None
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def lines_of(path: File, how: How, piece: Piece | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield line numbers from 1 and raw lines, of the file or of a piece of it, which begins and ends with a line.
+
+    Raises InputError for an unreadable file or too long a line.
+    """
+    start, left = (
+        (0, None) if piece is None or piece.start is None else (piece.start, piece.stop - piece.start)
+    )
+    number = 0 if piece is None else piece.before
     try:
         with open_bytes(path) as file:
-            while line := file.readline(how.largest + 1):
+            if start:
+                file.seek(start)
+            while (left is None or left > 0) and (line := file.readline(how.largest + 1)):
                 number += 1
+                left = None if left is None else left - len(line)
                 if len(line) > how.largest:
                     raise how.too_large(f"{path} line {number}")
                 yield number, line
@@ -160,7 +207,35 @@ def lines_of(path: Path, how: How) -> Iterator[tuple[int, bytes]]:
         raise InputError(f"{path}: cannot be read after line {number} ({_reason(error)}).") from None
 
 
-def pieces_of(path: Path) -> Iterator[bytes]:
+def is_plain(path: File) -> bool:
+    """Tell whether the content is the file as it is, not compressed. Raises InputError if it cannot be read."""
+    with open_bytes(path) as file:
+        return isinstance(file, io.BufferedReader) and not isinstance(file.raw, _Streams | _Zstd)
+
+
+def line_pieces(path: Path, size: int) -> list[Piece]:
+    """Cut a file that is not compressed at ends of lines; it is one piece if all its lines are blank."""
+    pieces: list[Piece] = []
+    start = position = before = lines = 0
+    blank = True
+    try:
+        with path.open("rb") as file:
+            while block := file.read(min(_BLOCK, size)):
+                blank = blank and block.isspace()
+                at = block.rfind(b"\n") + 1 if position + len(block) - start >= size else 0
+                if at:
+                    pieces.append(Piece(path, start, position + at, before, position + at - start))
+                    start, before = position + at, lines + block.count(b"\n", 0, at)
+                lines += block.count(b"\n")
+                position += len(block)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({_reason(error)}).") from None
+    if start < position:
+        pieces.append(Piece(path, start, position, before, position - start))
+    return [Piece(path, size=position)] if blank else pieces
+
+
+def pieces_of(path: File) -> Iterator[bytes]:
     """Yield the content in pieces of a fixed size. Raises InputError for a damaged or unreadable file."""
     read = 0
     try:
@@ -174,7 +249,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
         raise InputError(f"{path}: cannot be read after byte {read} ({_reason(error)}).") from None
 
 
-def content_of(path: Path, how: How) -> bytes:
+def content_of(path: File, how: How) -> bytes:
     """Return the whole content, decompressed. Raises InputError if it cannot be read or is larger than allowed."""
     pieces, length = [], 0
     for piece in pieces_of(path):
@@ -185,7 +260,7 @@ def content_of(path: Path, how: How) -> bytes:
     return b"".join(pieces)
 
 
-def head_of(path: Path, size: int = 4096) -> bytes:
+def head_of(path: File, size: int = 4096) -> bytes:
     """Return the first bytes of the content. Raises InputError if they cannot be read."""
     try:
         with open_bytes(path) as file:
@@ -194,7 +269,7 @@ def head_of(path: Path, size: int = 4096) -> bytes:
         raise InputError(f"{path}: cannot be read ({error}).") from None
 
 
-def sample_of(path: Path, size: int) -> bytes:
+def sample_of(path: File, size: int) -> bytes:
     """Return the first bytes of the content, as far as they can be read: later reading reports the fault."""
     found = b""
     with contextlib.suppress(*DAMAGE, OSError), open_bytes(path) as file:

@@ -11,10 +11,11 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 from confide.config import registry
 from confide.data.readers.base import Head, Reader, SmallFileReader
@@ -24,17 +25,18 @@ from confide.data.readers.fields import Template, nearest
 from confide.data.readers.files import is_tar, linked, small_files, walk
 from confide.data.readers.opening import How, check_regular
 from confide.data.readers.patterns import check_path, matching
+from confide.data.readers.remote import File, check_url, remote_files
 from confide.utils.errors import InputError
+from confide.utils.urls import is_url, path_of
 
 _UNREAD = (
     (b"PK\x03\x04", "a zip archive (or a document of an office program)"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!", "a rar archive"),
     (b"%PDF-", "a PDF"),
 )
 AUTO = registry.AUTO
-_COMPRESSED = (".gz", ".xz", ".bz2")
+_COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
     ("dev", "val", "valid", "validation", "eval"), "validation"
 )
@@ -59,8 +61,8 @@ def read(
     template = Template(text)
     names = [unit] if isinstance(unit, str) else list(unit or [])
     wanted = {*template.names, *names, *([label] if label else [])}
-    found = records(source, format, split, fields=wanted, counts=counts)
-    return documents(found, text, unit, label, counts)
+    made = records(source, format, split, fields=wanted, counts=counts)
+    return documents(made, text, unit, label, counts)
 
 
 def records(
@@ -79,7 +81,8 @@ def records(
     `source` is a file, a glob, a folder, a tree of messages, a tar archive of small files, a code base, or a
     Hugging Face data set (a folder or `org/name`; only there `split` matters). `format` is one
     of the registry's; `auto` tells it by extension, then by content; a git work tree that tracks programs is `code`.
-    jsonl, json, csv, tsv, text and mbox may be compressed with gzip, xz or bzip2.
+    jsonl, json, csv, tsv, text and mbox may be compressed with gzip, xz, bzip2 or zstd.
+    Those of them that are tables, and parquet, are also read from a URL or a pattern of URLs.
     `fields` are the only ones needed: a hint that saves work on Parquet and on data sets. `counts` counts skipped
     items, and takes notes of what was detected. `delimiter` (of csv and tsv) and `encoding` (of jsonl, json, csv, tsv
     and text) are detected from the content where they are None. No document is larger than `largest` bytes.
@@ -89,16 +92,53 @@ def records(
 
     Raises InputError for a source that is missing, unreadable, empty, ambiguous or not of its format.
     """
+    how = How(delimiter, encoding, largest, Counts() if counts is None else counts, split, fields)
+    return iter(found(source, format, how))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of one format. Iterate over it for their records, one file after the other.
+
+    Attributes:
+        source: what names them.
+        is_everywhere: whether every machine has them, at the same path, as a `file://` URL says.
+    """
+
+    reader: Reader
+    paths: Sequence[File]
+    source: Path
+    how: How
+    is_everywhere: bool = False
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.reader.read_files(cast(Sequence[Path], self.paths), self.source, self.how)
+
+
+def found(source: str | Path, format: str, how: How) -> Files | Iterator[Record]:
+    """Return the files of a source, or the records of one that does not consist of files that are read one by one.
+
+    Raises InputError as `records` does.
+    """
+    made = _found(source, format, how)
+    if isinstance(made, Files) and path_of(str(source)) != str(source):
+        return replace(made, is_everywhere=True)
+    return made
+
+
+def _found(source: str | Path, format: str, how: How) -> Files | Iterator[Record]:
     formats = Formats()
     reader = None if format == AUTO else formats.named(format)
-    check_encoding(encoding)
-    delimiter = "\t" if delimiter == "\\t" else delimiter
-    check_delimiter(delimiter)
-    how = How(delimiter, encoding, largest, Counts() if counts is None else counts, split, fields)
-    name = str(source)
+    check_encoding(how.encoding)
+    how = replace(how, delimiter="\t" if how.delimiter == "\\t" else how.delimiter)
+    check_delimiter(how.delimiter)
+    check_url(str(source))
+    name = path_of(str(source))
     check_path(name)
     if reader is not None and reader.takes_names:
         return reader.read_name(name, how)
+    if is_url(name):
+        return _remote(name, reader, formats, how)
     path = Path(name).expanduser()
     try:
         exists, is_folder = path.exists(), path.is_dir()
@@ -110,7 +150,7 @@ def records(
         check_regular(path)
         return _files([path], path, reader, formats, how)
     if glob.has_magic(name):
-        paths = [found for found in matching(str(path)) if found.is_file()]
+        paths = [each for each in matching(str(path)) if each.is_file()]
         if not paths:
             raise InputError(f"{name}: no file matches the pattern.")
         return _files(paths, path, reader, formats, how)
@@ -151,7 +191,7 @@ class Formats:
         made: Reader = registry.readers.get(name, Reader)()
         return made
 
-    def by_ending(self, path: Path) -> Reader | None:
+    def by_ending(self, path: File) -> Reader | None:
         """Return the reader that a file's ending belongs to."""
         ending = _ending(path)
         if ending in self._own_endings:
@@ -175,7 +215,7 @@ class Formats:
                 found[ending] = reader
         return found
 
-    def of_file(self, path: Path) -> Reader:
+    def of_file(self, path: File) -> Reader:
         """Return the reader of a file by its ending, else by its first 4 KiB. Raises InputError for a binary."""
         head = Head.of(path)
         known = self.by_ending(path)
@@ -239,7 +279,7 @@ class Formats:
         return reader if name == reader.name else next(each for each in self.own if each.name == name)
 
 
-def _ending(path: Path) -> str:
+def _ending(path: File) -> str:
     name = path.name.lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
@@ -254,10 +294,20 @@ def _near_path(path: Path) -> str:
     return ""
 
 
+def _remote(url: str, reader: Reader | None, formats: Formats, how: How) -> Files:
+    paths = remote_files(url)
+    reader = _common(paths, url, formats) if reader is None else reader
+    if not reader.takes_urls:
+        raise InputError(
+            f"{url}: {reader.name} is read from local files alone; copy it, or state another data.format."
+        )
+    return Files(reader, paths, Path(url), how)
+
+
 def _files(
     paths: Sequence[Path], source: Path, reader: Reader | None, formats: Formats, how: How
-) -> Iterator[Record]:
-    """Yield the records of files of one format: the stated one, or the common format of all files."""
+) -> Files | Iterator[Record]:
+    """Return files of one format, the stated one or the common format of all; or the records of archives."""
     if reader is not None:
         reader.check_files(source)
     archives = [path for path in paths if is_tar(path)]
@@ -265,14 +315,17 @@ def _files(
         if len(archives) < len(paths):
             raise InputError(f"{source}: matches archives and other files; give them one at a time.")
         return chain.from_iterable(_archive(path, reader, formats, how) for path in archives)
-    if reader is None:
-        readers = Counter(map(formats.of_file, paths))
-        if len(readers) > 1:
-            raise InputError(
-                f"{source}: matches files of several formats ({_listed(readers)}); give a narrower pattern."
-            )
-        reader = next(iter(readers))
-    return reader.read_files(paths, source, how)
+    return Files(_common(paths, source, formats) if reader is None else reader, paths, source, how)
+
+
+def _common(paths: Sequence[File], source: Path | str, formats: Formats) -> Reader:
+    """Return the reader of the common format of files. Raises InputError if they have several."""
+    readers = Counter(map(formats.of_file, paths))
+    if len(readers) > 1:
+        raise InputError(
+            f"{source}: matches files of several formats ({_listed(readers)}); give a narrower pattern."
+        )
+    return next(iter(readers))
 
 
 def _archive(path: Path, reader: Reader | None, formats: Formats, how: How) -> Iterator[Record]:
@@ -286,7 +339,7 @@ def _archive(path: Path, reader: Reader | None, formats: Formats, how: How) -> I
     return reader.read_archive(chain([first], members), path, how)
 
 
-def _folder(folder: Path, reader: Reader | None, formats: Formats, how: How) -> Iterator[Record]:
+def _folder(folder: Path, reader: Reader | None, formats: Formats, how: How) -> Files | Iterator[Record]:
     reader = formats.of_folder(folder, how) if reader is None else reader
     whole = reader.read_folder(folder, how)
     if whole is not None:
@@ -296,12 +349,12 @@ def _folder(folder: Path, reader: Reader | None, formats: Formats, how: How) -> 
     paths = paths or [path for path in walk(folder) if not _ABOUT.fullmatch(path.name)]
     if not paths:
         raise InputError(f"{folder}: the folder holds no {reader.name} files{linked(how)}.")
-    found = {
+    splits = {
         _SPLITS[word] for path in paths for word in re.split(r"[-_.]", path.name.lower()) if word in _SPLITS
     }
-    if len(found) > 1:
+    if len(splits) > 1:
         raise InputError(
-            f"{folder}: holds files of several splits ({', '.join(sorted(found))}); "
+            f"{folder}: holds files of several splits ({', '.join(sorted(splits))}); "
             "give one file or a pattern."
         )
     return _files(paths, folder, reader, formats, how)

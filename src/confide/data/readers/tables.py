@@ -6,15 +6,18 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from confide.data.readers.base import Head, Reader
 from confide.data.readers.documents import Counts, Record
-from confide.data.readers.encodings import delimiter_for, text_lines, text_pieces
+from confide.data.readers.encodings import delimiter_for, is_utf8, text_lines, text_pieces
 from confide.data.readers.files import OUTSIDE, walk
 from confide.data.readers.hub import hub_records, is_saved
-from confide.data.readers.opening import How, check_regular
+from confide.data.readers.opening import How, check_regular, is_plain, line_pieces
+from confide.data.readers.parts import Piece
+from confide.data.readers.remote import File, RemoteFile
 from confide.utils.errors import InputError
 
 _PIECE = 1 << 16
@@ -27,13 +30,22 @@ class JSONLines(Reader):
 
     name = "jsonl"
     endings = (".jsonl", ".ndjson")
+    takes_urls = True
 
     def recognises(self, head: Head) -> bool:
         return head.start.startswith(b"{") and _is_object(head.start.partition(b"\n")[0])
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
-        empty = True
-        for number, line in text_lines(path, how):
+    def pieces(self, path: File, how: How, size: int) -> list[Piece]:
+        if isinstance(path, Path) and is_plain(path) and is_utf8(path, how):
+            return line_pieces(path, size)
+        return super().pieces(path, how, size)
+
+    def read(self, path: File, how: How) -> Iterator[Record]:
+        return self.read_piece(Piece(path), how)
+
+    def read_piece(self, piece: Piece, how: How) -> Iterator[Record]:
+        path, empty = piece.path, piece.start is None
+        for number, line in text_lines(path, how, piece):
             if line.isspace():
                 continue
             where = f"{path} line {number}"
@@ -52,6 +64,7 @@ class JSONArray(Reader):
 
     name = "json"
     endings = (".json",)
+    takes_urls = True
 
     def recognises(self, head: Head) -> bool:
         return re.match(rb"\[\s*\{", head.start) is not None
@@ -60,7 +73,7 @@ class JSONArray(Reader):
         """Tell the contents of a file named .json, which is as often JSON lines as an array."""
         return self.name if head.start.startswith(b"[") else JSONLines.name
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         decoder = json.JSONDecoder()
         pieces = text_pieces(path, how)
         buffer, wanted, number, ended = "", 0, 0, False
@@ -104,7 +117,7 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _check_rest(rest: str, pieces: Iterator[str], path: Path) -> None:
+def _check_rest(rest: str, pieces: Iterator[str], path: File) -> None:
     """Check that nothing follows an array; read to the end, where a compressed file has its checksum."""
     while not rest or rest.isspace():
         piece = next(pieces, None)
@@ -146,8 +159,9 @@ class CSV(Reader):
 
     name = "csv"
     endings = (".csv",)
+    takes_urls = True
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         return _delimited(path, how, tabs=False)
 
 
@@ -156,12 +170,13 @@ class TSV(Reader):
 
     name = "tsv"
     endings = (".tsv",)
+    takes_urls = True
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def read(self, path: File, how: How) -> Iterator[Record]:
         return _delimited(path, how, tabs=True)
 
 
-def _delimited(path: Path, how: How, *, tabs: bool) -> Iterator[Record]:
+def _delimited(path: File, how: How, *, tabs: bool) -> Iterator[Record]:
     csv.field_size_limit(how.largest)
     kind = "TSV" if tabs else "CSV"
     delimiter = (how.delimiter or "\t") if tabs else delimiter_for(path, how)
@@ -218,6 +233,7 @@ class Parquet(Reader):
 
     name = "parquet"
     endings = (".parquet",)
+    takes_urls = True
 
     def recognises(self, head: Head) -> bool:
         return head.content.startswith(b"PAR1")
@@ -227,17 +243,43 @@ class Parquet(Reader):
             _check_links(folder)
         return hub_records(str(folder), how.split, how.fields)
 
-    def read(self, path: Path, how: How) -> Iterator[Record]:
+    def pieces(self, path: File, how: How, size: int) -> list[Piece]:
         from pyarrow.parquet import ParquetFile
 
+        try:
+            with ExitStack() as stack:
+                source = stack.enter_context(path.open("rb")) if isinstance(path, RemoteFile) else path
+                facts = stack.enter_context(ParquetFile(source, memory_map=False)).metadata
+                groups = [facts.row_group(index) for index in range(facts.num_row_groups)]
+                rows = [group.num_rows for group in groups]
+                sizes = [group.total_byte_size for group in groups]
+        except Exception:  # whoever reads the file reports the fault
+            return super().pieces(path, how, size)
+        found: list[Piece] = []
+        first = 0
+        for last in range(1, len(rows) + 1):
+            if last == len(rows) or sum(sizes[first : last + 1]) > size:
+                found.append(Piece(path, first, last, sum(rows[:first]), sum(sizes[first:last])))
+                first = last
+        return found if sum(rows) else super().pieces(path, how, size)
+
+    def read(self, path: File, how: How) -> Iterator[Record]:
+        return self.read_piece(Piece(path), how)
+
+    def read_piece(self, piece: Piece, how: How) -> Iterator[Record]:
+        from pyarrow.parquet import ParquetFile
+
+        path, number = piece.path, piece.before
         check_regular(path)
-        number = 0
         # A damaged file makes pyarrow, and its conversion to Python values, fail in ways that have no common type.
         try:
-            with ParquetFile(path, memory_map=False) as file:
+            with ExitStack() as stack:
+                source = stack.enter_context(path.open("rb")) if isinstance(path, RemoteFile) else path
+                file = stack.enter_context(ParquetFile(source, memory_map=False))
                 fields = how.fields
                 chosen = sorted(fields) if fields and set(fields) <= set(file.schema_arrow.names) else None
-                for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=chosen):
+                groups = None if piece.start is None else range(piece.start, piece.stop)
+                for batch in file.iter_batches(_rows_at_a_time(file), groups, chosen):
                     for first in range(0, batch.num_rows, step := _rows_of(batch, path, number, how)):
                         for row in batch.slice(first, step).to_pylist():
                             number += 1
@@ -248,7 +290,7 @@ class Parquet(Reader):
             # For a value that cannot be read, pyarrow's message may hold the value.
             reason = "bytes that are no UTF-8" if isinstance(error, UnicodeError) else _first_line(error)
             raise InputError(f"{path}: not a readable Parquet file after row {number} ({reason}).") from None
-        if not number:
+        if not number and piece.start is None:
             raise InputError(f"{path}: has no rows.")
 
 
@@ -259,7 +301,7 @@ def _rows_at_a_time(file: Any) -> int:
     return int(min(_ROWS, max(1, _BATCH_BYTES // max(1, heaviest))))
 
 
-def _rows_of(batch: Any, path: Path, before: int, how: How) -> int:
+def _rows_of(batch: Any, path: File, before: int, how: How) -> int:
     """Return how many rows of a batch to convert to Python values at a time. Raises InputError for too large a row."""
     import pyarrow
     from pyarrow import compute

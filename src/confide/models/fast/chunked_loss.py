@@ -20,16 +20,20 @@ _LOGITS = {
 }  # of a chunk: 256 MB in float32. On a CPU logits are whole, since that takes less time.
 
 
-def chunk_of(model: nn.Module, device: torch.device) -> int:
+def chunk_of(model: nn.Module, device: torch.device, trains_on: str | None = None) -> int:
     """Return how many tokens a chunk has; 0 if the logits are to be whole.
 
     They are whole on a CPU, and if the output layer trains or is no plain linear layer. They are whole, too, if the
     model changes the logits once they are made, as some do by a factor or a soft cap.
+
+    Args:
+        device: where the model is.
+        trains_on: the kind of device on which it will train, if not this one.
     """
-    head = _frozen_head(model)
-    if device.type not in _LOGITS or head is None or not _are_untouched(model, device):
+    head, kind = _frozen_head(model), trains_on or device.type
+    if kind not in _LOGITS or head is None or not _are_untouched(model, device):
         return 0
-    return max(1, _LOGITS[device.type] // head.out_features)
+    return max(1, _LOGITS[kind] // head.out_features)
 
 
 def _frozen_head(model: nn.Module) -> nn.Linear | None:

@@ -29,6 +29,13 @@ Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor to a device. A GPU's host does not wait for the copy, which it makes from locked memory."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Task(ABC):
     """Collates rows and computes their losses for one kind of model.
@@ -144,7 +151,7 @@ class Task(ABC):
             batch["position_ids"] = torch.arange(width).expand(len(rows), width).contiguous()
         if "token_type_ids" in self.extra:
             batch["token_type_ids"] = torch.zeros_like(ids)
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+        return {name: _sent(tensor, self.device) for name, tensor in batch.items()}
 
     def collate_lines(self, lines: Sequence[Sequence[np.ndarray]], weights: Sequence[np.ndarray]) -> Batch:
         """Collate rows that share lines: tensors of shape (L, T), `weight` of shape (L, R) for up to R rows per line.
@@ -169,7 +176,7 @@ class Task(ABC):
             )  # all padding has position 0: the model may have no further positions
             weight[line, : len(rows)] = weights[line]
         batch |= {
-            name: torch.from_numpy(values).to(self.device)
+            name: _sent(torch.from_numpy(values), self.device)
             for name, values in (("row", row), ("position_ids", position), ("weight", weight))
         }
         return batch

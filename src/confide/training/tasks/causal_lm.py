@@ -17,6 +17,7 @@ class CausalLM(Task):
     facts: ClassVar[TaskFacts] = TaskFacts(
         name="causal-lm",
         model_class="AutoModelForCausalLM",
+        pipeline_tag="text-generation",
         adapter_type="CAUSAL_LM",
         cuts_documents=True,
         is_causal=True,

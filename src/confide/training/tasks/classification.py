@@ -20,6 +20,7 @@ class Classification(Task):
     facts: ClassVar[TaskFacts] = TaskFacts(
         name="classification",
         model_class="AutoModelForSequenceClassification",
+        pipeline_tag="text-classification",
         adapter_type="SEQ_CLS",
         has_classes=True,
     )

@@ -20,7 +20,11 @@ class MaskedLM(Task):
     """Hides some tokens of a row, and predicts them from the rest of the row."""
 
     facts: ClassVar[TaskFacts] = TaskFacts(
-        name="masked-lm", model_class="AutoModelForMaskedLM", adapter_type=None, hides_tokens=True
+        name="masked-lm",
+        model_class="AutoModelForMaskedLM",
+        pipeline_tag="fill-mask",
+        adapter_type=None,
+        hides_tokens=True,
     )
 
     def with_targets(
