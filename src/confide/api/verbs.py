@@ -118,8 +118,12 @@ def audit(
 
     Args:
         run: its folder.
-        model, tokenizer, optimizer, scheduler, loss: what `train` was given; the model as it was before the first
-            step.
+        options: which attacks, and how far; default: all.
+        model: what `train` was given, as it was before the first step.
+        tokenizer: what `train` was given.
+        optimizer: what `train` was given.
+        scheduler: what `train` was given.
+        loss: what `train` was given.
 
     Raises:
         InputError: nothing was trained there, or the trained state there is not the run's.

@@ -65,7 +65,7 @@ class PrivateStep:
 
     Formal guarantee: with the `Aggregation` and `Sampler` of one mechanism, step t computes (sum over drawn units
     of clip(g_u, C) + N(0, s^2 C^2 I)) * scale. Here clip gives 0 for a gradient that is not finite, so that no
-    unit can end the run. `accounting` composes exactly that (where `combine.bands` is above 1, N is
+    unit can end the run. `accounting` composes exactly that (where `aggregation.bands` is above 1, N is
     `correlated_noise.BandedNoise`, times s C and the sensitivity of its matrix). An empty draw is a noise-only
     step, and the scale never depends on what was drawn. With several ranks, all make the same draw, and each
     clips its share of the units. The noise of an element of the one sum is the same value wherever it is added:
@@ -76,9 +76,10 @@ class PrivateStep:
         model: what trains; the parameters that require grad move.
         task: collates rows and computes each row's own loss.
         sampler: draws the logical batches.
-        combine: clip norm, noise and scale.
+        aggregation: clip norm, noise and scale.
         optimisation: optimiser and schedule.
         key: the run key; noise is a function of (key, phase, step, parameter, index).
+        phase: names the part of the run that the steps belong to.
         noise: `secure` or `fast`.
         micro_tokens: tokens of a physical micro-batch; halved if memory does not suffice.
         ranks: the processes that take the step together.
