@@ -213,7 +213,7 @@ def test_concepts_explain_every_term_of_the_glossary() -> None:
 
 
 def slug(term: str) -> str:
-    return term.replace(" ", "-")
+    return term.lower().replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", [README, INDEX, TUTORIAL], ids=named)
