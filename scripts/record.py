@@ -1,7 +1,7 @@
 """Record commands in a terminal as an asciinema cast: python scripts/record.py OUT.cast "COMMAND" ["COMMAND" ...]
 
-Each command runs by itself in one folder, in a terminal of 100 columns and 30 lines. A pause longer than two seconds is
-cut to two, so that a recording of minutes plays in seconds. `asciinema play OUT.cast` plays it.
+Each command runs by itself in one folder, in a terminal of 100 columns and 30 lines. A pause longer than 0.4 seconds is
+cut to that, so that a recording of minutes plays in one. `asciinema play OUT.cast` plays it.
 """
 
 import argparse
@@ -16,22 +16,34 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 
-COLUMNS, LINES, LONGEST = 100, 30, 2.0
+COLUMNS, LINES, LONGEST = 100, 30, 0.4
 _KEY = 0.03  # seconds for each typed character
+
+
+def is_drawn_again(text: str) -> bool:
+    """Tell whether a text draws one line anew, as a bar does."""
+    return text.startswith("\r\x1b[2K") and "\n" not in text
 
 
 class Cast:
     """Events of a recording, by the time at which they are shown."""
 
     def __init__(self) -> None:
-        self.now, self.events = 0.0, []
+        self.now, self.drawn, self.events = 0.0, 0.0, []
 
     def show(self, text: str, after: float) -> None:
+        """Show a text so long after the last one. Of a bar that is drawn anew, one drawing a second is kept."""
         self.now += min(after, LONGEST)
-        self.events.append([round(self.now, 3), "o", text])
+        event = [round(self.now, 3), "o", text]
+        again = bool(self.events) and is_drawn_again(text) and is_drawn_again(self.events[-1][2])
+        if again and self.now - self.drawn < 1.0:
+            self.events[-1] = event
+            return
+        self.drawn = self.now
+        self.events.append(event)
 
     def type(self, command: str) -> None:
-        self.show("$ ", 0.5)
+        self.show("$ ", LONGEST)
         for character in command:
             self.show(character, _KEY)
         self.show("\r\n", 0.3)

@@ -126,8 +126,8 @@ TEXT = [
     Fault(
         "data",
         "documents without a unit share one",
-        "data/readers/documents.py::_documents",
-        '(f" {read - 1}",)',
+        "data/readers/documents.py::Numbering.take",
+        '(f" {self._read - 1}",)',
         "(' nobody',)",
         "tests/data/readers/test_without_unit.py",
     ),

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ class Visit:
 
 
 @contextmanager
-def _opened(page: Path, width: int, scheme: str) -> Iterator[Any]:
+def _chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     found = shutil.which("chromium")
@@ -92,33 +92,42 @@ def _opened(page: Path, width: int, scheme: str) -> Iterator[Any]:
         pytest.skip("chromium is not installed: no page is opened (scripts/browser.sh installs it)")
     with sync_playwright() as player:
         running = player.chromium.launch(executable_path=found, args=list(_FLAGS[1:]))
-        tab = running.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        tab.asked, tab.told = [], []
-        tab.on("request", lambda request: tab.asked.append(request.url))
-        tab.on("console", lambda message: tab.told.append(message.text))
-        tab.on("pageerror", lambda error: tab.told.append(str(error)))
-        tab.goto(page.as_uri())
-        yield tab
+        yield running
         running.close()
 
 
-def visit(page: Path, width: int = 1200, scheme: str = "light") -> Visit:
-    """Open a page, and look for what a reader would stumble over."""
+def visits(page: Path, looks: Sequence[tuple[int, str]]) -> list[Visit]:
+    """Open a page at each (width, colour scheme), and look for what a reader would stumble over."""
+    with _chromium() as running:
+        return [_visit(running, page, width, scheme) for width, scheme in looks]
+
+
+def _visit(running: Any, page: Path, width: int, scheme: str) -> Visit:
     from axe_playwright_python.sync_playwright import Axe
 
-    with _opened(page, width, scheme) as tab:
-        told, asked = list(tab.told), [url for url in tab.asked if url != page.as_uri()]
-        sideways = tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
-        rules = Axe().run(tab).response["violations"]
+    tab = running.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    asked: list[str] = []
+    told: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("console", lambda message: told.append(message.text))
+    tab.on("pageerror", lambda error: told.append(str(error)))
+    tab.goto(page.as_uri())
+    requests = [url for url in asked if url != page.as_uri() and not url.startswith("data:")]
+    seen = list(told)
+    sideways = tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    rules = Axe().run(tab).response["violations"]
+    tab.close()
     serious = [
         f"{rule['id']}: {rule['nodes'][0]['html'][:200]}"
         for rule in rules
         if rule["impact"] in ("serious", "critical")
     ]
-    return Visit([url for url in asked if not url.startswith("data:")], told, serious, sideways)
+    return Visit(requests, seen, serious, sideways)
 
 
 def run(page: Path, script: str) -> Any:
     """Return what a function of the loaded page returns."""
-    with _opened(page, 1200, "light") as tab:
+    with _chromium() as running:
+        tab = running.new_page()
+        tab.goto(page.as_uri())
         return tab.evaluate(script)

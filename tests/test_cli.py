@@ -360,8 +360,9 @@ def test_train_ends_with_the_claim_and_where_the_model_is_and_then_what_was_meas
     assert [line[2:20].strip() for line in lines[:4]] == list(questions)
     assert guarantee.unit[1:] in lines[0]
     assert f"epsilon {at_most(guarantee.epsilon)} at delta {at_most(guarantee.delta, 3)}" in lines[2]
-    weak = len(guarantee.weakness())
-    assert [line.strip() for line in lines[4 : 4 + weak]] == guarantee.weakness()
+    assert lines[4].strip() == f"the figures are about {guarantee.protected_output}"
+    weak = 1 + len(guarantee.weakness())
+    assert [line.strip() for line in lines[5 : 4 + weak]] == guarantee.weakness()
     assert lines[4 + weak : 7 + weak] == [
         "",
         f"released: {world.run / 'release'}",

@@ -1,5 +1,6 @@
 """Several processes under torchrun compute what one does, end cleanly, and go on in another number. Pitfall 8."""
 
+import fcntl
 import json
 import os
 import signal
@@ -160,8 +161,20 @@ def test_what_a_selection_rests_on_is_computed_once(tmp_path):
     assert first == again == [1.5]
 
 
-def found_by_two_ranks(module: str, out: Path) -> dict:
-    """What a module of the tests writes as JSON that two ranks run."""
+def found_by_two_ranks(module: str, folders: pytest.TempPathFactory) -> dict:
+    """What a module of the tests writes as JSON that two ranks run; once for all workers of the tests."""
+    several = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (folders.getbasetemp().parent if several else folders.getbasetemp()) / module
+    folder.mkdir(exist_ok=True)
+    out = folder / "found.json"
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            run_two_ranks(module, out)
+    return json.loads(out.read_text())
+
+
+def run_two_ranks(module: str, out: Path) -> None:
     done = subprocess.run(
         torchrun("-m", module, out),
         cwd=ROOT,
@@ -171,13 +184,12 @@ def found_by_two_ranks(module: str, out: Path) -> dict:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(out.read_text())
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory) -> dict:
     """What two ranks find that each load their own part of a model."""
-    return found_by_two_ranks("tests.two_ranks_loading", tmp_path_factory.mktemp("loading") / "found.json")
+    return found_by_two_ranks("tests.two_ranks_loading", tmp_path_factory)
 
 
 def test_ranks_that_load_their_own_part_have_the_weights_of_a_whole_load(loaded):
@@ -216,7 +228,7 @@ def test_a_model_that_mixes_rows_is_refused_by_all_ranks_once_it_is_split(loaded
 @pytest.fixture(scope="module")
 def coarse(tmp_path_factory) -> dict:
     """What two ranks find that compute in bf16, or hold a quantised base."""
-    return found_by_two_ranks("tests.two_ranks_coarse", tmp_path_factory.mktemp("coarse") / "found.json")
+    return found_by_two_ranks("tests.two_ranks_coarse", tmp_path_factory)
 
 
 def test_weights_borrowed_in_bf16_give_what_autocast_makes_of_whole_ones(coarse):
@@ -260,4 +272,4 @@ def test_a_run_beside_a_split_quantised_base_is_that_of_one_process(coarse):
     found = coarse["trained"]
     assert found["ledgers"] == 1
     assert found["borrowed in"] == ["torch.bfloat16"]
-    assert found["fsdp"] < TOLERANCE
+    assert found["fsdp"] < 2e-3  # in bf16, as above; packed weights alone are compared to the bit

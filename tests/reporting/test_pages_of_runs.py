@@ -34,7 +34,9 @@ def trained(tmp_path_factory) -> Path:
     config = check(raw)
     fine_tune(Run(config), QUIET)
     fine_tune(Run(config, twin=True), QUIET)
-    found = confide("audit", config.run, "--attacks", "claim,exposure,membership,users", "--users", "20")
+    attacks = ("--attacks", "claim,exposure,membership,users", "--users", "20")
+    sparing = ("--secrets", "2", "--ranks", "sampled", "--draws", "100")
+    found = confide("audit", config.run, *attacks, *sparing)
     assert found.code == 0, found.err
     return Path(config.run)
 
@@ -137,13 +139,11 @@ def test_an_entry_for_the_registry_fits_its_schema(trained, tmp_path):
 
 @pytest.mark.parametrize("name", ["open", "private", "compared"])
 def test_a_page_is_quiet_loads_nothing_and_is_accessible(pages, name):
-    for scheme in ("light", "dark"):
-        for width in (360, 1200):
-            seen = browser.visit(pages[name], width=width, scheme=scheme)
-            assert seen.requests == []
-            assert seen.console == []
-            assert seen.serious == []
-            assert seen.scrolls_sideways is False
+    for seen in browser.visits(pages[name], ((360, "dark"), (1200, "light"))):
+        assert seen.requests == []
+        assert seen.console == []
+        assert seen.serious == []
+        assert seen.scrolls_sideways is False
 
 
 def test_a_fault_of_a_page_would_be_noticed(pages, tmp_path):
@@ -153,7 +153,7 @@ def test_a_fault_of_a_page_would_be_noticed(pages, tmp_path):
         "<main>", '<main><img src="https://example.org/x.png"><p style="color:#bbb">pale</p>'
     )
     broken.write_text(content, "utf-8")
-    seen = browser.visit(broken)
+    [seen] = browser.visits(broken, ((1200, "light"),))
     assert seen.requests or seen.console
     assert seen.serious
 

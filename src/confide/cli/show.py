@@ -253,7 +253,8 @@ def claim(run: "Run", page: Path | None) -> None:
         print(f"| {answer.question:<18} {answer.short}{f': {answer.figures}' if answer.figures else ''}")
     nothing = guarantee.short() if guarantee.notion == "none" else []
     estimates = [f"an estimate: {reason}" for reason in guarantee.estimates]
-    for sentence in [*nothing, *estimates, *guarantee.weakness()]:
+    about = [] if nothing else [f"the figures are about {guarantee.protected_output.rstrip('.')}"]
+    for sentence in [*nothing, *about, *estimates, *guarantee.weakness()]:
         print(f"  {sentence}")
     print(f"\nreleased: {run.release}{' (not private)' if run.twin else ''}")
     print(f"the whole claim: {page or run.release / 'README.md'}")

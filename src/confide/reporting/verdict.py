@@ -222,14 +222,15 @@ def _quality(measured: Measured) -> list[str]:
     base, final = measured.evaluation("base"), measured.evaluation("final")
     if base is None or final is None:
         return ["No held-out text was set aside, so nobody knows how well the model works."]
-    sentences = [f"On held-out text {_change(base, final)}. Lower is better, but for accuracy."]
+    better = "" if "accuracy" in _keys(final) else " Lower is better."
+    sentences = [f"On held-out text {_change(base, final)}.{better}"]
     if measured.twin is None:
         return [*sentences, "No model was trained without privacy, so the price of privacy is not known."]
     reached = ", ".join(f"{key} {value_of(key, measured.twin[key])}" for key in _keys(measured.twin))
     return [
         *sentences,
         f"The same training without privacy reaches {reached}.",
-        "That unprotected model lies in the folder `twin` of the run. Never hand it on.",
+        "That unprotected model lies in the folder twin of the run. Never hand it on.",
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from confide.reporting.facts import Facts
 from confide.reporting.page import page
 from confide.runs.folder import Run
-from confide.utils.files import write_text
+from confide.utils.files import private_files, write_text
 
 REPORT, PRIVATE_REPORT = "report.html", "report-private.html"
 
@@ -20,7 +20,8 @@ def write_report(facts: Facts, folder: Path, out: Path | None = None) -> Path:
         The path of the page.
     """
     path = out or folder / (REPORT if facts.measured is None else PRIVATE_REPORT)
-    write_text(path, page(facts))
+    with private_files():  # who hands it on gives it away by hand
+        write_text(path, page(facts))
     return path
 
 
