@@ -57,7 +57,7 @@ def test_it_compares_a_private_run_with_one_on_the_same_draws_that_is_not(tmp_pa
         sides[0] - sides[2]
     )  # not from the rounded ones, which may lie a per cent off
     assert facts["gap_closed"] == pytest.approx(share)
-    assert f"closes {share:.0%} of" in said
+    assert f"keeps {share:.0%} of the gain" in said
 
 
 def draws(path) -> list[tuple[int, int]]:

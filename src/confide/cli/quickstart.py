@@ -88,6 +88,7 @@ def run(folder: Path, as_json: bool = False) -> None:
         raise KeyboardInterrupt
     console.say("attacking the claim")
     audit = audit_run(job, console, Options(("claim",)))
+    report_of(job)
     page = report_of(job, private=True)
     _compare(folder, job, private, twin, audit, page, as_json)
 
@@ -116,10 +117,8 @@ def _compare(
             for name, side, epsilon in rows
         ],
     )
-    print(
-        f"\nThe private model closes {share:.0%} of the gap in loss between the base model and the non-private one.\n"
-    )
+    print(f"\nThe private model keeps {share:.0%} of the gain in loss of training without privacy.\n")
     show.claim(job, page)
     print(f"\nattacked with {CANARIES} made-up customers: {audit.verdict}. {VERDICTS[audit.verdict]}")
     print(f'try what they say: confide generate {folder / "run"} "Hello, my invoice" --beside base,twin')
-    print(f"next: put your own text into {folder / 'config.yaml'} and run `confide train` on it")
+    print("next: `confide init YOUR-DATA --out mine.yaml` looks at your own text and writes a config for it")

@@ -70,6 +70,8 @@ def report(
         print_json(facts.to_json())
         return
     path = write_report(facts, runs[0], out)
-    print(f"{path}: {'private: do not hand it on' if private else 'may be handed on with the model'}")
+    print(
+        f"{path}: {'private: do not hand it on' if private else 'holds nothing that was measured on private text'}"
+    )
     if registry is not None:
         print(f"{registry}: fill in what stands in capital letters")

@@ -99,6 +99,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         "  schedule: linear",
         f"  batch: {batch:<18} # {'rows' if mechanism != 'uls' else 'units'} a step: more means less noise and more "
         "compute",
+        *(["# canaries: {count: 100}    # uncomment before training to audit the claim"] if unit else []),
         f"run: {_quoted(f'runs/{run_name(found.source)}')}",
     ]
     return Draft("\n".join(lines) + "\n", warnings)
