@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from confide.clipping import ClippedSum, factors, slot
+from confide.clipping import ClippedSum, engine, factors, slot
 from confide.clipping.factors import Outer
 from confide.clipping.rounding import exact
 from confide.clipping.slot import Allowance, dense_is_faster
@@ -351,3 +351,16 @@ def test_module_kinds_of_torch_itself() -> None:
     engine = ClippedSum(model, loss, 1.0)
     engine.add(batch, torch.tensor(UNITS["3"]), torch.ones(ROWS))
     assert not engine.take()["0.weight"][2].any()
+
+
+def test_a_rank_that_only_takes_part_adds_nothing_of_a_row_that_is_not_finite(monkeypatch) -> None:
+    """Where sums are spread, a rank without rows of a unit computes a row of somebody else, with weight 0."""
+    model = tiny("gpt2")
+    clipped = ClippedSum(model, lambda model, batch: causal_loss(model, batch) * math.nan, 1.0)
+    monkeypatch.setattr(clipped._sums, "are_spread", True)
+    monkeypatch.setattr(engine, "added_up", lambda whole, parameter: whole)
+    batch = {name: values[:1] for name, values in rows("gpt2").items()}
+    gradient = clipped.gradient([(batch, torch.zeros(1))])
+    assert all(bool((values == 0).all()) for values in gradient.values())
+    with_weight = clipped.gradient([(batch, torch.ones(1))])
+    assert not all(bool(values.isfinite().all()) for values in with_weight.values())

@@ -121,7 +121,7 @@ def test_the_verdict_never_sounds_better_than_the_claim():
             assert how.short == "Not at all"
         elif "Strongly" in how.short:
             assert claim.epsilon <= STRONG
-        said = " ".join(advice(claim))
+        said = " ".join(advice(facts(name)))
         for sentence in claim.weakness():
             assert sentence in said, name
         if not claim.theorem:
@@ -135,7 +135,9 @@ def test_a_published_key_protects_from_nobody_and_the_page_says_so_first():
     _, whom, how, _ = answers(dataclasses.replace(facts("uls"), guarantee=claim))
     assert whom.short == "From nobody who knows the key"
     assert "estimated" in how.short
-    assert advice(claim)[0].startswith("Do not hand this model on.")
+    assert advice(dataclasses.replace(facts("uls"), guarantee=claim))[0].startswith(
+        "Do not hand this model on."
+    )
 
 
 def test_a_test_of_two_texts_is_not_told_as_one_of_use():
@@ -145,8 +147,26 @@ def test_a_test_of_two_texts_is_not_told_as_one_of_use():
             assert ("names units whose text was used" in words) == (claim.adjacency != "replace-one"), name
 
 
+def test_a_refuted_claim_keeps_no_good_word():
+    refuted = dataclasses.replace(facts("uls"), refuted=True)
+    words = " ".join(f"{answer.short} {' '.join(answer.sentences)}" for answer in answers(refuted)[2:3])
+    assert "Refuted" in words
+    assert "proved" not in words
+    assert advice(refuted)[0].startswith("Do not hand this model on.")
+    assert len(advice(refuted)) == 1
+
+
+def test_a_large_delta_or_a_worse_epsilon_of_some_is_weak():
+    claim = dataclasses.replace(stated("uls"), epsilon=0.9, words=())
+    assert strength(dataclasses.replace(claim, delta=0.3)).startswith("Weakly")
+    assert strength(dataclasses.replace(claim, delta=1e-4, units=101)).startswith("Weakly")
+    assert strength(dataclasses.replace(claim, delta=1e-9)).startswith("Strongly")
+    some = dataclasses.replace(claim, delta=1e-9, estimates=("so",), epsilons=(("for some", 30.0),))
+    assert strength(some).startswith("Weakly")
+
+
 def test_a_weak_claim_is_called_weak():
-    claim = dataclasses.replace(stated("uls"), epsilon=10.5)
+    claim = dataclasses.replace(stated("uls"), epsilon=10.5, delta=1e-9)
     assert strength(claim).startswith("Weakly")
     assert strength(dataclasses.replace(claim, epsilon=10.0)).startswith("Reasonably")
     assert strength(dataclasses.replace(claim, epsilon=1.0)).startswith("Strongly")
@@ -175,7 +195,7 @@ def test_what_a_program_or_a_config_wrote_cannot_break_the_page():
 
 def test_the_sentences_of_the_verdict_are_easy_to_read():
     sentences = [s for name in NAMES for answer in answers(facts(name)) for s in answer.sentences]
-    sentences += [s for name in NAMES for s in advice(stated(name))]
+    sentences += [s for name in NAMES for s in advice(facts(name))]
     text = " ".join(dict.fromkeys(sentences))
     assert textstat.flesch_reading_ease(text) >= 50
     lengths = sorted(len(s.split()) for s in re.split(r"(?<=[.:]) ", text))

@@ -84,7 +84,7 @@ def test_a_release_alone_gives_a_page_but_no_measurement(trained, tmp_path):
     copy = tmp_path / "model"
     shutil.copytree(trained / "release", copy)
     assert confide("report", copy).code == 0
-    assert "Nothing was compared with" in (copy / REPORT).read_text("utf-8")
+    assert "were not compared with the records" in (copy / REPORT).read_text("utf-8")
     refused = confide("report", copy, "--private")
     assert refused.code == 2
     assert "a release alone holds nothing that was measured" in refused.err

@@ -95,7 +95,9 @@ def test_a_damaged_part_is_read_again(tmp_path, model, kept, read):
     cut.write_bytes(cut.read_bytes()[:-9])
     forged.write_bytes(damaged.read_bytes())
     Seal.against_damage().write_json(
-        forged.with_suffix(".json"), forged.name, {"digest": kept_parts._digest(forged)}
+        forged.with_suffix(".json"),
+        forged.name,
+        {"digest": kept_parts._digest(forged), "of": kept_parts._hash("of this source")},
     )
     read.clear()
     again = work(made)
@@ -162,10 +164,24 @@ def test_a_pickle_of_anything_else_is_refused(tmp_path):
         def __reduce__(self):
             return os.system, ("true",)
 
-    content = pickle.dumps(([Evil()], None))
+    through = (
+        b"\x80\x04\x8c\x04uuid\x8c\x09os.getpid\x93)R."  # protocol 4 follows dots through what is imported
+    )
+    for content in (pickle.dumps(([Evil()], None)), through):
+        (tmp_path / "part").write_bytes(len(content).to_bytes(8, "big") + content)
+        with pytest.raises(pickle.UnpicklingError, match="is no part of an item"):
+            list(kept_parts._read(tmp_path / "part", ""))
+
+
+def test_a_part_that_changes_before_it_is_read_is_refused(tmp_path):
+    import pickle
+
+    written = kept_parts._write(tmp_path / "part", [])
+    assert list(kept_parts._read(tmp_path / "part", written.digest)) == []
+    content = pickle.dumps(([], None))
     (tmp_path / "part").write_bytes(len(content).to_bytes(8, "big") + content)
-    with pytest.raises(pickle.UnpicklingError, match="system is no part of an item"):
-        list(kept_parts._read(tmp_path / "part"))
+    with pytest.raises(InputError, match="was changed while it was read"):
+        list(kept_parts._read(tmp_path / "part", written.digest))
 
 
 PROGRAM = """

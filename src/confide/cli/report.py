@@ -50,7 +50,7 @@ def report(
     from confide.reporting.page import comparison
     from confide.reporting.registry import entry
     from confide.reporting.written import write_report
-    from confide.utils.files import write_text
+    from confide.utils.files import private_files, write_text
 
     if len(runs) > 1:
         if registry is not None:
@@ -60,7 +60,8 @@ def report(
             print_json(list(found.rows))
             return
         path = out or Path("comparison.html")
-        write_text(path, comparison(found))
+        with private_files():
+            write_text(path, comparison(found))
         print(f"{path}: {len(runs)} runs compared; private, since losses of private text are on it")
         return
     facts = Facts.of(runs[0], with_measured=private)

@@ -144,7 +144,8 @@ class ClippedSum:
         self._backward(batch, units.on(weight.device).sort(weight), units, slots, dense=None)
         with exact(self._device):
             settle(list(slots.values()))
-            norms = self._together(units.count, [slot.norms() for slot in slots.values()])
+            added = units.count - len(begun or {})
+            norms = self._together(units.count, max(1, added), [slot.norms() for slot in slots.values()])
             scale = self._scale(norms)
             for number, gradient in (begun or {}).items():
                 own = int(units.number[number])
@@ -152,7 +153,7 @@ class ClippedSum:
                 for name, slot in slots.items():
                     found = slot.gradient(own)
                     gradient[name] = gradient[name].add_(found) if name in gradient else found
-            self._added += units.count
+            self._added += added
             if bool((scale == 0).any()):
                 for slot in slots.values():
                     slot.leave_out(scale == 0)
@@ -278,6 +279,9 @@ class ClippedSum:
             return
         whole: dict[str, Tensor] = {}
         self._backward(batch, weight, units, {}, dense=whole)
+        if not weight.any():
+            # This rank only takes part, on a row of another unit: if that is not finite, 0 times its gradient is not 0.
+            whole = {}
         for name, parameter in self._parameters.items():
             own = added_up(whole.pop(name, _zeros(parameter)), parameter)
             gradient[name] = gradient[name].add_(own) if name in gradient else own
@@ -295,12 +299,16 @@ class ClippedSum:
                 raise OutOfMemory from error
             raise
 
-    def _together(self, units: int, norms: list[Tensor | None]) -> Tensor:
-        """Combine norms of parts of the units' gradients, each [U, parts], into norms of the whole: float64[U]."""
+    def _together(self, units: int, added: int, norms: list[Tensor | None]) -> Tensor:
+        """Combine norms of parts of the units' gradients, each [U, parts], into norms of the whole: float64[U].
+
+        Args:
+            added: how many of the units are added up in this call.
+        """
         parts = [values.to(self._device) for values in norms if values is not None]
         nothing = torch.zeros(units, 0, device=self._device)
         whole: Tensor = torch.linalg.vector_norm(torch.cat([nothing, *parts], 1).double(), dim=1)
-        return whole.mul_(1 + last_error(units, self._added, self._ranks.size))
+        return whole.mul_(1 + last_error(added, self._added, self._ranks.size))
 
     def _scale(self, norms: Tensor) -> Tensor:
         """Compute min(1, C / norm), and 0 where the norm is infinite or not a number: float32[U]."""

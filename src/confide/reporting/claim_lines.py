@@ -91,9 +91,9 @@ def lines(guarantee: Guarantee) -> list[Line]:
 
 
 _MEANINGS = {
-    "(epsilon, delta)-DP": "The model would be nearly the same had one unit not been used",
-    "user-level DP": "The model would be nearly the same had one person's text not been used",
-    "multi-owner user-level DP": "The model would be nearly the same had one person's rows not been used",
+    "(epsilon, delta)-DP": "The model would be nearly the same had one unit counted for nothing, or been another",
+    "user-level DP": "The model would be nearly the same had one person's text counted for nothing, or been another",
+    "multi-owner user-level DP": "The model would be nearly the same had one person's rows counted for nothing",
     "selective DP": "The model would be nearly the same had the marked characters of one row been others",
     "(p, r)-secret protection": "A guess at a secret gets better by the model only up to a limit",
     "confidentiality": "The model would be nearly the same had one more secret been masked",

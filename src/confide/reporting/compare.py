@@ -109,6 +109,7 @@ def _comparable(runs: Sequence[Facts]) -> list[str]:
         ("protect different units", {run.guarantee.unit for run in runs}),
         ("compare different worlds", {run.guarantee.adjacency for run in runs}),
         ("are of different kinds", {run.guarantee.notion for run in runs}),
+        ("are proved or estimated", {"proved" if run.guarantee.theorem else "estimated" for run in runs}),
     ):
         if len(values) > 1:
             found.append(

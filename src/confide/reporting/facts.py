@@ -8,10 +8,11 @@ from typing import Any
 
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.guarantee import Guarantee
+from confide.randomness.seal import Broken, Seal
 from confide.runs.evidence import model_id
 from confide.runs.folder import Run, is_sweep
 from confide.runs.records import RECORD, read_record
-from confide.runs.released import GUARANTEE, Released
+from confide.runs.released import GUARANTEE, Released, digests
 from confide.training.metrics import read_metrics
 from confide.utils.errors import InputError
 
@@ -56,7 +57,8 @@ class Facts:
         name: the name of the run's folder.
         base: the base model's name, in public; "" where only a release is at hand, which does not say.
         task: what the model was trained for; "" where only a release is at hand.
-        checked: the released files were compared with what the run released.
+        checked: weights and guarantee were compared with what the run sealed when it released them.
+        refuted: an audit of this model has refuted the claim.
         measured: None unless it was asked for.
     """
 
@@ -66,6 +68,7 @@ class Facts:
     task: str
     checked: bool
     measured: Measured | None = None
+    refuted: bool = False
 
     @classmethod
     def of(cls, folder: Path, with_measured: bool = False, twin: bool = False) -> "Facts":
@@ -79,6 +82,8 @@ class Facts:
         Raises:
             InputError: nothing was released there; or a release alone, which holds nothing that was measured.
         """
+        if folder.name == "release" and (folder.parent / "config.yaml").is_file():
+            raise InputError(f"{folder} is the release of a run: give the run folder, {folder.parent}")
         if (folder / GUARANTEE).is_file() and not (folder / "config.yaml").exists() and not is_sweep(folder):
             if with_measured:
                 raise InputError(
@@ -87,12 +92,14 @@ class Facts:
                 )
             return cls(folder.resolve().name, Guarantee.load(folder / GUARANTEE), "", "", checked=False)
         released = Released.of(folder, twin)
+        audit = _audit(released.run)
         return cls(
             folder.resolve().name,
             released.guarantee,
             released.base_name,
             released.facts.name,
-            checked=True,
+            checked=_is_sealed(released),
+            refuted=audit is not None and audit["verdict"] == "violation",
             measured=_measured(released.run) if with_measured else None,
         )
 
@@ -103,6 +110,7 @@ class Facts:
             "base": self.base,
             "task": self.task,
             "checked": self.checked,
+            "refuted": self.refuted,
             "guarantee": self.guarantee.to_json(),
         }
         if self.measured is not None:
@@ -119,6 +127,18 @@ class Facts:
                 "audit": self.measured.audit,
             }
         return found
+
+
+def _is_sealed(released: Released) -> bool:
+    """Tell whether the released files are those of the run's sealed record; False for a sweep, which keeps none."""
+    run = released.run
+    if run.config.privacy.published_key is None and not (run.root / "key").is_file():
+        return False
+    try:
+        sealed = Seal(run.key()).read_json(run.released_path, "released")
+    except (Broken, OSError):
+        return False
+    return bool(sealed == digests(released.folder))
 
 
 def _measured(run: Run) -> Measured:

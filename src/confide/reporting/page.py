@@ -35,7 +35,7 @@ def page(facts: Facts) -> str:
         facts=facts,
         guarantee=facts.guarantee,
         answers=answers(facts),
-        advice=advice(facts.guarantee),
+        advice=advice(facts),
         lines=lines(facts.guarantee),
         curve=figures.curve(facts.guarantee),
         choices=choices,

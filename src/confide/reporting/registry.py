@@ -85,7 +85,8 @@ def values(facts: Facts, published: date | None = None) -> dict[str, Any]:
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": f"Not covered by the claim: {_listed(g.not_covered)}",
                 "mechanisms": (
-                    f"Clipped sums with Gaussian noise, noise multiplier {at_least(g.noise_multiplier, 6)}. "
+                    "Gaussian noise on clipped sums, or as the accountant says. Noise multiplier: "
+                    f"{at_least(g.noise_multiplier, 6)}. "
                     f"By confide {__version__}. Randomness: {_bare(g.randomness)}."
                 ),
                 "justification": f"{OPEN}: why these values. Evidence so far: {_listed(g.evidence)}",

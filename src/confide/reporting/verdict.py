@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from confide.privacy.guarantee import Guarantee
+from confide.privacy.guarantee import Guarantee, large_delta
 from confide.privacy.mechanisms.statement import PUBLISHED_KEY
 from confide.reporting.facts import Facts, Measured
 from confide.runs.loop import gap_closed
@@ -16,6 +16,7 @@ STRONG, REASONABLE = 1.0, 10.0
 _SECRETS = "(p, r)-secret protection"
 _OF_WHAT_WAS_FOUND = ("selective DP", "confidentiality", _SECRETS)
 _SENSITIVE = "what is sensitive: "  # the public fact that says what a detector marks
+_LARGE = 1e-3  # a delta above this is large however many units there are
 _PRIOR = 1e-4  # of the guess that stands among the four answers
 
 VERDICTS = {
@@ -26,6 +27,8 @@ VERDICTS = {
     "nothing claimed": "There is no claim to attack.",
 }
 """What each verdict of an audit means, for a reader."""
+
+REFUTED = "An audit guessed more than the claim allows, so the figures of the claim are wrong for this model."
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,10 @@ def answers(facts: Facts) -> list[Answer]:
             Answer("How strongly?", "Not at all", ("Treat the model as you treat the texts themselves.",)),
             cost,
         ]
-    return [_who(guarantee), _from_whom(guarantee), _how_strongly(guarantee), cost]
+    strongly = _how_strongly(guarantee)
+    if facts.refuted:
+        strongly = replace(strongly, short="Refuted by an attack", sentences=(REFUTED,), figures="")
+    return [_who(guarantee), _from_whom(guarantee), strongly, cost]
 
 
 def _who(guarantee: Guarantee) -> Answer:
@@ -141,13 +147,23 @@ def strength(guarantee: Guarantee) -> str:
         before, after = max(guarantee.secret_targets, key=lambda pair: pair[1] / pair[0])
         limit = f"a guess of {one_in_at_least(before)} becomes at most {one_in_at_most(after)}"
         return f"{_capital(limit)}, {kind}"
-    if guarantee.epsilon <= STRONG:
-        return f"Strongly, {kind}"
-    return f"Reasonably, {kind}" if guarantee.epsilon <= REASONABLE else f"Weakly, {kind}"
+    worst = max(guarantee.epsilon, *(value for _, value in guarantee.epsilons), 0.0)
+    if worst > REASONABLE or is_delta_large(guarantee):
+        return f"Weakly, {kind}"
+    return f"Strongly, {kind}" if worst <= STRONG else f"Reasonably, {kind}"
 
 
-def advice(guarantee: Guarantee) -> list[str]:
+def is_delta_large(guarantee: Guarantee) -> bool:
+    """Return True if epsilon says little, because delta is large by itself or for so many units."""
+    units = guarantee.units
+    return guarantee.delta > _LARGE or (units is not None and large_delta(units, guarantee.delta) is not None)
+
+
+def advice(facts: Facts) -> list[str]:
     """Say what to think of before the model is handed on, the most serious first."""
+    guarantee = facts.guarantee
+    if facts.refuted:
+        return [f"Do not hand this model on. {REFUTED}"]
     if guarantee.notion == "none":
         return ["Do not hand this model on. It is as confidential as the text."]
     found = []
@@ -164,7 +180,7 @@ def advice(guarantee: Guarantee) -> list[str]:
         )
     if guarantee.notion in _OF_WHAT_WAS_FOUND:
         found.append("Treat all text that was not marked as if it stood in the model.")
-    elif guarantee.epsilon > REASONABLE:
+    elif strength(guarantee).startswith("Weakly"):
         found.append("The claim is weak. Treat the model as personal data.")
     found += guarantee.weakness()
     found.append(

@@ -161,7 +161,7 @@ def _metadata(guarantee: Guarantee, use: Use) -> str:
     if not (use.is_path or use.is_random or use.base == models.BUNDLED):
         values["base_model"] = use.base
     tags = ["confide"]
-    if guarantee.notion in _NOTIONS:
+    if guarantee.notion in _NOTIONS and guarantee.theorem:
         named = _NOTIONS[guarantee.notion]
         tags += dict.fromkeys(("differential-privacy", named) if "differential" in named else (named,))
     values["tags"] = [*tags, *(["lora"] if use.is_adapter else [])]

@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -53,6 +54,9 @@ class KeptParts:
 
     def __init__(self, folder: Path, facts: dict[str, Any], seal: Seal) -> None:
         self._folder, self._seal = folder, seal
+        self._of = _hash(
+            repr(sorted(facts.items()))
+        )  # a part of another source is none, whoever left it here
         if not self._is_of(facts):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
@@ -66,8 +70,7 @@ class KeptParts:
         """Tell whether a part is there, undamaged. A damaged one is done again."""
         name = _name(part)
         try:
-            record = self._seal.read_json(self._folder / f"{name}.json", name)
-            return bool(record["digest"] == _digest(self._folder / name))
+            return self._recorded(name) == _digest(self._folder / name)
         except (Broken, OSError, KeyError):
             return False
 
@@ -78,8 +81,15 @@ class KeptParts:
             result = _write(self._folder / name, result)
         # What a fault ended is read again the next time: the connection may be better then.
         if result is not None and not result.is_faulty:
-            self._seal.write_json(self._folder / f"{name}.json", name, {"digest": result.digest})
-        return _read(self._folder / name)
+            record = {"digest": result.digest, "of": self._of}
+            self._seal.write_json(self._folder / f"{name}.json", name, record)
+        return _read(self._folder / name, self._recorded(name) if result is None else result.digest)
+
+    def _recorded(self, name: str) -> str:
+        record = self._seal.read_json(self._folder / f"{name}.json", name)
+        if record["of"] != self._of:
+            raise Broken
+        return str(record["digest"])
 
     def _is_of(self, facts: dict[str, Any]) -> bool:
         try:
@@ -112,7 +122,9 @@ def _name(part: Part) -> str:
 
 def _write(path: Path, items: Items) -> _Written:
     """Write items in one go, some at a time."""
-    building = path.with_name(f".{path.name}.new")
+    building = path.with_name(
+        f".{path.name}.{uuid.uuid4().hex}.new"
+    )  # a process of before may still be writing
     digest = hashlib.blake2b(digest_size=20)
     stream = iter(items)
     frame: list[Item] = []
@@ -137,18 +149,32 @@ def _write(path: Path, items: Items) -> _Written:
     return _Written(digest.hexdigest(), fault is not None)
 
 
-def _read(path: Path) -> Iterator[Item]:
+def _read(path: Path, digest: str) -> Iterator[Item]:
+    """Yield the items of a part.
+
+    Raises:
+        InputError: the file has changed since its digest was taken; or the fault of the part.
+    """
+    found = hashlib.blake2b(digest_size=20)
+    fault: InputError | None = None
     with path.open("rb") as file:
         while length := file.read(_LENGTH):
-            frame, fault = _Unpickler(io.BytesIO(file.read(int.from_bytes(length, "big")))).load()
+            content = file.read(int.from_bytes(length, "big"))
+            found.update(length + content)
+            frame, fault = _Unpickler(io.BytesIO(content)).load()
             yield from frame
-            if fault is not None:
-                raise fault
+    if found.hexdigest() != digest:
+        raise InputError(f"{path} was changed while it was read: run the same command again")
+    if fault is not None:
+        raise fault
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _NAMES or any(module == each or module.startswith(each) for each in _MODULES):
+        plain = "." not in name  # else the name leads through what a module imports, to anything
+        if (module, name) in _NAMES or (
+            plain and any(module == each or module.startswith(each) for each in _MODULES)
+        ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is no part of an item")
 
@@ -183,10 +209,19 @@ def facts_of(source: str, files: Any, work: PartWork, parts: Sequence[Part], cod
         "source": source,
         "files": files,
         "settings": settings,
-        "tokenizer": _hash(repr(tokenizer if tokenizer is None else tokenizer.to_str())),
+        "tokenizer": _hash(
+            repr((tokenizer if tokenizer is None else tokenizer.to_str(), *_of_tokenizer(work)))
+        ),
         "parts": _hash(repr([(part.reader.name, part.pieces) for part in parts])),
         "code": code,
     }
+
+
+def _of_tokenizer(work: PartWork) -> tuple[Any, ...]:
+    """Return what decides rows and is no part of the tokenizer's file: its template and its special tokens."""
+    tokenizer = work.finishing.work.tokenizer
+    names = ("chat_template", "bos_token_id", "eos_token_id", "pad_token_id")
+    return (type(tokenizer).__name__, *(getattr(tokenizer, name, None) for name in names))
 
 
 def _hash(text: str) -> str:

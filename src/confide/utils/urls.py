@@ -5,7 +5,10 @@ import re
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _LOCAL = re.compile(r"(file|local)://", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/@]*:(?!\d+(/|$))[^@]*@")
-_QUERY = re.compile(r"[?&][\w.~%-]+=")
+# Elsewhere a user names a container or a login, and digits behind a host are its port.
+_USER = re.compile(r"https?://([^/]*@|[^/@]*:\d+/.*@)", re.IGNORECASE)
+_QUERY = re.compile(r"[?&#;][\w.~%-]+=")
+_QUERY_OF_HTTP = re.compile(r"https?://.*[?#]", re.IGNORECASE)
 
 SECRET = (
     "a URL may hold no password, key or query, which would be written into files: set them where the file system "
@@ -25,7 +28,8 @@ def is_url(source: str) -> bool:
 
 def holds_secret(source: str) -> bool:
     """Tell whether a URL holds what may be a password, a key or a signature."""
-    return has_scheme(source) and bool(_PASSWORD.search(source) or _QUERY.search(source))
+    patterns = (_PASSWORD, _USER, _QUERY, _QUERY_OF_HTTP)
+    return has_scheme(source) and any(pattern.search(source) for pattern in patterns)
 
 
 def path_of(source: str) -> str:

@@ -126,6 +126,11 @@ SECRETS = [
     "https://host/a.jsonl?X-Amz-Signature=hunter2",
     "s3://bucket/a.jsonl?key=hunter2",
     "file://me:hunter2@host/a.jsonl",
+    "https://ghp_hunter2@raw.host/a.jsonl",
+    "https://user:12/hunter2@host/a.jsonl",
+    "https://host/a.jsonl?hunter2",
+    "s3://bucket/a.jsonl#token=hunter2",
+    "s3://bucket/a.jsonl;token=hunter2",
 ]
 
 
