@@ -36,8 +36,8 @@ def torchrun(*arguments: object) -> list[str]:
     return [*launch, *map(str, arguments)]
 
 
-def test_two_ranks_compute_what_one_process_does(tmp_path):
-    found = found_by_two_ranks("tests.two_ranks", tmp_path / "found.json")
+def test_two_ranks_compute_what_one_process_does(tmp_path_factory):
+    found = found_by_two_ranks("tests.two_ranks", tmp_path_factory)
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
     assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
     assert found.pop("interrupted") == {"steps": 3, "finished": False}
