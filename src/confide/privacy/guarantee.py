@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from confide.utils.errors import CheckFailed, InputError
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
+from confide.utils.sentences import bare, sentences
 
 Notion = Literal[
     "(epsilon, delta)-DP",
@@ -219,8 +220,8 @@ class Guarantee:
         if self.notion == "none":
             return self.sentences()
         stated = [sentence for sentence in self.words if sentence.startswith(_STATED)]
-        given = f"The figures are about {_bare(self.protected_output)}."
-        return [*stated, f"One unit is {_bare(self.unit)}. {given}", *self.weakness()]
+        given = f"The figures are about {bare(self.protected_output)}."
+        return [*stated, f"One unit is {bare(self.unit)}. {given}", *self.weakness()]
 
     def plain_words(self) -> list[str]:
         """Return the sentences without the lists of what is public and of what is not covered: they are lines, too."""
@@ -391,9 +392,9 @@ def _in_words(g: Guarantee) -> list[str]:
     right = (1 + g.advantage) / 2
     said = '"this text"' if g.adjacency == "replace-one" else '"used"'
     words = [
-        f"One unit is {_bare(g.unit)}. It may contribute {_bare(g.contribution)}.",
+        f"One unit is {bare(g.unit)}. It may contribute {bare(g.contribution)}.",
         f"The claim compares two worlds: {g.worlds}.",
-        f"The figures are about {_bare(g.protected_output)}. {' '.join(_sentences(g.trust))}",
+        f"The figures are about {bare(g.protected_output)}. {' '.join(sentences(g.trust))}",
         "Someone who has that output may try to tell which of the two worlds it was. "
         f"Take a test that wrongly says {said} in 1% of cases. "
         f"It rightly says so in at most {percent_at_most(g.true_positive_rate)} of cases. "
@@ -405,8 +406,8 @@ def _in_words(g: Guarantee) -> list[str]:
         f"The formal statement is {g.notion} with epsilon = {at_most(g.epsilon)} at delta = "
         f"{at_most(g.delta, 3)}, {g.adjacency} adjacency.",
         f"The claim does not hide what others' texts say as well. It does not hide what is public: "
-        f"{'; '.join(map(_bare, g.public_facts))}.",
-        f"It does not cover: {'; '.join(map(_bare, g.not_covered))}.",
+        f"{'; '.join(map(bare, g.public_facts))}.",
+        f"It does not cover: {'; '.join(map(bare, g.not_covered))}.",
     ]
     if g.secret_targets:
         which = (
@@ -435,7 +436,7 @@ def _in_words(g: Guarantee) -> list[str]:
         others = "; ".join(f"{at_most(value)} {what}" for what, value in g.epsilons)
         words.append(f"Under other suppositions epsilon is {others}.")
     if g.estimates:
-        reasons = "; ".join(map(_bare, g.estimates))
+        reasons = "; ".join(map(bare, g.estimates))
         words.insert(
             0, f"The figures below are an estimate and not a proved guarantee. This is why: {reasons}."
         )
@@ -448,19 +449,6 @@ _WORLDS = {
     "replace-one": "a world in which the unit had this text with one in which it had any other, cut into rows "
     "of the same number and lengths",
 }
-
-
-def _bare(text: str) -> str:
-    return text.strip().rstrip(".")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _sentences(clauses: str) -> list[str]:
-    """Make a sentence of each clause of a line."""
-    return [f"{_capital(_bare(clause))}." for clause in clauses.split("; ")]
 
 
 def large_delta(units: int, delta: float) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from confide.privacy.guarantee import Guarantee
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
+from confide.utils.sentences import sentence, sentences
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def lines(guarantee: Guarantee) -> list[Line]:
         Line(
             "Which files are the figures about?",
             [
-                _sentence(g.protected_output),
+                sentence(g.protected_output),
                 "If another model of the same text is given away too, the claims add up.",
             ],
         ),
@@ -83,8 +84,8 @@ def lines(guarantee: Guarantee) -> list[Line]:
             ["The claim says nothing of the following. The list is the same for every run of this kind:"],
             items=g.not_covered,
         ),
-        Line("Whom must one trust?", [_sentence(part) for part in g.trust.split("; ")]),
-        Line("Where does the randomness come from?", [_sentence(part) for part in g.randomness.split("; ")]),
+        Line("Whom must one trust?", sentences(g.trust)),
+        Line("Where does the randomness come from?", sentences(g.randomness)),
         Line("Where does this claim come from?", pairs=list(g.provenance.items())),
         Line("What did attacks show?", items=g.evidence),
     ]
@@ -164,8 +165,3 @@ def _tables(g: Guarantee) -> list[Table]:
             )
         )
     return found
-
-
-def _sentence(text: str) -> str:
-    text = text.strip().rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}."

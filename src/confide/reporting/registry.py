@@ -16,6 +16,7 @@ from confide.privacy.guarantee import Guarantee
 from confide.reporting.facts import Facts
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
+from confide.utils.sentences import bare, capital
 
 OPEN = "FILL IN"
 """What those who publish must write themselves, since a run does not know it."""
@@ -55,23 +56,23 @@ def values(facts: Facts, published: date | None = None) -> dict[str, Any]:
             },
             "dp_variant": {
                 "variant_name": "Approximate DP" if _is_plain(g) else "Custom",
-                "data_domain": f"Sets of units. One unit is {_bare(g.unit)}. {_capital(_bare(g.rows_cut))}.",
+                "data_domain": f"Sets of units. One unit is {bare(g.unit)}. {capital(bare(g.rows_cut))}.",
                 "unprotected_quantities": _listed(g.public_facts),
             },
             "privacy_loss": {
                 "privacy_unit": g.unit,
                 "privacy_unit_details": (
-                    f"{_capital(g.adjacency)}: the claim compares {_bare(g.worlds)}. A unit may contribute "
-                    f"{_bare(g.contribution)}."
+                    f"{capital(g.adjacency)}: the claim compares {bare(g.worlds)}. A unit may contribute "
+                    f"{bare(g.contribution)}."
                 ),
                 "privacy_parameters": _parameters(g),
                 "privacy_parameters_details": " ".join([f"{g.notion}.", _status(g), *g.weakness()]),
             },
             "deployment_model": {
                 "model_name": "Central",
-                "model_name_details": f"{_capital(_bare(g.trust))}.",
+                "model_name_details": f"{capital(bare(g.trust))}.",
                 "release_type": "One release",
-                "release_type_details": f"{_capital(_bare(g.protected_output))}.",
+                "release_type_details": f"{capital(bare(g.protected_output))}.",
                 "data_source_type": "Static",
                 "access_type": "Non-interactive",
             },
@@ -87,7 +88,7 @@ def values(facts: Facts, published: date | None = None) -> dict[str, Any]:
                 "mechanisms": (
                     "Gaussian noise on clipped sums, or as the accountant says. Noise multiplier: "
                     f"{at_least(g.noise_multiplier, 6)}. "
-                    f"By confide {__version__}. Randomness: {_bare(g.randomness)}."
+                    f"By confide {__version__}. Randomness: {bare(g.randomness)}."
                 ),
                 "justification": f"{OPEN}: why these values. Evidence so far: {_listed(g.evidence)}",
             },
@@ -112,13 +113,5 @@ def _status(g: Guarantee) -> str:
     return f"The parameters are an estimate, because {'; '.join(g.estimates)}."
 
 
-def _bare(text: str) -> str:
-    return text.strip().rstrip(".")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _listed(items: tuple[str, ...]) -> str:
-    return "; ".join(map(_bare, items)) + "."
+    return "; ".join(map(bare, items)) + "."

@@ -9,6 +9,7 @@ from confide.privacy.mechanisms.statement import PUBLISHED_KEY
 from confide.reporting.facts import Facts, Measured
 from confide.runs.loop import gap_closed
 from confide.utils.rounding import at_most, one_in_at_least, one_in_at_most, percent_at_most
+from confide.utils.sentences import bare, capital
 
 STRONG, REASONABLE = 1.0, 10.0
 """Greatest epsilon of the first and of the second tier of Ponomareva et al. 2023 ("How to DP-fy ML"), section 5.2."""
@@ -78,20 +79,20 @@ def _who(guarantee: Guarantee) -> Answer:
         marked = [
             fact.removeprefix(_SENSITIVE) for fact in guarantee.public_facts if fact.startswith(_SENSITIVE)
         ]
-        sentences += [f"Sensitive is {_bare(fact)}." for fact in marked]
+        sentences += [f"Sensitive is {bare(fact)}." for fact in marked]
         sentences.append("All other text is not protected. The model may repeat it word for word.")
     elif "user" in guarantee.notion:
         sentences.append("What others write about them, or quote from them, counts as the others' text.")
     if guarantee.units is not None:
         sentences.append(f"There are {guarantee.units:,} such units.")
-    sentences += [f"{_capital(_bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
+    sentences += [f"{capital(bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
     units = "" if guarantee.units is None else f"{guarantee.units:,} units"
-    return Answer("Who is protected?", _capital(guarantee.unit), tuple(sentences), units)
+    return Answer("Who is protected?", capital(guarantee.unit), tuple(sentences), units)
 
 
 def _from_whom(guarantee: Guarantee) -> Answer:
     sentences = (
-        f"The figures are about {_bare(guarantee.protected_output)}.",
+        f"The figures are about {bare(guarantee.protected_output)}.",
         "They hold even against someone who knows all other text.",
         "Whoever trains the model sees the text. The claim is not about them.",
     )
@@ -125,7 +126,7 @@ def _how_strongly(guarantee: Guarantee) -> Answer:
             f"{_often(one_in_at_most(bound))}."
         )
     figures = f"epsilon {at_most(guarantee.epsilon)} at delta {at_most(guarantee.delta, 3)}"
-    sentences.append(f"{_capital(figures.replace('epsilon', 'epsilon is'))}.")
+    sentences.append(f"{capital(figures.replace('epsilon', 'epsilon is'))}.")
     if guarantee.epsilons:
         what, worst = max(guarantee.epsilons, key=lambda pair: pair[1])
         sentences.append(f"It is worse for some: epsilon is {at_most(worst)} {what}.")
@@ -146,7 +147,7 @@ def strength(guarantee: Guarantee) -> str:
     if guarantee.notion == _SECRETS:
         before, after = max(guarantee.secret_targets, key=lambda pair: pair[1] / pair[0])
         limit = f"a guess of {one_in_at_least(before)} becomes at most {one_in_at_most(after)}"
-        return f"{_capital(limit)}, {kind}"
+        return f"{capital(limit)}, {kind}"
     worst = max(guarantee.epsilon, *(value for _, value in guarantee.epsilons), 0.0)
     if worst > REASONABLE or is_delta_large(guarantee):
         return f"Weakly, {kind}"
@@ -276,11 +277,3 @@ def span(seconds: float) -> str:
         return f"{seconds:.0f} seconds"
     minutes = seconds / 60
     return f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _bare(text: str) -> str:
-    return text.strip().rstrip(".")
