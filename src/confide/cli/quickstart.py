@@ -15,8 +15,9 @@ from confide.models.loading import load_model, load_tokenizer
 from confide.planning.cost import Size
 from confide.planning.plan import plan as planned_for
 from confide.planning.verdict import verdict
+from confide.reporting.facts import Facts
 from confide.reporting.verdict import VERDICTS
-from confide.reporting.written import report_of
+from confide.reporting.written import write_report
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
 from confide.runs.loop import Outcome, fine_tune, gap_closed
@@ -88,13 +89,14 @@ def run(folder: Path, as_json: bool = False) -> None:
         raise KeyboardInterrupt
     console.say("attacking the claim")
     audit = audit_run(job, console, Options(("claim",)))
-    report_of(job)
-    page = report_of(job, private=True)
-    _compare(folder, job, private, twin, audit, page, as_json)
+    facts = Facts.of(job.root, with_measured=True)
+    write_report(facts.without_measured(), job.root)
+    page = write_report(facts, job.root)
+    _compare(job, facts, private, twin, audit, page, as_json)
 
 
 def _compare(
-    folder: Path, job: Run, private: Outcome, twin: Outcome, audit: Audit, page: Path, as_json: bool
+    job: Run, known: Facts, private: Outcome, twin: Outcome, audit: Audit, page: Path, as_json: bool
 ) -> None:
     assert private.base
     assert private.final
@@ -118,7 +120,7 @@ def _compare(
         ],
     )
     print(f"\nThe private model keeps {share:.0%} of the gain in loss of training without privacy.\n")
-    show.claim(job, page)
+    show.claim(job, known, page)
     print(f"\nattacked with {CANARIES} made-up customers: {audit.verdict}. {VERDICTS[audit.verdict]}")
-    print(f'try what they say: confide generate {folder / "run"} "Hello, my invoice" --beside base,twin')
+    print(f'try what they say: confide generate {job.root} "Hello, my invoice" --beside base,twin')
     print("next: `confide init YOUR-DATA --out mine.yaml` looks at your own text and writes a config for it")

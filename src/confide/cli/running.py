@@ -274,7 +274,8 @@ def train(
     """
     from confide.cli import show
     from confide.distributed.ranks import Ranks
-    from confide.reporting.written import report_of
+    from confide.reporting.facts import Facts
+    from confide.reporting.written import write_report
     from confide.runs.loop import fine_tune
     from confide.utils.console import Console
 
@@ -287,11 +288,12 @@ def train(
         return
     if not outcome.finished:
         raise Stopped(f"stopped after step {outcome.steps} of {outcome.of}; the same command resumes")
-    page = None if twin else report_of(run)
+    facts = Facts.of(run.root, with_measured=True, twin=twin)
+    page = None if twin else write_report(facts.without_measured(), run.root)
     if as_json:
         print_json(show.outcome_facts(outcome))
     else:
-        show.outcome(outcome, run, page)
+        show.outcome(outcome, run, facts, page)
 
 
 def _opening(run: "Run") -> str:

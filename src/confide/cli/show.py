@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
 
 if TYPE_CHECKING:
+    from confide.reporting.facts import Facts
     from confide.runs.folder import Run
     from confide.runs.loop import Outcome
 
@@ -223,11 +224,11 @@ def outcome_facts(outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def outcome(outcome: "Outcome", run: "Run", page: Path | None = None) -> None:
+def outcome(outcome: "Outcome", run: "Run", facts: "Facts", page: Path | None = None) -> None:
     """Show how a run ended, the most important first: the claim, and where the model is."""
     if outcome.halted:
         print(f"ended after step {outcome.steps} of {outcome.of}: {outcome.halted}\n")
-    claim(run, page)
+    claim(run, facts, page)
     between = [(f"after stage {name}", side) for name, side in outcome.after.items()]
     sides = [("base", outcome.base), *between, ("trained", outcome.final)]
     found = [(name, side) for name, side in sides if side]
@@ -238,16 +239,15 @@ def outcome(outcome: "Outcome", run: "Run", page: Path | None = None) -> None:
         table(["held out", *keys], [[name, *(number(side[k]) for k in keys)] for name, side in found])
 
 
-def claim(run: "Run", page: Path | None) -> None:
+def claim(run: "Run", facts: "Facts", page: Path | None) -> None:
     """Show the claim of a finished run in four lines, what weakens it, and where the model is.
 
     Args:
+        facts: of the run, with what was measured.
         page: the page that was made of the run, if one was.
     """
-    from confide.reporting.facts import Facts
     from confide.reporting.verdict import answers
 
-    facts = Facts.of(run.root, with_measured=True, twin=run.twin)
     guarantee = facts.guarantee
     for answer in answers(facts):
         print(f"| {answer.question:<18} {answer.short}{f': {answer.figures}' if answer.figures else ''}")

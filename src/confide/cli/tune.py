@@ -132,6 +132,7 @@ def _facts(found: "Swept", run: "Run") -> dict[str, Any]:
 
 def _show(found: "Swept", run: "Run") -> None:
     from confide.cli import show
+    from confide.reporting.facts import Facts
 
     keys = list(found.best.candidate)
     second = "perplexity" if "perplexity" in found.best.evaluation else "accuracy"
@@ -145,7 +146,7 @@ def _show(found: "Swept", run: "Run") -> None:
     ]
     show.table(["trial", *keys, "held-out loss", second], rows)
     print("\nThis table is private, the number of its rows too: the guarantee is about the release alone.\n")
-    show.outcome(found.outcome, run)
+    show.outcome(found.outcome, run, Facts.of(run.root, with_measured=True))
 
 
 def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from confide.randomness.seal import Broken, Seal
 from confide.runs.evidence import model_id
 from confide.runs.folder import Run, is_sweep
 from confide.runs.records import RECORD, read_record
-from confide.runs.released import GUARANTEE, Released, digests
+from confide.runs.released import GUARANTEE, Released
 from confide.training.metrics import read_metrics
 from confide.utils.errors import InputError
 
@@ -103,6 +103,10 @@ class Facts:
             measured=_measured(released.run) if with_measured else None,
         )
 
+    def without_measured(self) -> "Facts":
+        """Return the facts that may be handed on."""
+        return replace(self, measured=None)
+
     def to_json(self) -> dict[str, Any]:
         """Return all facts. The key `measured` is there only if it was asked for."""
         found: dict[str, Any] = {
@@ -130,15 +134,15 @@ class Facts:
 
 
 def _is_sealed(released: Released) -> bool:
-    """Tell whether the released files are those of the run's sealed record; False for a sweep, which keeps none."""
+    """Tell whether the record that the released files were compared with is sealed by the run's key."""
     run = released.run
     if run.config.privacy.published_key is None and not (run.root / "key").is_file():
         return False
     try:
-        sealed = Seal(run.key()).read_json(run.released_path, "released")
+        Seal(run.key()).read_json(run.released_path, "released")
     except (Broken, OSError):
         return False
-    return bool(sealed == digests(released.folder))
+    return released.folder == run.release  # a sweep's own release is not of this record
 
 
 def _measured(run: Run) -> Measured:

@@ -25,6 +25,6 @@ def write_report(facts: Facts, folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def report_of(run: Run, private: bool = False) -> Path:
+def report_of(run: Run) -> Path:
     """Write the page of a finished run into its folder."""
-    return write_report(Facts.of(run.root, private), run.root)
+    return write_report(Facts.of(run.root), run.root)

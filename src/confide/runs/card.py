@@ -145,12 +145,12 @@ def card(guarantee: Guarantee, use: Use) -> str:
 
 
 _NOTIONS = {
-    "(epsilon, delta)-DP": "differential-privacy",
-    "user-level DP": "user-level-differential-privacy",
-    "multi-owner user-level DP": "user-level-differential-privacy",
-    "selective DP": "selective-differential-privacy",
-    "(p, r)-secret protection": "secret-protection",
-    "confidentiality": "confidentially-redacted-training",
+    "(epsilon, delta)-DP": ["differential-privacy"],
+    "user-level DP": ["differential-privacy", "user-level-differential-privacy"],
+    "multi-owner user-level DP": ["differential-privacy", "user-level-differential-privacy"],
+    "selective DP": ["selective-differential-privacy"],
+    "(p, r)-secret protection": ["secret-protection"],
+    "confidentiality": ["confidentially-redacted-training"],
 }
 _LIBRARY = re.compile(r"\A(---\n(?:.*\n)*?library_name: )\S+\n", re.MULTILINE)
 
@@ -162,8 +162,7 @@ def _metadata(guarantee: Guarantee, use: Use) -> str:
         values["base_model"] = use.base
     tags = ["confide"]
     if guarantee.notion in _NOTIONS and guarantee.theorem:
-        named = _NOTIONS[guarantee.notion]
-        tags += dict.fromkeys(("differential-privacy", named) if "differential" in named else (named,))
+        tags += _NOTIONS[guarantee.notion]
     values["tags"] = [*tags, *(["lora"] if use.is_adapter else [])]
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n\n"
 
