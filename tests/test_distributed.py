@@ -40,6 +40,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path_factory):
     found = found_by_two_ranks("tests.two_ranks", tmp_path_factory)
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
     assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
+    assert found.pop("not finite") == {"all ended": 1, "spread": True}
     assert found.pop("interrupted") == {"steps": 3, "finished": False}
     for kind in ("ddp", "fsdp, whole gradients"):
         pieces = found.pop(f"pieces, {kind}")
@@ -130,6 +131,17 @@ def test_a_rank_dies_and_another_number_of_ranks_goes_on(tmp_path):
     assert expected.keys() == found.keys()
     for name, values in expected.items():
         assert float((values - found[name]).norm()) <= 1e-5 * float(values.norm())
+
+
+def test_memory_that_runs_out_between_ranks_ends_the_run(monkeypatch):
+    """A new start would pair this rank's next message with another one of the others."""
+
+    def failing(tensor, async_op):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", failing)
+    with pytest.raises(InputError, match="memory ran out while the ranks added up"):
+        Ranks(0, 2).add_up([torch.zeros(2)])
 
 
 @pytest.mark.parametrize("verb", ["plan", "prepare", "verify"])

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from confide.clipping import sums
+from confide.clipping import NonFiniteGradient, sums
 from confide.clipping.sums import Sums
 from confide.config import registry
 from confide.config.model_sections import Adapter
@@ -372,6 +372,23 @@ def pieces(kind: str, ranks: Ranks) -> dict:
     }
 
 
+def not_finite(ranks: Ranks) -> dict:
+    """Without a clip norm, a sum that is not finite on one rank's part of a split model ends both ranks."""
+    model = model_of("gpt2", "full")
+    shard(model, ranks)
+    step, _ = steps(model, [], None, WIDE, ranks)
+    clipped = step.gradients.clipped
+    name = clipped.trainable[0]
+    if not ranks.first:
+        clipped._sums[name].fill_(torch.nan)
+    try:
+        clipped.take()
+        ended = False
+    except NonFiniteGradient:
+        ended = True
+    return {"all ended": ranks.least(int(ended)), "spread": clipped.are_sums_spread}
+
+
 def agreed(ranks: Ranks) -> dict:
     """What the ranks say to each other, and what is split of a model."""
     model = model_of("gpt2", "full")
@@ -439,6 +456,7 @@ def main(out: Path) -> None:
             found[f"memory after passes, {kind}"] = memory_after_passes(kind, ranks)
         found["parts"] = parts(ranks)
         found["agreed"] = agreed(ranks)
+        found["not finite"] = not_finite(ranks)
         found["interrupted"] = interrupted(out.parent, ranks)
         for kind in ("ddp", WHOLE):
             found[f"pieces, {kind}"] = pieces(kind, ranks)

@@ -251,8 +251,10 @@ class ClippedSum:
         sums = self._sums.take()
         self.forget()
         if self._clip_norm is None:
-            for values in sums.values():
-                _refuse_non_finite(values)
+            is_finite = all(bool(torch.isfinite(values).all()) for values in sums.values())
+            # Ranks that hold different parts end together: one that went on would wait for the others forever.
+            if self._ranks.any(not is_finite) if self._is_split else not is_finite:
+                raise _not_finite()
         return sums
 
     def forget(self) -> None:
@@ -483,12 +485,11 @@ def _no_zeros(parameters: list[nn.Parameter]) -> Iterator[None]:
             p.zero_()
 
 
-def _refuse_non_finite(values: Tensor) -> None:
-    if not bool(torch.isfinite(values).all()):
-        raise NonFiniteGradient(
-            "a gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
-            "instead of float16, or look for empty or overlong rows"
-        )
+def _not_finite() -> NonFiniteGradient:
+    return NonFiniteGradient(
+        "a gradient is infinite or not a number: lower the learning rate, use float32 or bf16 "
+        "instead of float16, or look for empty or overlong rows"
+    )
 
 
 def _finite_or_inf(norms: Tensor) -> Tensor:

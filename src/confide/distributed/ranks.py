@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from confide.utils.errors import InputError, RankLost
+from confide.utils.memory import not_between_ranks, ran_out
 
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun sets these
 _PATIENCE = timedelta(hours=2)  # one rank may read the text while the others wait
@@ -126,10 +127,21 @@ class Ranks:
             self.wait()
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the ranks, in place."""
-        if self.several:
+        """Replace each tensor by its sum over the ranks, in place.
+
+        Raises:
+            InputError: memory ran out, and nobody knows what the other ranks have received. A new start could pair
+                this rank's next message with another one of theirs, so the run ends.
+        """
+        if not self.several:
+            return
+        try:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 work.wait()
+        except (RuntimeError, MemoryError) as error:
+            if ran_out(error):
+                raise not_between_ranks() from error
+            raise
 
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
         """Send tensors to another rank, which receives as many of the same shapes."""

@@ -48,6 +48,14 @@ def not_again(tokens: int) -> InputError:
     )
 
 
+def not_between_ranks() -> InputError:
+    """Build the error for a rank that runs out of memory while the ranks add up, when the others already wait."""
+    return InputError(
+        "train.micro_tokens: memory ran out while the ranks added up their sums, and the others may be one message "
+        "ahead: set fewer tokens and resume"
+    )
+
+
 def give_back(device: torch.device) -> None:
     """Free memory that torch keeps for itself on a GPU, whose pieces may be of the wrong sizes."""
     if device.type == "cuda":
