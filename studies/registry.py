@@ -1,0 +1,27 @@
+"""The studies by name, in the order of the papers. A new study is a file with a `STUDY` and a line here."""
+
+from importlib import import_module
+
+from confide.utils.errors import InputError
+from studies.runner.study import Study
+
+_MODULES = {
+    "group-or-user": "group_or_user",
+}
+
+
+def names() -> list[str]:
+    """Return the names of all studies."""
+    return list(_MODULES)
+
+
+def study(name: str) -> Study:
+    """Return a study.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name not in _MODULES:
+        raise InputError(f"there is no study {name!r}: {', '.join(_MODULES)}")
+    found: Study = import_module(f"studies.{_MODULES[name]}").STUDY
+    return found

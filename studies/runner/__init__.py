@@ -1,0 +1,1 @@
+"""What every study shares: how it is declared, run, kept, judged and written down."""

@@ -1,0 +1,107 @@
+"""Write the pages of `docs/results` from the register and the measurements, without training anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from confide.utils.files import write_text
+from studies.registry import names, study
+from studies.runner import register, store
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED
+from studies.runner.study import Row, Scale, Study
+from studies.runner.tables import percent
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAPERS = {
+    "000": "User-level DP for language models (Chua et al. 2024)",
+    "001": "Adaptive DP (Wu et al. 2022)",
+    "002": "Secret protection (Ganesh et al. 2025)",
+    "003": "Example- and user-level sampling (Charles et al. 2024)",
+    "004": "Just Fine-tune Twice (Shi et al. 2022)",
+    "": "Beyond the papers",
+}
+_ORDER = (NOT_REPRODUCED, UNDECIDED, REPRODUCED)  # what does not reproduce is said first
+_MADE = "<!-- Made by `confide study --pages`; do not edit by hand. -->\n\n"
+
+Entry = Mapping[str, Any]
+
+
+def write(docs: Path = DOCS, folder: Path = register.KEPT) -> None:
+    """Write the page of findings and a page for each paper."""
+    entries = register.kept(folder)
+    pages: dict[str, list[str]] = {}
+    for name in names():
+        chosen = study(name)
+        for scale in (Scale.SMALL, Scale.FULL):
+            path = folder / f"{name}-{scale}.parquet"
+            if path.exists():
+                own = [each for each in entries if (each["study"], each["scale"]) == (name, str(scale))]
+                pages.setdefault(chosen.paper, []).append(section(chosen, store.read(path), own))
+    for paper, sections in pages.items():
+        title = f"# {PAPERS[paper]}: what was found\n\n"
+        write_text(docs / "results" / f"{_file(paper)}.md", _MADE + title + "\n".join(sections))
+    write_text(docs / "results" / "findings.md", _MADE + _findings(entries))
+
+
+def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str:
+    """Return a study's part of a page: findings, tables, and how they were made."""
+    lines = [f"## {chosen.name}", "", chosen.question, ""]
+    if entries:
+        lines += ["| verdict | claim | found |", "|---|---|---|"]
+        lines += [f"| {each['verdict']} | {each['claim']} | {shown(each)} |" for each in _sorted(entries)]
+        first = entries[0]
+        lines += [
+            "",
+            f"Made by `{first['command']}` on {first['date']}, confide {', '.join(first['versions'])}.",
+            "",
+        ]
+    lines += [table.markdown() for table in chosen.tables(rows)]
+    if chosen.deviations:
+        lines += [f"*Otherwise than in the paper*: {chosen.deviations}", ""]
+    return "\n".join(lines)
+
+
+def shown(entry: Entry) -> str:
+    """Write the statistic of a finding with its interval."""
+    write = percent if entry["unit"] == "nats" else "{:.4g}".format
+    low, high = (None if limit is None else write(limit) for limit in entry["interval"])
+    if entry["confidence"] is None:
+        return write(entry["mean"]) if low == high else f"{low} to {high}"
+    if low is None or high is None:
+        return f"{write(entry['mean'])}, of one run key"
+    return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} run keys)"
+
+
+def _findings(entries: Sequence[Entry]) -> str:
+    counts = {verdict: sum(each["verdict"] == verdict for each in entries) for verdict in _ORDER}
+    lines = [
+        "# Findings",
+        "",
+        "Each line is a claim of a paper, or one of confide's own, and what was found of it. A claim says that a "
+        "statistic lies between two bounds. It is *reproduced* if the statistic's 95% interval lies between them, *not "
+        "reproduced* if all of it lies outside, and *undecided* otherwise. Claims of one table are judged together "
+        "(Holm 1979). Differences of loss are shown as changes of the perplexity.",
+        "",
+        ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
+        "",
+        "| verdict | paper | claim | found | study |",
+        "|---|---|---|---|---|",
+    ]
+    for each in _sorted(entries):
+        paper = f"{each['paper']}, {each['place']}" if each["paper"] else each["place"]
+        link = f"[{each['study']}]({_file(each['paper'])}.md#{each['study']})"
+        lines.append(f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {link} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sorted(entries: Sequence[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda each: (_ORDER.index(each["verdict"]), each["paper"] or "9"))
+
+
+def _file(paper: str) -> str:
+    return f"paper-{paper}" if paper else "beyond"
+
+
+__all__ = ["section", "shown", "write"]

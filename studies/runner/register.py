@@ -1,0 +1,72 @@
+"""The register of findings, and the measurements that it was made from: `studies/measured/`, part of the repository."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from confide.utils.files import write_text
+from studies.runner import store
+from studies.runner.findings import Judged, judged
+from studies.runner.study import Row, Scale, Study
+
+KEPT = Path(__file__).parents[1] / "measured"
+
+
+def command(study: Study, scale: Scale) -> str:
+    """Return what makes the measurements of a study."""
+    data = " --data data" if study.reads else ""
+    return f"confide study {study.name} --scale {scale}{data}"
+
+
+def record(study: Study, scale: Scale, rows: Sequence[Row], date: str, folder: Path = KEPT) -> None:
+    """Keep measurements, and what was found in them, in place of those that were kept before.
+
+    Args:
+        date: of the measurements, as 2026-11-26.
+    """
+    store.write(rows, folder / f"{study.name}-{scale}.parquet")
+    path = folder / "register.json"
+    others = [each for each in _entries(path) if (each["study"], each["scale"]) != (study.name, str(scale))]
+    own = [entry(study, scale, each, rows, date) for each in judged(study.findings(rows))]
+    write_text(path, json.dumps(others + own, indent=1) + "\n")
+
+
+def entry(study: Study, scale: Scale, found: Judged, rows: Sequence[Row], date: str) -> dict[str, Any]:
+    """Return a finding as the register keeps it; a bound or a limit that does not exist is null."""
+    finding = found.finding
+    return {
+        "paper": study.paper,
+        "place": finding.place,
+        "claim": finding.claim,
+        "verdict": found.verdict,
+        "statistic": finding.statistic,
+        "unit": finding.unit,
+        "mean": sum(finding.values) / len(finding.values),
+        "interval": [_finite(limit) for limit in found.interval],
+        "confidence": None if finding.is_exact else round(found.confidence, 6),
+        "holds_between": [_finite(finding.low), _finite(finding.high)],
+        "keys": len(finding.values),
+        "study": study.name,
+        "scale": str(scale),
+        "command": command(study, scale),
+        "versions": sorted({row["version"] for row in rows if row.get("version")}),
+        "date": date,
+    }
+
+
+def kept(folder: Path = KEPT) -> list[dict[str, Any]]:
+    """Return the register."""
+    return _entries(folder / "register.json")
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,112 @@
+"""What a study declares: its question, what it measures, what it expects to find, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+from confide.utils.workers import Crew
+from studies.runner.findings import Finding
+
+Row = dict[str, Any]
+"""One measurement, by column. Every value is a number, a text or None."""
+
+
+class Scale(StrEnum):
+    """How much is run.
+
+    `tiny` shows in seconds that a study works, and its figures mean nothing. `small` is what two cores do in about an
+    hour, and what the pages show. `full` has the paper's model and data.
+    """
+
+    TINY = "tiny"
+    SMALL = "small"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where and how a study runs.
+
+    Attributes:
+        data: the folder that holds the public data sets; None if none was given.
+        folder: everything that the study writes; what lies there is not computed again.
+        crew: the processes that share its runs.
+    """
+
+    data: Path | None
+    folder: Path
+    scale: Scale
+    crew: Crew = field(default_factory=Crew)
+    console: Console = field(default_factory=lambda: Console(quiet=True))
+
+    def source(self, name: str) -> Path:
+        """Return a file or folder of the public data.
+
+        Raises:
+            InputError: it is not there.
+        """
+        if self.data is None:
+            raise InputError(
+                f"this study reads {name}: give --data, the folder that holds the public data sets"
+            )
+        found = self.data / name
+        if not found.exists():
+            raise InputError(f"{found}: no such file; --data is the folder that holds the public data sets")
+        return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page.
+
+    Attributes:
+        title: what it shows, with the paper's number where it is one of the paper's.
+        columns: the heads.
+        cells: one sequence for each line.
+        note: sentences below it.
+    """
+
+    title: str
+    columns: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.cells]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"**{self.title}**\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One experiment.
+
+    Attributes:
+        name: as on the command line.
+        paper: 000 to 004; empty if it goes beyond the papers.
+        shows: the paper's tables and figures whose shape it has.
+        question: one sentence that ends with a question mark.
+        measure: computes or trains; returns the measurements.
+        findings: what the measurements say of the paper's claims.
+        tables: the measurements in the paper's layout.
+        minutes: of the scale `small` on two idle cores.
+        deviations: what is otherwise than in the paper.
+        reads: the folders of the public data that it needs.
+    """
+
+    name: str
+    paper: str
+    shows: tuple[str, ...]
+    question: str
+    measure: Callable[[Work], list[Row]]
+    findings: Callable[[Sequence[Row]], list[Finding]]
+    tables: Callable[[Sequence[Row]], list[Table]]
+    minutes: float
+    deviations: str
+    reads: tuple[str, ...] = ()

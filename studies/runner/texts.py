@@ -1,0 +1,125 @@
+"""The texts of training studies, each cut by unit into three: to train on, to choose by, and to report on once.
+
+A unit's part follows from its name alone, so that every study and every scale has the same parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from studies.runner.study import Scale, Work
+
+PARTS = ("train", "validation", "test")
+_SHARE = 0.1  # of the units, for validation and for the test each
+_HEADING = re.compile(r"= [^=].*[^=] =")  # of an article; sections have more signs
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A public text whose documents belong to units.
+
+    Attributes:
+        title: as in a sentence.
+        source: the file below the folder of public data.
+        unit: the field that names the unit.
+        template: the text of a document.
+        documents: reads the file's lines.
+        most: how many documents are read at `small`; None for all. Of these, validation and test have the first 160.
+        of_unit: how many documents of a unit are read at `small`; None for all.
+    """
+
+    title: str
+    source: str
+    unit: str
+    template: str
+    documents: Callable[[IO[str]], Iterator[Document]]
+    most: int | None = None
+    of_unit: int | None = None
+
+    def parts(self, work: Work) -> dict[str, Path]:
+        """Write the three parts, or find them as they were written: JSON lines, by the names of `PARTS`."""
+        most = {Scale.TINY: 400, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
+        held_out = {Scale.TINY: 20, Scale.SMALL: 160, Scale.FULL: None}[work.scale]
+        folder = work.folder / "texts" / f"{Path(self.source).parts[0]}-{most or 'all'}-{held_out or 'all'}"
+        paths = {part: folder / f"{part}.jsonl" for part in PARTS}
+        if not folder.exists():
+            source, building = work.source(self.source), folder.with_name(f".{folder.name}.new")
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+            self._write(source, most, held_out, building)
+            building.rename(folder)
+        return paths
+
+    def _write(self, source: Path, most: int | None, held_out: int | None, folder: Path) -> None:
+        counts = dict.fromkeys(PARTS, 0)
+        with ExitStack() as opened:
+            files = {
+                part: opened.enter_context(open(folder / f"{part}.jsonl", "w", encoding="utf-8"))
+                for part in PARTS
+            }
+            lines = opened.enter_context(lzma.open(source, "rt", encoding="utf-8"))
+            of_unit: Counter[str] = Counter()
+            for document in islice(self.documents(lines), most):
+                unit = str(document[self.unit])
+                of_unit[unit] += 1
+                if held_out is not None and self.of_unit is not None and of_unit[unit] > self.of_unit:
+                    continue
+                part = part_of(unit)
+                counts[part] += 1
+                if part == "train" or held_out is None or counts[part] <= held_out:
+                    files[part].write(json.dumps(document) + "\n")
+
+
+def part_of(unit: str) -> str:
+    """Return the part that a unit is in."""
+    place = int.from_bytes(hashlib.sha256(unit.encode()).digest()[:4], "big") / 2**32
+    return "validation" if place < _SHARE else "test" if place < 2 * _SHARE else "train"
+
+
+def _posts(lines: IO[str]) -> Iterator[Document]:
+    for line in lines:
+        post = json.loads(line)
+        yield {name: post[name] for name in ("from", "subject", "body")}
+
+
+def _articles(lines: IO[str]) -> Iterator[Document]:
+    """Yield the paragraphs of WikiText-2; an article's unit is its number and its heading."""
+    article, number = "", 0
+    for line in lines:
+        text = line.strip()
+        if _HEADING.fullmatch(text):
+            number += 1
+            article = f"{number} {text}"
+        elif text and not text.startswith("=") and article:
+            yield {"article": article, "text": text}
+
+
+TEXTS = {
+    "newsgroups": Text(
+        "20 Newsgroups, the first 4,000 posts",
+        "20newsgroups/20_newsgroups.jsonl.xz",
+        "from",
+        "{subject}\n{body}",
+        _posts,
+        4000,
+    ),
+    "articles": Text(
+        "WikiText-2, by article", "wikitext-2/wiki.train.tokens.xz", "article", "{text}", _articles
+    ),
+    "enron": Text(
+        "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts
+    ),
+}
