@@ -21,6 +21,7 @@ from typing import IO, Any
 from studies.runner.study import Scale, Work
 
 PARTS = ("train", "validation", "test")
+_HELD_OUT_OF_UNIT = 2
 _SHARE = 0.1  # of the units, for validation and for the test each
 _HEADING = re.compile(r"= [^=].*[^=] =")  # of an article; sections have more signs
 
@@ -37,7 +38,8 @@ class Text:
         unit: the field that names the unit.
         template: the text of a document.
         documents: reads the file's lines.
-        most: how many documents are read at `small`; None for all. Of these, validation and test have the first 160.
+        most: how many documents are read at `small`; None for all. Of these, validation and test have two of a unit
+            and 160 in all.
         of_unit: how many documents of a unit are read at `small`; None for all.
     """
 
@@ -64,23 +66,29 @@ class Text:
         return paths
 
     def _write(self, source: Path, most: int | None, held_out: int | None, folder: Path) -> None:
-        counts = dict.fromkeys(PARTS, 0)
+        of_part, of_unit = Counter[str](), Counter[str]()
         with ExitStack() as opened:
             files = {
                 part: opened.enter_context(open(folder / f"{part}.jsonl", "w", encoding="utf-8"))
                 for part in PARTS
             }
             lines = opened.enter_context(lzma.open(source, "rt", encoding="utf-8"))
-            of_unit: Counter[str] = Counter()
             for document in islice(self.documents(lines), most):
                 unit = str(document[self.unit])
-                of_unit[unit] += 1
-                if held_out is not None and self.of_unit is not None and of_unit[unit] > self.of_unit:
-                    continue
                 part = part_of(unit)
-                counts[part] += 1
-                if part == "train" or held_out is None or counts[part] <= held_out:
-                    files[part].write(json.dumps(document) + "\n")
+                if held_out is not None:
+                    in_all, of_one = (
+                        (None, self.of_unit) if part == "train" else (held_out, _HELD_OUT_OF_UNIT)
+                    )
+                    if _is_full(of_part[part], in_all) or _is_full(of_unit[unit], of_one):
+                        continue
+                of_part[part] += 1
+                of_unit[unit] += 1
+                files[part].write(json.dumps(document) + "\n")
+
+
+def _is_full(count: int, most: int | None) -> bool:
+    return most is not None and count >= most
 
 
 def part_of(unit: str) -> str:
@@ -117,7 +125,12 @@ TEXTS = {
         4000,
     ),
     "articles": Text(
-        "WikiText-2, by article", "wikitext-2/wiki.train.tokens.xz", "article", "{text}", _articles
+        "WikiText-2 by article, the first 8 paragraphs of each",
+        "wikitext-2/wiki.train.tokens.xz",
+        "article",
+        "{text}",
+        _articles,
+        of_unit=8,
     ),
     "enron": Text(
         "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts
