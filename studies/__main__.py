@@ -46,10 +46,11 @@ def main(
     ray: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment that anyone can repeat: train, measure, and say what was found of a paper's claims.
+    r"""Run an experiment that anyone can repeat: train, measure, and say what was found of a paper's claims.
 
     A study that was stopped goes on when the same command is given again.
 
+    \b
     Examples:
         confide study --list
         confide study group-or-user --data data --processes 2

@@ -7,6 +7,8 @@ from studies.runner.study import Study
 
 _MODULES = {
     "group-or-user": "group_or_user",
+    "accountants": "accountants",
+    "blow-up": "blow_up",
 }
 
 

@@ -1,0 +1,209 @@
+"""Epsilon of example-level sampling for a user, as users grow (Charles et al. 2024: Figure 1, Lemma 1, Theorem 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from scipy.special import logsumexp
+
+from confide.privacy.accounting import MixtureOfGaussians
+from confide.privacy.accounting.curves import group
+from studies.runner.findings import Finding
+from studies.runner.rows import number, version
+from studies.runner.study import Row, Scale, Study, Table, Work
+
+T, P, DELTA = 2000, 0.01, 1e-6  # of Figure 1
+MIXTURE, BLACK_BOX = "mixture of Gaussians", "black box"
+TIGHT = {
+    "rows": 4,
+    "p": 0.05,
+    "steps": 50,
+    "noise": 1.0,
+    "epsilon": 2.0,
+}  # where delta is large enough to be sampled
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: {
+        "noises": (1.0,),
+        "groups": (1, 4),
+        "points": 20,
+        "samples": 20_000,
+        "seeds": 2,
+        "interval": 1e-2,
+    },
+    Scale.SMALL: {
+        "noises": (0.5, 1.0, 2.0, 5.0),
+        "groups": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        "points": 500,
+        "samples": 400_000,
+        "seeds": 5,
+        "interval": 1e-3,
+    },
+}
+_SIZES = {**_SIZES, Scale.FULL: _SIZES[Scale.SMALL]}
+
+
+def measure(work: Work) -> list[Row]:
+    size = _SIZES[work.scale]
+    columns = {"study": STUDY.name, "scale": str(work.scale), **version()}
+    rows = [columns | row for row in _epsilons(size)]
+    rows += [columns | row for row in _lemma(size["points"])]
+    return rows + [columns | _sampled(seed, size["samples"]) for seed in range(1, size["seeds"] + 1)]
+
+
+def _epsilons(size: Mapping[str, Any]) -> list[Row]:
+    """Return epsilon at delta for every group size, by the mixture and by group privacy of a single row."""
+    found: list[Row] = []
+    for noise in size["noises"]:
+        single = MixtureOfGaussians.bernoulli(P, T).curve(noise, size["interval"])
+        for rows in size["groups"]:
+            mixture = MixtureOfGaussians.binomial(rows, P, T).curve(noise, size["interval"])
+            common = {"what": "epsilon", "noise": noise, "rows": rows}
+            found.append(common | {"accountant": MIXTURE, "value": mixture.epsilon(DELTA)})
+            found.append(common | {"accountant": BLACK_BOX, "value": group(single, rows).epsilon(DELTA)})
+    return found
+
+
+def _lemma(points: int) -> list[Row]:
+    """Return both sides of Lemma 1 at points drawn at random."""
+    generator = np.random.default_rng(1)
+    found = []
+    for _ in range(points):
+        order, rows = int(generator.integers(2, 33)), int(generator.integers(2, 65))
+        p, noise = float(10 ** generator.uniform(-4, -0.3)), float(10 ** generator.uniform(-0.3, 1))
+        left, right = renyi(order, rows, p, rows * noise), renyi(order, 1, p, noise)
+        found.append(
+            {"what": "lemma 1", "order": order, "rows": rows, "p": p, "noise": noise, "value": left - right}
+        )
+    return found
+
+
+def renyi(order: int, rows: int, p: float, noise: float) -> float:
+    """Return the Renyi divergence of N(Binom(rows, p), noise^2) from N(0, noise^2), by the trapezoidal rule."""
+    counts = np.arange(rows + 1)
+    masses = stats.binom.logpmf(counts, rows, p)
+    x = np.linspace(-12 * noise, order * rows + 12 * noise, 20_001)
+    ratio = logsumexp(masses + (counts * x[:, None] - counts**2 / 2) / noise**2, axis=1)
+    total = logsumexp(order * ratio + stats.norm.logpdf(x, scale=noise)) + math.log(x[1] - x[0])
+    return float(total / (order - 1))
+
+
+def _sampled(seed: int, samples: int) -> Row:
+    """Return delta of the run that attains Theorem 3, by sampling, as a share of the accountant's.
+
+    The loss is linear in one weight: every row of the user has the gradient C, every other row 0. So a step's output is
+    the number of the user's rows that were drawn, plus noise. An observer sums the logarithms of likelihood ratios.
+    """
+    at = TIGHT
+    generator = np.random.default_rng(seed)
+    counts = np.arange(at["rows"] + 1)
+    masses = stats.binom.logpmf(counts, at["rows"], at["p"])
+    loss = np.zeros(samples)
+    for _ in range(int(at["steps"])):
+        x = generator.binomial(int(at["rows"]), at["p"], samples) + generator.normal(0, at["noise"], samples)
+        loss += logsumexp(masses + (counts * x[:, None] - counts**2 / 2) / at["noise"] ** 2, axis=1)
+    delta = float(np.mean(np.maximum(0, -np.expm1(at["epsilon"] - loss))))
+    process = MixtureOfGaussians.binomial(int(at["rows"]), at["p"], int(at["steps"]))
+    bound = float(process.curve(at["noise"]).removal.delta(at["epsilon"]))
+    return {"what": "theorem 3", "key": seed, "value": delta / bound}
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    found = []
+    for noise, epsilons in _by_noise(rows, MIXTURE).items():
+        groups = sorted(epsilons)
+        steps = [
+            math.log(epsilons[more] / epsilons[less]) / math.log(more / less)
+            for less, more in pairwise(groups)
+        ]
+        found.append(
+            Finding(
+                f"With the mixture of Gaussians, epsilon grows near-linearly with a user's rows (noise {noise:g}).",
+                "Figure 1",
+                "log of epsilon against log of the rows: its slope, from one group size to the next",
+                (min(steps), max(steps)),
+                0.9,
+                1.1,
+                is_exact=True,
+                unit="slope",
+            )
+        )
+    for noise, epsilons in _by_noise(rows, BLACK_BOX).items():
+        most = max(epsilons)
+        ratio = epsilons[most] / _by_noise(rows, MIXTURE)[noise][most]
+        found.append(
+            Finding(
+                f"The black box diverges for large groups (noise {noise:g}, {most} rows).",
+                "Figure 1",
+                "its epsilon as a multiple of the mixture's; more than 10 counts as divergence",
+                (min(ratio, 1e9),),
+                low=10.0,
+                is_exact=True,
+                unit="times",
+            )
+        )
+    gaps = [row["value"] for row in rows if row["what"] == "lemma 1"]
+    found.append(
+        Finding(
+            f"R(P_K(K s), Q(K s)) <= R(P_1(s), Q(s)) at {len(gaps)} points drawn at random.",
+            "Lemma 1",
+            "the largest difference of the two sides",
+            (max(gaps),),
+            high=1e-9,
+            is_exact=True,
+            unit="nats of divergence",
+        )
+    )
+    shares = tuple(row["value"] for row in rows if row["what"] == "theorem 3")
+    found.append(
+        Finding(
+            "A loss of one dimension attains the bound.",
+            "Theorem 3",
+            "delta by sampling such a run, as a share of the accountant's",
+            shares,
+            0.98,
+            1.02,
+            unit="share",
+        )
+    )
+    return found
+
+
+def _by_noise(rows: Sequence[Row], accountant: str) -> dict[float, dict[int, float]]:
+    found: dict[float, dict[int, float]] = {}
+    for row in rows:
+        if row["what"] == "epsilon" and row["accountant"] == accountant:
+            found.setdefault(row["noise"], {})[row["rows"]] = row["value"]
+    return found
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    mixture, black_box = _by_noise(rows, MIXTURE), _by_noise(rows, BLACK_BOX)
+    groups = sorted({size for each in mixture.values() for size in each})
+    cells = [
+        [
+            str(size),
+            *(f"{number(mixture[noise][size])} / {number(black_box[noise][size])}" for noise in mixture),
+        ]
+        for size in groups
+    ]
+    heads = ["rows of a user", *(f"noise {noise:g}" for noise in mixture)]
+    note = f"Mixture of Gaussians / black box. T = {T}, p = {P}, delta = {DELTA}. The paper has a plot, not numbers."
+    return [Table("Figure 1: epsilon of a user under example-level sampling", heads, cells, note)]
+
+
+STUDY = Study(
+    name="accountants",
+    paper="003",
+    shows=("Figure 1", "Lemma 1", "Theorem 3"),
+    question="How does epsilon of a user grow with the user's rows, and is the bound tight?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=5,
+    deviations="The black box is group privacy of the whole curve (Vadhan 2017, Lemma 2.2): its best epsilon.",
+)
