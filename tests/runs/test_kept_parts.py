@@ -120,7 +120,7 @@ def test_parts_of_something_else_are_thrown_away(tmp_path, model, monkeypatch, k
     elif what == "tokenizer":
         monkeypatch.setattr(kept_parts, "_hash", lambda text: "another")
     elif what == "program":
-        monkeypatch.setattr("confide.runs.preparation.code_version", lambda: "another")
+        monkeypatch.setattr("confide.runs.kept_parts.code_version", lambda: "another")
     else:
         shutil.rmtree(tmp_path / "run" / "key", ignore_errors=True)
         made = made.model_copy(

@@ -20,7 +20,9 @@ from confide.cli.base import (
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from confide.config.schema import Config
     from confide.runs.folder import Run
+    from confide.runs.training_text import TrainingText
     from confide.utils.workers import Crew
 
 
@@ -74,8 +76,6 @@ def redact(
 
 def _preview(run: "Run", documents: int, against: str | None, crew: "Crew | None", as_json: bool) -> None:
     from confide.cli import show
-    from confide.data.documents import training_documents
-    from confide.models import loading as models
     from confide.sensitive.redaction.page import page
     from confide.sensitive.redaction.preview import survey, with_annotations
     from confide.sensitive.redaction.screening import private
@@ -83,14 +83,15 @@ def _preview(run: "Run", documents: int, against: str | None, crew: "Crew | None
     from confide.utils.files import whole_file
 
     console, path = Console(), run.root / "redaction.html"
-    tokenizer = models.load_tokenizer(run.config)
+    text = _text(run, with_annotations(run.config, against), crew)
+    cache = run.root / "spans.db"
     with console.track("documents searched") as track:
-        text = training_documents(with_annotations(run.config, against), tokenizer)
         found = survey(
-            run.config, text, run.key(), track, documents, against, run.root / "spans.db", tokenizer, crew
+            run.config, text.read, text.key, track, documents, against, cache, text.tokenizer, crew
         )
     with whole_file(path) as building, open(building, "w", encoding="utf-8", opener=private) as stream:
         stream.write(page(found, run.config))
+    text.forget()
     if as_json:
         print_json(found.facts)
         return
@@ -98,14 +99,17 @@ def _preview(run: "Run", documents: int, against: str | None, crew: "Crew | None
     print(f"masked documents: {path} (private)")
 
 
+def _text(run: "Run", config: "Config", crew: "Crew | None") -> "TrainingText":
+    from confide.models import loading as models
+    from confide.runs.training_text import TrainingText
+
+    tokenizer = models.load_tokenizer(run.config)
+    return TrainingText(config, tokenizer, run.root / ".redact.parts", run.data_key(), crew)
+
+
 def _write_sample(
     run: "Run", share: float, draws: int, out: Path | None, crew: "Crew | None", as_json: bool
 ) -> None:
-    from functools import partial
-
-    from confide.data.documents import training_documents
-    from confide.data.wording import is_worded
-    from confide.models import loading as models
     from confide.sensitive.redaction.policy import Policy
     from confide.sensitive.redaction.screening import sample
     from confide.utils.console import Console
@@ -118,9 +122,9 @@ def _write_sample(
         Policy.of(run.config, run.root / "spans.db", run.data_key(), crew) as policy,
         Console().track("documents written") as track,
     ):
-        tokenizer = models.load_tokenizer(run.config) if is_worded(run.config) else None
-        read = partial(training_documents, run.config, tokenizer)
-        found = sample(read, policy, run.key(), share, draws, out, track)
+        text = _text(run, run.config, crew)
+        found = sample(text.documents, policy, run.key(), share, draws, out, track)
+        text.forget()
     if as_json:
         print_json(found)
         return

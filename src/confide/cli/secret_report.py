@@ -39,6 +39,8 @@ def examples(config: "Config", most: int = 5) -> Iterator[tuple[str, str]]:
     documents, found = training_documents(config, tokenizer), searchers(config, Crew())
     shown: set[str] = set()
     for _ in range(_LOOKED_AT // _BATCH):
+        if len(shown) == most:
+            return
         batch = list(islice(documents, _BATCH))
         for document, mentions in zip(batch, find_all(found, batch), strict=True):
             for mention in mentions:

@@ -8,7 +8,7 @@ depends on the documents before, as their number does, is left to whoever takes 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,10 +21,28 @@ from confide.data.readers.readers import Files
 from confide.data.readers.remote import File, RemoteFile
 from confide.data.text_work import Text, TextWork, Worked
 from confide.utils.errors import InputError
-from confide.utils.workers import Crew
+from confide.utils.workers import Crew, Job
 
 BATCH = 512  # records that are worked on at a time
 BATCH_CHARACTERS = 1 << 22  # characters at which a batch ends, even with few records
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a search found in a document, or its fault, which is raised in the place of the document."""
+
+    found: Any = None
+    fault: InputError | None = None
+
+    def taken(self) -> Any:
+        """Return what was found.
+
+        Raises:
+            InputError: the search raised it.
+        """
+        if self.fault is not None:
+            raise self.fault
+        return self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +52,13 @@ class Finished:
     Attributes:
         document: without its number, see `made_of`; if it is `bare`, without text and fields.
         size: characters of its text as it was read.
+        seen: what the search found; None if it was not asked for, or the document is not one to train on.
     """
 
     document: Document
     worked: Worked
     size: int
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +92,69 @@ class _Heard(Counts):
         return found
 
 
+class Search(Job, Protocol):
+    """A search of each document by itself: `ready` returns a function from documents to what it found in each.
+
+    Attributes:
+        identity: a text that decides, with the documents, what is found.
+    """
+
+    @property
+    def identity(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is sent to whoever does the work.
+
+    Attributes:
+        documents: those to search, in the places of their texts; None in the place of another text. Empty if nothing
+            is searched.
+    """
+
+    texts: list[Text]
+    documents: list[Document | None]
+
+
+@dataclass(frozen=True)
+class BatchWork:
+    """The work on a batch, as a job of `Workers`: that on its texts, then the search of its documents."""
+
+    work: TextWork
+    search: Search | None
+
+    def ready(self) -> Callable[[Batch], tuple[list[Worked], list[Seen | None]]]:
+        do, search = self.work.ready(), None if self.search is None else self.search.ready()
+
+        def both(batch: Batch) -> tuple[list[Worked], list[Seen | None]]:
+            worked = do(batch.texts)
+            seen: list[Seen | None] = [None] * len(worked)
+            if search is None:
+                return worked, seen
+            places, documents = [], []
+            for at, (document, own) in enumerate(zip(batch.documents, worked, strict=True)):
+                if document is not None and not own.is_only_quotes:
+                    places.append(at)
+                    documents.append(document if own.text is None else with_text(document, own.text))
+            for at, found in zip(places, _seen(search, documents), strict=True):
+                seen[at] = found
+            return worked, seen
+
+        return both
+
+
+def _seen(search: Callable[[Sequence[Document]], Sequence[Any]], documents: Sequence[Document]) -> list[Seen]:
+    """Search documents; one by one if there is a fault, so that each keeps its own."""
+    if not documents:
+        return []
+    try:
+        return [Seen(found) for found in search(documents)]
+    except InputError as fault:
+        if len(documents) == 1:
+            return [Seen(fault=fault)]
+        return [seen for document in documents for seen in _seen(search, [document])]
+
+
 @dataclass(frozen=True)
 class Finishing:
     """What is made of each record.
@@ -80,19 +163,26 @@ class Finishing:
         recipe: how records become documents.
         work: what is done to each text.
         share: of the units that are held out.
-        is_redacted: whether rows to train on are made elsewhere, from the text.
+        cut: the sides of the split whose rows are wanted.
         bare: whether nobody needs text and fields of a document whose rows are cut.
         limit: how many documents are wanted at most.
         batch: records that are worked on at a time.
+        search: what documents to train on are searched for, by whoever cuts rows. Their fields are not kept then.
     """
 
     recipe: Recipe
     work: TextWork
     share: float
-    is_redacted: bool = False
+    cut: frozenset[str] = frozenset({"train", "eval"})
     bare: bool = False
     limit: int | None = None
     batch: int = BATCH
+    search: Search | None = None
+
+    @property
+    def job(self) -> BatchWork:
+        """The work on batches, as `sent` returns them."""
+        return BatchWork(self.work, self.search)
 
     def batches(self, made: Iterator[Made], heard: _Heard) -> Iterator[list[Made | Remarks]]:
         """Yield what was made of the records, some at a time; a fault is raised once those before it were taken."""
@@ -121,36 +211,44 @@ class Finishing:
         if fault is not None:
             raise fault
 
-    def texts(self, batch: Sequence[Made | Remarks]) -> list[Text]:
-        """Return the texts of a batch."""
-        return [
-            Text(each.text, each.where, each.layout, each.tokens, self._is_cut(each))
-            for each in batch
-            if isinstance(each, Document)
-        ]
+    def sent(self, batch: Sequence[Made | Remarks]) -> Batch:
+        """Return what is sent of a batch."""
+        documents = [each for each in batch if isinstance(each, Document)]
+        return Batch(
+            [
+                Text(each.text, each.where, each.layout, each.tokens, self._may_be(each, self.cut))
+                for each in documents
+            ],
+            []
+            if self.search is None
+            else [each if self._may_be(each, {"train"}) else None for each in documents],
+        )
 
-    def finished(self, batch: Sequence[Made | Remarks], worked: Sequence[Worked]) -> Iterator[Item]:
-        """Yield the items of a batch whose texts became `worked`."""
-        done = iter(worked)
+    def finished(
+        self, batch: Sequence[Made | Remarks], done: tuple[Sequence[Worked], Sequence[Seen | None]]
+    ) -> Iterator[Item]:
+        """Yield the items of a batch of which the work made `done`."""
+        results = zip(*done, strict=True)
         for each in batch:
             if not isinstance(each, Document):
                 yield each
                 continue
-            found = next(done)
+            found, seen = next(results)
             size = len(each.text)
             if self.bare:
                 each = Document("", each.units, each.label, each.where, blank=each.blank)
                 found = found if found.text is None else replace(found, text=found.text.strip()[:1])
             elif found.text is not None:
                 each = with_text(each, found.text)
-            yield Finished(each, found, size)
+            if self.search is not None:
+                each = replace(each, fields={})
+            yield Finished(each, found, size, seen)
 
-    def _is_cut(self, document: Document) -> bool:
-        """Tell whether rows of a document are wanted; whoever gets them may still leave them out."""
-        if not document.units:
-            return not self.is_redacted or self.share > 0
-        side = side_of(document.units, self.share)
-        return side == "eval" or (side == "train" and not self.is_redacted)
+    def _may_be(self, document: Document, sides: Collection[str]) -> bool:
+        """Tell whether a document may be on one of these sides; the unit of one that nobody owns is not known yet."""
+        if document.units:
+            return side_of(document.units, self.share) in sides
+        return ("train" in sides and self.share < 1) or ("eval" in sides and self.share > 0)
 
 
 class Items:
@@ -181,15 +279,17 @@ class PartWork:
     how: How
 
     def ready(self) -> Callable[[Part], Items]:
-        do = self.finishing.work.ready()
+        do = self.finishing.job.ready()
         return lambda part: Items(self._items(part, do))
 
-    def _items(self, part: Part, do: Callable[[Sequence[Text]], list[Worked]]) -> Iterator[Item]:
+    def _items(
+        self, part: Part, do: Callable[[Batch], tuple[list[Worked], list[Seen | None]]]
+    ) -> Iterator[Item]:
         finishing, heard = self.finishing, _Heard()
         made = finishing.recipe.made(part.records(replace(self.how, counts=heard)), heard)
         kept = 0
         for batch in finishing.batches(made, heard):
-            for item in finishing.finished(batch, do(finishing.texts(batch))):
+            for item in finishing.finished(batch, do(finishing.sent(batch))):
                 kept += isinstance(item, Finished) and self._stays(item)
                 yield item
             if finishing.limit is not None and kept >= finishing.limit:
@@ -287,11 +387,11 @@ def _by_text(
     sent: deque[list[Made | Remarks]] = deque()  # batches that are worked on
     made = finishing.recipe.made(records, heard)
 
-    def texts() -> Iterator[list[Text]]:
+    def batches() -> Iterator[Batch]:
         for batch in finishing.batches(made, heard):
             sent.append(batch)
-            yield finishing.texts(batch)
+            yield finishing.sent(batch)
 
-    with crew.workers(finishing.work, what) as workers:
-        for worked in workers.map(texts()):
-            yield from finishing.finished(sent.popleft(), worked)
+    with crew.workers(finishing.job, what) as workers:
+        for done in workers.map(batches()):
+            yield from finishing.finished(sent.popleft(), done)

@@ -1,6 +1,6 @@
-"""Finished parts of a source, kept beside the graphs until these are complete: `prepare` goes on after a kill.
+"""Finished parts of a source, kept until all are used: `prepare` and `redact` go on after a kill.
 
-They hold what the graphs hold, and are as private. A part counts as finished once a file beside it, sealed with the
+They hold the text or its rows, and are as private. A part counts as finished once a file beside it, sealed with the
 run key, holds its digest.
 """
 
@@ -18,9 +18,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from confide.data.part_work import Item, Items, PartWork
+from confide.data.part_work import Finished, Item, Items, PartWork
 from confide.data.readers.parts import Part
 from confide.randomness.seal import Broken, Seal
+from confide.randomness.streams import RunKey
+from confide.runs.provenance import code_version
+from confide.runs.records import seal_of
 from confide.utils.errors import InputError
 from confide.utils.workers import Crew
 
@@ -35,12 +38,19 @@ _MODULES = ("confide.data.", "datetime", "decimal", "uuid", "zoneinfo", "pandas.
 _NAMES = {
     ("collections", "Counter"),
     ("confide.utils.errors", "InputError"),
+    ("confide.sensitive.detectors.spans", "Span"),
+    ("confide.sensitive.redaction.counting", "Counts"),
+    ("confide.sensitive.redaction.counting", "Tally"),
+    ("confide.sensitive.redaction.searching", "Searched"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "scalar"),
     ("numpy._core.numeric", "_frombuffer"),
 }
+
+
+StoreOf = Callable[[str, PartWork, Sequence[Part]], "KeptParts | None"]
 
 
 class KeptParts:
@@ -129,6 +139,7 @@ def _write(path: Path, items: Items) -> _Written:
     stream = iter(items)
     frame: list[Item] = []
     fault: InputError | None = None
+    is_faulty = False
     descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:
         while fault is None:
@@ -139,6 +150,7 @@ def _write(path: Path, items: Items) -> _Written:
                 fault = error
             if not frame and fault is None:
                 break
+            is_faulty = is_faulty or fault is not None or any(map(_has_fault, frame))
             content = pickle.dumps((frame, fault), protocol=pickle.HIGHEST_PROTOCOL)
             for piece in (len(content).to_bytes(_LENGTH, "big"), content):
                 file.write(piece)
@@ -146,7 +158,11 @@ def _write(path: Path, items: Items) -> _Written:
         file.flush()
         os.fsync(file.fileno())
     building.rename(path)
-    return _Written(digest.hexdigest(), fault is not None)
+    return _Written(digest.hexdigest(), is_faulty)
+
+
+def _has_fault(item: Item) -> bool:
+    return isinstance(item, Finished) and item.seen is not None and item.seen.fault is not None
 
 
 def _read(path: Path, digest: str) -> Iterator[Item]:
@@ -184,6 +200,24 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
+def keeper(folder: Path, source: str, files: Any, key: RunKey | None) -> StoreOf:
+    """Return a function that says where the parts of a source are kept, or None if it is not worth it.
+
+    Args:
+        folder: where they lie, in a folder of the name that the function is given.
+        source, files: see `facts_of`; they are of the time before anything is read.
+        key: of the run.
+    """
+
+    def store(name: str, work: PartWork, found: Sequence[Part]) -> KeptParts | None:
+        size = sum(part.size for part in found)
+        if len(found) == 1 or size < WORTH or work.finishing.limit is not None:
+            return None
+        return KeptParts(folder / name, facts_of(source, files, work, found, code_version()), seal_of(key))
+
+    return store
+
+
 def facts_of(source: str, files: Any, work: PartWork, parts: Sequence[Part], code: str) -> dict[str, Any]:
     """Return all that decides what the parts of a source hold.
 
@@ -198,7 +232,8 @@ def facts_of(source: str, files: Any, work: PartWork, parts: Sequence[Part], cod
     tokenizer = getattr(finishing.work.tokenizer, "backend_tokenizer", None)
     settings = [
         finishing.share,
-        finishing.is_redacted,
+        sorted(finishing.cut),
+        None if finishing.search is None else finishing.search.identity,
         finishing.bare,
         finishing.limit,
         finishing.recipe.loss_on,

@@ -1,23 +1,18 @@
 """Prepare the unit graphs of a config: make them once, keep them, and tell whether they are still those of its text."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confide.data.part_work import PartWork
-from confide.data.readers.parts import Part
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
 from confide.randomness.streams import RunKey
-from confide.runs import kept_parts
 from confide.runs.data_source import files_of, source_of
 from confide.runs.given import Given
-from confide.runs.kept_parts import KeptParts
-from confide.runs.provenance import code_version
+from confide.runs.kept_parts import keeper
 from confide.runs.reading import Progress, Reading
-from confide.runs.records import RECORD, check_files, read_record, seal_of, write_record
+from confide.runs.records import RECORD, check_files, read_record, write_record
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 from confide.utils.histogram import histogram_svg
@@ -116,13 +111,7 @@ def prepare(
         source = source_of(config, given)
         parts = folder.with_name(f".{folder.name}.parts")
 
-        def store(side: str, work: PartWork, found: Sequence[Part]) -> KeptParts | None:
-            size = sum(part.size for part in found)
-            if len(found) == 1 or size < kept_parts.WORTH or work.finishing.limit is not None:
-                return None
-            told = kept_parts.facts_of(source, files, work, found, code_version())
-            return KeptParts(parts / side, told, seal_of(key))
-
+        store = keeper(parts, source, files, key)
         made = Reading(config, tokenizer, progress, key, given, crew, store)
         facts = made.write(building, folder.with_name("spans.db"))
         write_record(building, {"source": source, "files": files, "facts": facts}, key)

@@ -11,22 +11,19 @@ import numpy as np
 
 from confide.config import registry
 from confide.data.cutting import Cutter, Row
-from confide.data.documents import ONLY_QUOTES, STRIPPED, Recipe, side_of
+from confide.data.documents import Recipe, side_of
 from confide.data.part_work import (
     BATCH,
     BATCH_CHARACTERS,
     Finished,
     Finishing,
     Item,
-    PartWork,
-    Remarks,
     items_of,
 )
 from confide.data.readers import Counts, Document
-from confide.data.readers.documents import Blank, Numbering
 from confide.data.readers.duplicates import Sketches
-from confide.data.readers.parts import Part
 from confide.data.spans import Mention
+from confide.data.taking import taken
 from confide.data.text_work import Rows, Text, TextWork
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.data.wording import loss_on
@@ -37,7 +34,7 @@ from confide.runs import canaries
 from confide.runs.canaries import Manifest
 from confide.runs.data_source import marks_of
 from confide.runs.given import Given
-from confide.runs.kept_parts import KeptParts
+from confide.runs.kept_parts import StoreOf
 from confide.runs.planting import Planting
 from confide.sensitive.redaction.rows import RedactedRow
 from confide.sensitive.secrets.finders import find_all
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, str], None]  # documents read since the last call, and the counts so far
 Taken = TypeVar("Taken", Document, Finished)
-StoreOf = Callable[[str, PartWork, Sequence[Part]], KeptParts | None]  # of the training or the held-out text
 Side = str | None  # of the split: train, eval, or neither
 _HELD = 1 << 20  # tokens of rows that wait to be written
 
@@ -154,8 +150,9 @@ class Reading:
 
     def _fill(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         """Write every row of `source` into the graph of its side; `share` of the units are held out."""
+        data = self.config.data
         with closing(self._items(source, "train" in writers, share)) as items:
-            for batch in _batches(self._taken(items), BATCH):
+            for batch in _batches(taken(items, data, self.counts, self.after), BATCH):
                 documents = [each.document for each in batch]
                 sides = [side_of(document.units, share) for document in documents]
                 if "train" in writers and self.sketches is not None:
@@ -181,45 +178,13 @@ class Reading:
             Recipe.of(self.config, self.tokenizer),
             work,
             share,
-            is_redacted,
+            frozenset({"eval"}) if is_redacted else frozenset({"train", "eval"}),
             bare=not is_redacted and not (trains and self.finders is not None),
             limit=data.max_documents,
             batch=BATCH,
         )
         store = None if self.store is None else partial(self.store, "train" if trains else "eval")
         return items_of(finishing, source, self.crew or Crew(), given, store)
-
-    def _taken(self, items: Iterator[Item]) -> Iterator[Finished]:
-        """Yield the documents that are used, as many as the config allows, each with its number."""
-        data = self.config.data
-        made = self._heard(items)
-        rest = (each if isinstance(each, Blank) else each.document for each in made)
-        numbering = Numbering(data.text, data.unit, data.without_unit, self.counts)
-        kept = 0
-        while data.max_documents is None or kept < data.max_documents:
-            each = next(made, None)
-            if each is None:
-                numbering.check_end()
-                return
-            document = numbering.take(each if isinstance(each, Blank) else each.document, rest)
-            if document is None or isinstance(each, Blank):
-                continue
-            if data.strip_quotes:
-                self.after[STRIPPED] += each.worked.stripped
-                self.after[ONLY_QUOTES] += each.worked.is_only_quotes
-            if not each.worked.is_only_quotes:
-                kept += 1
-                yield replace(each, document=document)
-
-    def _heard(self, items: Iterator[Item]) -> Iterator[Finished | Blank]:
-        """Yield the items without the remarks of readers, which are counted and noted."""
-        for item in items:
-            if isinstance(item, Remarks):
-                self.counts.update(item.counts)
-                for where, what in item.notes:
-                    self.counts.note(where, what)
-            else:
-                yield item
 
     def _cuts(self, side: Side) -> bool:
         return side == "eval" or (side == "train" and self.redacted is None)

@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from confide.config.loading import check
 from confide.config.schema import Policy
+from confide.data.part_work import Finished, Seen
 from confide.data.readers import Document
+from confide.data.text_work import Rows, Worked
 from confide.randomness.streams import RunKey
 from confide.sensitive.redaction.page import page, percent
 from confide.sensitive.redaction.preview import Preview, survey
@@ -38,8 +40,20 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
 
 
+def searched(documents):
+    """Return a function that reads documents, each with what a search found in it."""
+
+    def read(search):
+        for document, found in zip(documents, search.ready()(documents), strict=True):
+            yield Finished(document, Worked(None, Rows(), None), len(document.text), Seen(found))
+
+    return read
+
+
 def look_at(documents, most=5, against=None, **detector) -> Preview:
-    return survey(settings(**detector), documents, KEY, lambda *_: None, most, against, None, tokenizer())
+    return survey(
+        settings(**detector), searched(documents), KEY, lambda *_: None, most, against, None, tokenizer()
+    )
 
 
 def mail(text: str, gold=(), number: int = 0) -> Document:
@@ -209,7 +223,7 @@ def shown(tmp_path_factory):
     documents.append(mail("word " * 2000 + MARKED[0], (), 12))
     detector = {"expressions": {ODD: r"zugzwang\d*", "firm": r"Quetzal & co|g\d+ &"}}
     config = settings(**detector)
-    preview = survey(config, documents, KEY, lambda *_: None, 7, "gold", None, tokenizer())
+    preview = survey(config, searched(documents), KEY, lambda *_: None, 7, "gold", None, tokenizer())
     path = tmp_path_factory.mktemp("page") / "redaction.html"
     path.write_text(page(preview, config), "utf-8")
     return path

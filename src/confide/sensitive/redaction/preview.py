@@ -3,99 +3,32 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from confide.config.schema import Policy as Settings
 from confide.randomness.streams import RunKey
-from confide.sensitive.detectors import asked
 from confide.sensitive.detectors.spans import Span
-from confide.sensitive.redaction.counting import Places, Words
-from confide.sensitive.redaction.masking import Place, covered, merged
+from confide.sensitive.redaction.counting import Counts, Places, Tally, by_kind
+from confide.sensitive.redaction.masking import merged
 from confide.sensitive.redaction.pieces import Piece, pieces
-from confide.sensitive.redaction.policy import STATED, Policy
+from confide.sensitive.redaction.policy import STATED
+from confide.sensitive.redaction.searching import Searched, Searching
 from confide.utils.errors import InputError
 from confide.utils.workers import Crew
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
+    from confide.data.part_work import Finished
     from confide.data.readers import Document
     from confide.utils.console import Track
 
 _BATCH = 512
 _AROUND = 40  # characters of context on each side of an example
-
-
-# counts -------------------------------------------------------------------------------------------------------
-@dataclass
-class Tally:
-    """Counts of masked text: spans, and the documents, characters, words and tokens that they touch."""
-
-    spans: int = 0
-    documents: int = 0
-    characters: int = 0
-    words: int = 0
-    tokens: int = 0
-
-    def add(self, spans: int, places: Sequence[Place], words: Words, tokens: int) -> None:
-        self.spans += spans
-        self.documents += bool(places)
-        self.characters += sum(end - start for start, end in places)
-        self.words += len(words.within(places))
-        self.tokens += tokens
-
-
-@dataclass
-class Counts:
-    """Counts of everything in the documents, of the masked part, and of the part that each kind of finding masks."""
-
-    whole: Tally = field(default_factory=Tally)
-    masked: Tally = field(default_factory=Tally)
-    kinds: dict[str, Tally] = field(default_factory=dict)
-
-    def add(self, text: str, spans: Sequence[Span], offsets: Sequence[Place] = ()) -> None:
-        """Add a document and its findings; `offsets` are the places of its tokens, as the tokenizer returns them."""
-
-        def tokens(places: Sequence[Place]) -> int:
-            return int(np.count_nonzero(covered(text, offsets, places))) if offsets else 0
-
-        words = Words(text)
-        self.whole.tokens += len(offsets)
-        self.whole.documents += 1
-        self.whole.characters += len(text)
-        self.whole.words += len(words)
-        places = merged(spans)
-        self.masked.add(len(places), places, words, tokens(places))
-        for kind, own in _by_kind(spans).items():
-            alike = merged(own)
-            self.kinds.setdefault(kind, Tally()).add(len(own), alike, words, tokens(alike))
-
-    def facts(self) -> dict[str, Any]:
-        return vars(self.whole) | {
-            "spans": sum(tally.spans for tally in self.kinds.values()),
-            "masked": self._shares(self.masked),
-            "kinds": {kind: self._shares(tally) for kind, tally in self.kinds.items()},
-        }
-
-    def _shares(self, tally: Tally) -> dict[str, float]:
-        return vars(tally) | {
-            "share_of_tokens": tally.tokens / max(1, self.whole.tokens),
-            "share_of_words": tally.words / max(1, self.whole.words),
-            "share_of_characters": tally.characters / max(1, self.whole.characters),
-        }
-
-
-def _by_kind(spans: Iterable[Span]) -> dict[str, list[Span]]:
-    found: dict[str, list[Span]] = {}
-    for span in spans:
-        found.setdefault(span.kind, []).append(span)
-    return found
 
 
 # against annotations ------------------------------------------------------------------------------------------
@@ -142,7 +75,7 @@ class Comparison:
         places = merged(tested)
         found, truth = Places(places), Places(merged(annotated))
         self.all.add(annotated, found)
-        for kind, own in _by_kind(annotated).items():
+        for kind, own in by_kind(annotated).items():
             self.kinds.setdefault(kind, _Annotated()).add(own, found)
         self.places += len(places)
         self.right += sum(truth.within(start, end) > 0 for start, end in places)
@@ -179,17 +112,25 @@ class _Gallery:
         self._most, self._stream = most, key.stream("preview", "documents")
         self._drawn: list[tuple[int, int, Shown]] = []  # the documents with the largest random words
         self._seen = 0
+        self._words = np.empty(0, np.uint64)
 
     def add(self, document: Document, spans: Sequence[Span], missed: Iterable[Span]) -> None:
         if len(self.first) < self._most:
             self.first.append(_shown(document, spans, missed))
             return
-        word = int(self._stream.uint64(1, self._seen)[0]) if self._most else 0
+        word = self._word() if self._most else 0
         self._seen += 1
         if len(self._drawn) < self._most:
             heapq.heappush(self._drawn, (word, document.number, _shown(document, spans, missed)))
         elif self._drawn and word > self._drawn[0][0]:
             heapq.heapreplace(self._drawn, (word, document.number, _shown(document, spans, missed)))
+
+    def _word(self) -> int:
+        """Return the random word of the document in hand; many are made at a time."""
+        at = self._seen % _BATCH
+        if at == 0:
+            self._words = self._stream.uint64(_BATCH, self._seen)
+        return int(self._words[at])
 
     @property
     def drawn(self) -> list[Shown]:
@@ -240,7 +181,7 @@ class Preview:
 
 def survey(
     config: Config,
-    documents: Iterable[Document],
+    read: Callable[[Searching], Generator[Finished, None, None]],
     key: RunKey,
     track: Track,
     most: int,
@@ -249,41 +190,48 @@ def survey(
     tokenizer: Any = None,
     crew: Crew | None = None,
 ) -> Preview:
-    """Find the sensitive spans of the documents; keep counts, examples and at most `2 * most` masked documents.
+    """Find the sensitive spans of documents; keep counts, examples and at most `2 * most` masked documents.
 
     Args:
         config: the config.
-        documents: the documents, read with the config that `with_annotations` returns.
+        read: returns the documents, each with what the search found in it. They are read with the config that
+            `with_annotations` returns.
         key: the run key.
-        track: is called with the number of documents of each batch, to show progress.
+        track: is called with a number of documents, to show progress.
         most: the number of first documents to keep, and of drawn ones.
         against: the field of annotated spans to compare with. The default is `detector.spans`, if there are other
             detectors.
-        cache: the file that keeps findings, with entries hashed under `key`.
+        cache: the file that keeps findings, with entries hashed under `key`. Processes of this machine use it too;
+            the nodes of a cluster do not.
         tokenizer: the tokenizer of the model; its tokens are counted. Without one, no tokens are counted.
-        crew: who runs the detectors; by default all processors do.
+        crew: who reads and searches; by default this process, and all processors run the detectors.
 
     Raises:
         InputError: the config names nothing to find, or there are annotations both in `against` and in the policy; or
             there is no document.
     """
     counts, gallery, examples = Counts(), _Gallery(most, key), dict[str, str]()
-    with _detectors(config, against, cache, key, crew) as found:
-        comparison = Comparison() if found.annotations is not None else None
-        counts.kinds = {kind: Tally() for kind in found.kinds if kind != STATED}
-        stream = iter(documents)
-        while batch := list(islice(stream, _BATCH)):
-            offsets = _offsets(tokenizer, batch)
-            for number, (document, tested, annotated) in enumerate(found.of(batch)):
-                spans = sorted({*tested, *annotated}) if found.masks_annotated else tested
-                counts.add(document.text, spans, offsets[number])
+    with Searching(config, against, tokenizer, cache, key, crew) as search:
+        comparison = Comparison() if search.compares else None
+        counts.kinds = {kind: Tally() for kind in search.kinds if kind != STATED}
+        waiting = 0
+        with closing(read(search)) as documents:
+            for each in documents:
+                assert each.seen is not None
+                found: Searched = each.seen.taken()
+                spans = search.masked(found)
+                counts.include(found.counts)
                 if comparison is not None:
-                    comparison.add(tested, annotated)
-                missed = _uncovered(annotated, tested)
+                    comparison.add(found.tested, found.annotated)
+                missed = _uncovered(found.annotated, found.tested)
                 readable = [span for span in spans if span not in missed]
-                gallery.add(document, readable, missed)
-                _add_examples(examples, document, readable, missed)
-            track(len(batch))
+                gallery.add(each.document, readable, missed)
+                _add_examples(examples, each.document, readable, missed)
+                waiting += 1
+                if waiting == _BATCH:
+                    track(waiting)
+                    waiting = 0
+        track(waiting)
     if not counts.whole.documents:
         raise InputError("no document is left to look at")
     facts = counts.facts()
@@ -292,16 +240,9 @@ def survey(
     return Preview(facts, examples, gallery.first, gallery.drawn)
 
 
-def _offsets(tokenizer: Any, batch: Sequence[Document]) -> Sequence[Sequence[Place]]:
-    if tokenizer is None:
-        return [()] * len(batch)
-    texts = [document.text for document in batch]
-    found = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-    places: Sequence[Sequence[Place]] = found["offset_mapping"]
-    return places
-
-
 def _uncovered(annotated: Sequence[Span], tested: Sequence[Span]) -> set[Span]:
+    if not annotated:
+        return set()
     covered = Places(merged(tested))
     return {span for span in annotated if covered.within(span.start, span.end) < span.end - span.start}
 
@@ -309,53 +250,7 @@ def _uncovered(annotated: Sequence[Span], tested: Sequence[Span]) -> set[Span]:
 def _add_examples(
     examples: dict[str, str], document: Document, spans: Sequence[Span], missed: Iterable[Span]
 ) -> None:
-    new = [kind for kind in _by_kind(spans) if kind not in examples]
+    new = [kind for kind in by_kind(spans) if kind not in examples]
     if new:
         shown = pieces(document.text, spans, missed)
         examples |= {kind: _example(shown, kind) for kind in new}
-
-
-@dataclass(frozen=True)
-class _Detectors:
-    """The detectors under test, and the annotations that they are compared with, if any."""
-
-    tested: Policy
-    annotations: Policy | None
-    masks_annotated: bool  # whether the annotations are part of the policy
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        annotated = self.annotations.kinds if self.annotations is not None and self.masks_annotated else ()
-        return (*self.tested.kinds, *annotated)
-
-    def of(self, batch: Sequence[Document]) -> Iterator[tuple[Document, list[Span], list[Span]]]:
-        """Return (document, found spans, annotated spans) for each document."""
-        tested = self.tested.find(batch)
-        annotated = self.annotations.find(batch) if self.annotations is not None else [[] for _ in batch]
-        return zip(batch, tested, annotated, strict=True)
-
-
-@contextmanager
-def _detectors(
-    config: Config, against: str | None, cache: Path | None, key: RunKey, crew: Crew | None
-) -> Iterator[_Detectors]:
-    """Open the policies that a preview needs, and close them at the end."""
-    detector = config.detector
-    others = bool(asked(detector) or detector.words or detector.expressions)
-    if against is not None and detector.spans is not None:
-        raise InputError(
-            f"--against {against}: detector.spans names {detector.spans}, which the other detectors are compared "
-            "with already; leave one of the two out"
-        )
-    field = against or (detector.spans if others else None)
-    with ExitStack() as stack:
-        if field is None:
-            yield _Detectors(stack.enter_context(Policy.of(config, cache, key, crew)), None, False)
-            return
-        tested = config.model_copy(update={"detector": detector.model_copy(update={"spans": None})})
-        annotated = config.model_copy(update={"detector": Settings(spans=field)})
-        yield _Detectors(
-            stack.enter_context(Policy.of(tested, cache, key, crew)),
-            stack.enter_context(Policy.of(annotated)),
-            against is None,
-        )
