@@ -35,6 +35,7 @@ def main(
     ] = Scale.SMALL,
     data: Data = None,
     folder: Folder = Path("runs/studies"),
+    text: Annotated[str | None, typer.Option(metavar="NAME", help="only this one of a study's texts")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="forget what was done before")] = False,
     recorded: Annotated[
         bool, typer.Option("--record", help="keep measurements and findings in studies/measured")
@@ -69,7 +70,9 @@ def main(
     if fresh:
         shutil.rmtree(folder / scale, ignore_errors=True)
     crew = crew_of(processes, ray)
-    work = Work(data, folder / scale, scale, **({} if crew is None else {"crew": crew}), console=Console())
+    work = Work(
+        data, folder / scale, scale, **({} if crew is None else {"crew": crew}), console=Console(), text=text
+    )
     found = [_run(study(each), work, recorded) for each in (names() if every else [str(name)])]
     if as_json:
         print_json([each for entries, _ in found for each in entries])

@@ -84,10 +84,12 @@ class Grid:
     def measured(self, work: Work) -> list[Row]:
         """Train whatever is not trained yet. Return a row for each trial and each run."""
         model = self.model(work)
-        cells = [_Cell(self, work, model, text) for text in self.texts]
-        rows = trained([each for cell in cells for each in cell.tuning()], work, f"{self.name}: trials")
-        mains = [each for cell in cells for each in cell.mains(rows)]
-        return rows + trained(mains, work, f"{self.name}: runs")
+        rows: list[Row] = []
+        for text in work.chosen(self.texts):
+            cell = _Cell(self, work, model, text)
+            trials = trained(list(cell.tuning()), work, f"{self.name}, {text}: trials")
+            rows += trials + trained(list(cell.mains(trials)), work, f"{self.name}, {text}: runs")
+        return rows
 
 
 @dataclass(frozen=True)

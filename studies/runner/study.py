@@ -37,6 +37,7 @@ class Work:
         data: the folder that holds the public data sets; None if none was given.
         folder: everything that the study writes; what lies there is not computed again.
         crew: the processes that share its runs.
+        text: the one text to run a study on; None for all of its texts.
     """
 
     data: Path | None
@@ -44,6 +45,17 @@ class Work:
     scale: Scale
     crew: Crew = field(default_factory=Crew)
     console: Console = field(default_factory=lambda: Console(quiet=True))
+    text: str | None = None
+
+    def chosen(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return the texts to run on, of those of a study.
+
+        Raises:
+            InputError: the study does not have the one that was asked for.
+        """
+        if self.text is not None and self.text not in texts:
+            raise InputError(f"--text: this study has {' and '.join(texts) or 'no text'}, not {self.text}")
+        return texts if self.text is None else (self.text,)
 
     def source(self, name: str) -> Path:
         """Return a file or folder of the public data.
