@@ -39,6 +39,7 @@ def write(docs: Path = DOCS, folder: Path = register.KEPT) -> None:
             if path.exists():
                 own = [each for each in entries if (each["study"], each["scale"]) == (name, str(scale))]
                 pages.setdefault(chosen.paper, []).append(section(chosen, store.read(path), own))
+    (docs / "results").mkdir(parents=True, exist_ok=True)
     for paper, sections in pages.items():
         title = f"# {PAPERS[paper]}: what was found\n\n"
         write_text(docs / "results" / f"{_file(paper)}.md", _MADE + title + "\n".join(sections))

@@ -1,0 +1,90 @@
+"""The rule of verdicts: an interval against the region that a claim names, and Holm's rule where claims are many."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from studies.runner.findings import (
+    CONFIDENCE,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    UNDECIDED,
+    Finding,
+    judged,
+    paired,
+    slopes,
+)
+
+
+def finding(*values, low=-math.inf, high=math.inf, family="", **more):
+    return Finding("a claim", "Table 1", "a statistic", values, low, high, family, **more)
+
+
+def verdicts(*findings):
+    return [each.verdict for each in judged(findings)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.5, 1.5, REPRODUCED),
+        (-math.inf, 2.0, REPRODUCED),
+        (2.0, math.inf, NOT_REPRODUCED),
+        (-1.0, 0.0, NOT_REPRODUCED),
+        (1.0, 2.0, UNDECIDED),
+        (-math.inf, 1.0, UNDECIDED),
+    ],
+)
+def test_a_verdict_is_where_the_interval_lies(low, high, expected):
+    assert verdicts(finding(0.99, 1.0, 1.01, low=low, high=high)) == [expected]
+
+
+def test_the_interval_is_students():
+    values = (0.2, 0.5, 0.9, 1.4)
+    low, high = finding(*values).interval()
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (low, high) == pytest.approx((expected.low, expected.high))
+
+
+def test_one_run_key_decides_nothing_and_a_formula_everything():
+    assert verdicts(finding(1.0, low=0.0)) == [UNDECIDED]
+    assert verdicts(finding(1.0, low=0.0, is_exact=True)) == [REPRODUCED]
+    assert verdicts(finding(0.5, 1.5, low=1.0, is_exact=True)) == [UNDECIDED]
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say():
+    """A wrong verdict of a claim that is false by a hair: at most 5% of the time, in a family of ten as well."""
+    generator, wrong, in_family = np.random.default_rng(1), 0, 0
+    for _ in range(2000):
+        draws = [finding(*generator.normal(0, 1, 5), low=0.0, family="ten") for _ in range(10)]
+        found = [verdict != UNDECIDED for verdict in verdicts(*draws)]
+        in_family += any(found)
+        wrong += verdicts(finding(*draws[0].values, low=0.0)) != [UNDECIDED]
+    assert 0.035 < wrong / 2000 < 0.065
+    assert 0.035 < in_family / 2000 < 0.065
+
+
+def test_holm_judges_the_clearest_first():
+    clear, middle, vague = (finding(-1e-3, 0.0, 1e-3, high=h, family="one") for h in (1.0, 0.005, 0.0012))
+    found = judged([vague, clear, middle])
+    assert [round(1 - each.confidence, 6) for each in found] == [0.05, round(0.05 / 3, 6), 0.025]
+    assert [each.verdict for each in found] == [UNDECIDED, REPRODUCED, REPRODUCED]
+    # Once one fails, those behind it are judged as strictly as it was.
+    found = judged([vague, finding(-2e-3, 0.0, 2e-3, high=0.0013, family="one"), clear])
+    assert sorted(round(1 - each.confidence, 6) for each in found) == [round(0.05 / 3, 6), 0.025, 0.025]
+
+
+def test_claims_of_other_families_do_not_count():
+    alone = judged([finding(0.0, 1.0, high=2.0)])[0]
+    beside = judged([finding(0.0, 1.0, high=2.0), finding(0.0, 1.0, high=3.0, family="other")])[0]
+    assert alone.confidence == beside.confidence == CONFIDENCE
+
+
+def test_differences_are_of_the_same_run_key():
+    assert paired({1: 1.0, 2: 5.0, 3: 2.0}, {2: 4.0, 1: 3.0}) == (-2.0, 1.0)
+
+
+def test_slopes_are_of_each_run_key():
+    found = slopes([0.0, 1.0, 2.0], [{1: 0.0, 2: 1.0}, {1: 2.0, 2: 1.0}, {1: 4.0, 2: 1.0, 3: 9.0}])
+    assert found == pytest.approx((2.0, 0.0))

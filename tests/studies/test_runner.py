@@ -1,0 +1,200 @@
+"""What all studies share: parts of units, grids, results that are kept, the register and its pages."""
+
+import json
+import lzma
+import math
+
+import pytest
+from studies.runner import grid as grids
+from studies.runner import pages, register, store, texts
+from studies.runner.findings import Finding
+from studies.runner.grid import TRIAL, Arm, Grid
+from studies.runner.study import Scale, Study, Table, Work
+from studies.runner.tables import change, losses, perplexity
+from studies.runner.texts import PARTS, TEXTS, Text, part_of
+
+from confide.utils.errors import InputError
+
+RATES = {"train.learning_rate": (1.0, 2.0, 3.0)}
+
+
+@pytest.fixture
+def posts(tmp_path, monkeypatch):
+    """Made-up posts of 60 senders, as `TEXTS["made-up"]`; returns the work folder's `Work`."""
+    source = tmp_path / "data/made-up/posts.xz"
+    source.parent.mkdir(parents=True)
+    with lzma.open(source, "wt") as lines:
+        for number in range(600):
+            lines.write(
+                json.dumps({"from": f"s{number % 60}", "subject": "s", "body": f"text {number}"}) + "\n"
+            )
+    made_up = Text("made up", "made-up/posts.xz", "from", "{body}", texts._posts, most=500)
+    monkeypatch.setitem(TEXTS, "made-up", made_up)
+    return Work(tmp_path / "data", tmp_path / "work", Scale.SMALL)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_no_unit_lies_in_two_parts(posts):
+    parts = {name: read(path) for name, path in TEXTS["made-up"].parts(posts).items()}
+    senders = {name: {each["from"] for each in documents} for name, documents in parts.items()}
+    assert sum(map(len, senders.values())) == len(set.union(*senders.values())) == 60
+    assert all(part_of(sender) == name for name in PARTS for sender in senders[name])
+    assert max(sum(each["from"] == sender for each in parts["test"]) for sender in senders["test"]) == 2
+    assert 3 <= len(senders["validation"]) <= 10
+
+
+def test_text_that_was_cut_is_not_cut_again(posts):
+    first = TEXTS["made-up"].parts(posts)["test"]
+    first.write_text("kept")
+    assert TEXTS["made-up"].parts(posts)["test"].read_text() == "kept"
+
+
+def made(*arms, **changes):
+    settings = {
+        "name": "made-up",
+        "texts": ("made-up",),
+        "model": lambda work: work.folder / "model",
+        "keys": {"train.steps": 3, "train.batch": 2.0},
+        "arms": arms,
+        "at": {"privacy.epsilon": (0.5, 1.0, 8.0, math.inf)},
+        "tuned_at": {"privacy.epsilon": (1.0, 8.0)},
+        "seeds": 2,
+    }
+    return Grid(**settings | changes)
+
+
+def ran(grid, work, monkeypatch, loss):
+    """The rows of a grid whose runs come to `loss(run)`, and all runs that were asked for."""
+    asked = []
+
+    def trained(runs, work, what):
+        asked.extend(runs)
+        return [run.columns | {"loss": loss(run)} for run in runs]
+
+    monkeypatch.setattr(grids, "trained", trained)
+    return grid.measured(work), asked
+
+
+def test_settings_are_chosen_on_validation_and_measured_on_the_test(posts, monkeypatch):
+    one, other = (Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els"))
+
+    def loss(run):
+        rate = run.raw.get("train", {}).get("learning_rate", 0)
+        # What is best depends on the arm and on epsilon; a look at the test part would choose 1.0.
+        best = (2.0 if run.raw["privacy"]["epsilon"] > 4 else 3.0) if run.columns["arm"] == "uls" else 1.0
+        return abs(rate - best) if run.columns["part"] == "validation" else rate
+
+    rows, asked = ran(made(one, other), posts, monkeypatch, loss)
+    trials = [run for run in asked if run.columns["key"] == TRIAL and run.trains]
+    assert len(trials) == 2 * 2 * 3
+    assert {run.raw["data"]["eval"] for run in trials} == {str(TEXTS["made-up"].parts(posts)["validation"])}
+    mains = [run for run in asked if run.columns["key"] != TRIAL]
+    assert len(mains) == 2 * 4 * 2
+    assert {run.raw["data"]["eval"] for run in mains} == {str(TEXTS["made-up"].parts(posts)["test"])}
+    chosen = {
+        (run.columns["arm"], run.columns["privacy.epsilon"]): run.raw["train"]["learning_rate"]
+        for run in mains
+    }
+    assert [chosen["uls", e] for e in (0.5, 1.0, 8.0, math.inf)] == [3.0, 3.0, 2.0, 2.0]
+    assert [chosen["els", e] for e in (0.5, 1.0, 8.0, math.inf)] == [1.0] * 4
+    assert len(losses(rows, {"arm": "uls", "privacy.epsilon": 8.0})) == 2
+
+
+def test_runs_of_one_key_share_it_over_all_arms_and_trials_have_their_own(posts, monkeypatch):
+    arms = [Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els")]
+    _, asked = ran(made(*arms), posts, monkeypatch, lambda run: 1.0)
+    keys = {}
+    for run in asked:
+        keys.setdefault(run.columns["key"], set()).add(run.raw["privacy"]["published_key"])
+    assert {key: len(found) for key, found in keys.items()} == {0: 1, 1: 1, 2: 1}
+    assert len(set.union(*keys.values())) == 3
+
+
+def test_infinite_epsilon_is_the_twin_of_a_private_run(posts, monkeypatch):
+    _, asked = ran(made(Arm("uls", {"privacy.mechanism": "uls"})), posts, monkeypatch, lambda run: 1.0)
+    twins = [run for run in asked if run.is_twin]
+    assert [run.columns["privacy.epsilon"] for run in twins] == [math.inf] * 2
+    assert all(math.isfinite(run.raw["privacy"]["epsilon"]) for run in asked if run.trains)
+
+
+def test_unequal_budgets_are_refused():
+    with pytest.raises(InputError, match="unequal tuning budgets"):
+        made(Arm("one", {}, RATES), Arm("other", {}, {"train.learning_rate": (1.0,)}))
+
+
+def test_other_settings_have_another_folder(posts, monkeypatch):
+    arms = [Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els")]
+    _, asked = ran(made(*arms), posts, monkeypatch, lambda run: 1.0)
+    assert len({run.folder for run in asked}) == len(asked)
+
+
+def test_a_text_that_the_study_does_not_have_is_refused(posts):
+    with pytest.raises(InputError, match="this study has made-up, not enron"):
+        Work(posts.data, posts.folder, posts.scale, text="enron").chosen(("made-up",))
+
+
+def test_measurements_come_back_as_they_were(tmp_path):
+    rows = [{"a": 1, "b": "x"}, {"a": 2, "c": math.inf}]
+    store.write(rows, tmp_path / "rows.parquet")
+    assert store.read(tmp_path / "rows.parquet") == [
+        {"a": 1, "b": "x", "c": None},
+        {"a": 2, "b": None, "c": math.inf},
+    ]
+
+
+ROWS = [{"key": key, "part": "test", "loss": 1.0 + key / 100, "version": "0.1"} for key in (1, 2, 3)]
+
+
+def example(name="example", **changes):
+    settings = {
+        "name": name,
+        "paper": "000",
+        "shows": ("Table 6",),
+        "question": "Does it?",
+        "measure": lambda work: ROWS,
+        "findings": lambda rows: [
+            Finding("It does.", "Table 6", "gap", tuple(row["loss"] for row in rows), 0.5, 1.5),
+            Finding("It does not.", "Table 7", "gap", tuple(row["loss"] for row in rows), 5.0),
+        ],
+        "tables": lambda rows: [Table("Table 6", ["a"], [[perplexity(losses(rows, {}))]])],
+        "minutes": 1,
+        "deviations": "Everything.",
+        "reads": ("newsgroups",),
+    }
+    return Study(**settings | changes)
+
+
+def test_the_register_holds_each_finding_once(tmp_path):
+    for _ in range(2):
+        register.record(example(), Scale.SMALL, ROWS, "2026-01-02", tmp_path)
+    register.record(example("another"), Scale.SMALL, ROWS, "2026-01-02", tmp_path)
+    found = register.kept(tmp_path)
+    assert [each["study"] for each in found] == ["example"] * 2 + ["another"] * 2
+    assert found[0]["verdict"] == "reproduced"
+    assert found[0]["command"] == "confide study example --scale small --data data"
+    assert found[0]["keys"] == 3
+    assert found[0]["versions"] == ["0.1"]
+    assert found[1]["holds_between"] == [5.0, None]
+    assert store.read(tmp_path / "example-small.parquet") == ROWS
+
+
+def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "names", lambda: ["example"])
+    monkeypatch.setattr(pages, "study", lambda name: example(name))
+    register.record(example(), Scale.SMALL, ROWS, "2026-01-02", tmp_path / "measured")
+    pages.write(tmp_path / "docs", tmp_path / "measured")
+    page = (tmp_path / "docs/results/findings.md").read_text()
+    assert page.index("| not reproduced |") < page.index("| reproduced |")
+    assert "1 not reproduced, 0 undecided at this scale, 1 reproduced." in page
+    paper = (tmp_path / "docs/results/paper-000.md").read_text()
+    assert "confide study example --scale small --data data" in paper
+    assert "2.77 (2.71 to 2.84)" in paper
+
+
+def test_cells_have_means_and_intervals():
+    assert perplexity({1: 1.0, 2: 1.0}) == "2.72 (2.72 to 2.72)"
+    assert change([math.log(0.9)] * 3) == "-10.0% (-10.0% to -10.0%)"
+    assert change([]) == ""
