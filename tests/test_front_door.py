@@ -31,11 +31,14 @@ NOT_RUN = {
     ),
 }
 
-FEW = "train.steps=2 train.batch=4 data.max_length=16 canaries.count=20"
+FEW = "train.steps=2 train.batch=4 data.max_length=16 canaries.count=20 canaries.digits=3"
 FEW_ATTACKS = "--users 4 --secrets 1 --ranks sampled --draws 100 --prefix 4 --suffix 4 --samples 1"
 
 QUICK = {"confide report": 5.0}
 """Seconds of processor time that a command may take, in the better of two tries."""
+
+CROWDED = 2.0
+"""Above so many waiting processes a processor no time is judged: caches are then shared by too many."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ def run(door: Door, kind: str, code: str, folder: Path) -> None:
     for name, old in before.items():
         assert stamp(folder / name) not in (None, old), f"{shown}: it makes no {name}"
     limit = next((limit for start, limit in QUICK.items() if code.startswith(start)), None)
-    if limit is not None and seconds >= limit:
+    if limit is not None and seconds >= limit and os.getloadavg()[0] <= CROWDED * (os.cpu_count() or 1):
         assert processor_seconds(kind, shown, folder) < limit, f"{shown}: it takes too long, twice"
 
 
@@ -224,5 +227,6 @@ def test_a_command_that_fails_or_makes_no_file_or_is_slow_is_noticed(
         run(door, "sh", "false | cat", tmp_path)
     run(door, "sh", "python -c 'import confide' && confide --help", tmp_path)
     monkeypatch.setitem(QUICK, "python", 1e-3)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     with pytest.raises(AssertionError, match="takes too long, twice"):
         run(door, "sh", "python -c 'sum(range(10**6))'", tmp_path)
