@@ -134,7 +134,7 @@ def run(data: Path, folder: Path) -> dict[str, Any]:
 def _table(rows: Sequence[Row]) -> str:
     lines = [
         "| recipe | users a step | chunks of each | steps | learning rate | epsilon | noise multiplier | s / n | "
-        "loss, by run key | mean | gap closed, by run key | mean |",
+        "loss, by run key | mean | share of the gain, by run key | mean |",
         "|" + 12 * "---|",
     ]
     for row in rows:

@@ -76,7 +76,7 @@ def _facts(name: str, settings: Config, private: Outcome, twin: Outcome) -> dict
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| data | users a step | q | steps | noise multiplier | epsilon, delta | loss: base | private | "
-        "not private | perplexity: base | private | not private | gap closed |",
+        "not private | perplexity: base | private | not private | share of the gain |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

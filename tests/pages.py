@@ -31,7 +31,11 @@ class Page:
 
     def blocks(self, *kinds: str) -> list[str]:
         """Return the code blocks of these kinds."""
-        return [match[4] for match in _FENCE.finditer(self.text) if match[3] in kinds]
+        return [code for _, code in self.kinds_and_blocks(*kinds)]
+
+    def kinds_and_blocks(self, *kinds: str) -> list[tuple[str, str]]:
+        """Return (kind, code) of the code blocks of these kinds, in the order of the page."""
+        return [(match[3], match[4]) for match in _FENCE.finditer(self.text) if match[3] in kinds]
 
     def inline(self) -> list[str]:
         """Return what stands in backticks."""

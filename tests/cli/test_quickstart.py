@@ -3,6 +3,7 @@
 import json
 import lzma
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,21 @@ def test_it_compares_a_private_run_with_one_on_the_same_draws_that_is_not(tmp_pa
     )  # not from the rounded ones, which may lie a per cent off
     assert facts["gap_closed"] == pytest.approx(share)
     assert f"keeps {share:.0%} of the gain" in said
+
+
+def test_a_stop_in_the_first_training_begins_no_other(tmp_path, short, monkeypatch):
+    begun = []
+
+    def stopped(run, console):
+        begun.append("twin" if run.twin else "private")
+        return SimpleNamespace(finished=False)
+
+    monkeypatch.setattr(quickstart, "prepared_data", lambda *_: None)
+    monkeypatch.setattr(quickstart, "load_tokenizer", lambda _: None)
+    monkeypatch.setattr(quickstart, "fine_tune", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        quickstart.run(tmp_path, as_json=True)
+    assert begun == ["private"]
 
 
 def draws(path) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from confide.privacy.mechanisms.statement import PUBLISHED_KEY
 from confide.reporting.claim_lines import lines
 from confide.reporting.facts import Facts
 from confide.reporting.page import page
-from confide.reporting.verdict import STRONG, advice, answers, strength
+from confide.reporting.verdict import STRONG, VERDICTS, advice, answers, strength
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
 from tests.every_claim import CASES, stated
 
@@ -154,6 +154,17 @@ def test_a_refuted_claim_keeps_no_good_word():
     assert "proved" not in words
     assert advice(refuted)[0].startswith("Do not hand this model on.")
     assert len(advice(refuted)) == 1
+
+
+def test_what_an_audit_found_is_said_in_plain_words_too():
+    claim = dataclasses.replace(
+        stated("uls"),
+        evidence=("audit by canaries: underpowered; 3 of 9 guesses", "no audit was made yet"),
+        words=(),
+    )
+    found = next(line for line in lines(claim) if "attacks" in line.title)
+    assert found.here == {claim.evidence[0]: VERDICTS["underpowered"]}
+    assert VERDICTS["underpowered"] in page(dataclasses.replace(facts("uls"), guarantee=claim))
 
 
 def test_a_large_delta_or_a_worse_epsilon_of_some_is_weak():

@@ -80,10 +80,41 @@ def test_the_facts_are_those_of_the_run(trained):
     assert "measured" not in json.loads(confide("report", trained, "--json").out)
 
 
+def test_the_page_says_that_the_files_are_those_of_the_run(trained, pages):
+    """Also after an audit, which states its evidence in the guarantee and seals that."""
+    assert Facts.of(trained).checked
+    assert "Weights and guarantee are those that the run sealed." in pages["open"].read_text("utf-8")
+
+
+def test_a_record_that_the_run_did_not_seal_is_told(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    record = run / "released.json"
+    found = json.loads(record.read_text())
+    record.write_text(json.dumps(found | {"seal": "0" * len(found["seal"])}))
+    assert not Facts.of(run).checked
+
+
+def test_the_page_says_what_happened_in_this_run(trained, pages):
+    content = re.sub(r"<[^>]*>", "", pages["open"].read_text("utf-8"))
+    for words in (
+        "Losses on held-out text were measured, too.",
+        "Yes. One was trained, and lies in the run folder. Never hand it on.",
+        "made-up units were planted in the text, each by a coin.",
+        "The model was attacked by `confide audit`.",
+    ):
+        assert words in content
+    found = json.loads(confide("report", trained, "--json").out)
+    stated = json.loads((trained / "release" / "guarantee.json").read_text())
+    assert [each["what"] for each in found["not_covered"]] == stated["not_covered"]
+    assert all(each["here"] for each in found["not_covered"])
+
+
 def test_a_release_alone_gives_a_page_but_no_measurement(trained, tmp_path):
     copy = tmp_path / "model"
     shutil.copytree(trained / "release", copy)
     assert confide("report", copy).code == 0
+    assert "A release alone does not know what happened." in (copy / REPORT).read_text("utf-8")
     assert "were not compared with the records" in (copy / REPORT).read_text("utf-8")
     refused = confide("report", copy, "--private")
     assert refused.code == 2

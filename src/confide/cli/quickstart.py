@@ -43,17 +43,18 @@ def config(folder: Path) -> Config:
                 "train": str(folder / "helpdesk.jsonl"),
                 "text": "text",
                 "unit": "customer",
-                "eval": 0.05,
+                "eval": 0.03,
                 "max_length": 32,
             },
             "privacy": {"mechanism": "uls", "epsilon": 8.0, "rows_per_unit": 1, "selection": "random-chunk"},
             "train": {
-                "steps": 40,
+                "steps": 24,
                 "batch": 192.0,
                 "learning_rate": 3e-3,
-                "checkpoint_every": 20,
+                "checkpoint_every": 12,
             },
-            "canaries": {"count": CANARIES, "family": "digits"},
+            # The audit tokenises every number that a canary might have had: of six digits that took a minute.
+            "canaries": {"count": CANARIES, "family": "digits", "digits": 5},
             "run": str(folder / "run"),
         },
         "quickstart",
@@ -82,17 +83,22 @@ def run(folder: Path, as_json: bool = False) -> None:
         show_plans.plan(planned.to_json() | {"verdict": verdict(settings, shape, size, planned.chosen)})
         print()
     console.say("training with user-level privacy")
-    private = fine_tune(job, console)
+    private = _finished(fine_tune(job, console))
     console.say("training the non-private twin on the same draws")
-    twin = fine_tune(Run(settings, twin=True), console)
-    if not (private.finished and twin.finished):
-        raise KeyboardInterrupt
+    twin = _finished(fine_tune(Run(settings, twin=True), console))
     console.say("attacking the claim")
     audit = audit_run(job, console, Options(("claim",)))
     facts = Facts.of(job.root, with_measured=True)
     write_report(facts.without_measured(), job.root)
     page = write_report(facts, job.root)
     _compare(job, facts, private, twin, audit, page, as_json)
+
+
+def _finished(outcome: Outcome) -> Outcome:
+    """Return the outcome, or stop here if the training was stopped: nothing more is begun then."""
+    if not outcome.finished:
+        raise KeyboardInterrupt
+    return outcome
 
 
 def _compare(

@@ -3,10 +3,12 @@
 Sources of the lines: NIST SP 800-226 (2025), the OpenDP deployments registry, Ponomareva et al. 2023.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confide.privacy.guarantee import Guarantee
+from confide.reporting.happened import Course
+from confide.reporting.verdict import VERDICTS
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
 from confide.utils.sentences import sentence, sentences
 
@@ -29,6 +31,8 @@ class Line:
         pairs: (name, value) of facts; the name may be a term that the page explains.
         items: a list.
         tables: figures with two sides.
+        here: by item, what this run knows of it.
+        besides: what stands behind the list.
     """
 
     title: str
@@ -36,10 +40,16 @@ class Line:
     pairs: Sequence[tuple[str, str]] = ()
     items: Sequence[str] = ()
     tables: Sequence[Table] = field(default=())
+    here: Mapping[str, str] = field(default_factory=dict)
+    besides: Sequence[str] = ()
 
 
-def lines(guarantee: Guarantee) -> list[Line]:
-    """Return the twelve lines, in order."""
+def lines(guarantee: Guarantee, course: Course | None = None) -> list[Line]:
+    """Return the twelve lines, in order.
+
+    Args:
+        course: what the run knows of its own course; None if only its release is at hand.
+    """
     g = guarantee
     return [
         Line("In plain words", g.plain_words()),
@@ -81,14 +91,37 @@ def lines(guarantee: Guarantee) -> list[Line]:
         ),
         Line(
             "What is not covered?",
-            ["The claim says nothing of the following. The list is the same for every run of this kind:"],
+            [
+                "The claim says nothing of the following. The list is the same for every run of this kind.",
+                _known(course),
+            ],
             items=g.not_covered,
+            here={} if course is None else {item: course.here(item) for item in g.not_covered},
+            besides=[] if course is None else course.besides(),
         ),
         Line("Whom must one trust?", sentences(g.trust)),
         Line("Where does the randomness come from?", sentences(g.randomness)),
-        Line("Where does this claim come from?", pairs=list(g.provenance.items())),
-        Line("What did attacks show?", items=g.evidence),
+        Line(
+            "Where does this claim come from?",
+            [
+                "Fingerprints tell runs apart. To compare them with text and settings takes the key of the run."
+            ],
+            pairs=list(g.provenance.items()),
+        ),
+        Line("What did attacks show?", items=g.evidence, here=_found(g.evidence)),
     ]
+
+
+def _found(evidence: Sequence[str]) -> dict[str, str]:
+    """Say in plain words what each line of an audit comes to."""
+    verdicts = {line: line.partition(": ")[2].partition(";")[0] for line in evidence}
+    return {line: VERDICTS[verdict] for line, verdict in verdicts.items() if verdict in VERDICTS}
+
+
+def _known(course: Course | None) -> str:
+    if course is None:
+        return "A release alone does not know what happened. Ask those who trained the model."
+    return "Under each line stands what this run knows of it. Ask those who trained the model about the rest."
 
 
 _MEANINGS = {

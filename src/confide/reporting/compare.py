@@ -47,7 +47,7 @@ def compare(runs: Sequence[Facts]) -> Comparison:
         "noise multiplier",
         "steps",
         f"held-out {key}",
-        "of the gain",
+        "share of the gain",
     )
     rows = [_row(name, run, key) for name, run in zip(names, runs, strict=True)]
     points = [

@@ -9,6 +9,7 @@ from typing import Any
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken, Seal
+from confide.reporting.happened import Course
 from confide.runs.evidence import model_id
 from confide.runs.folder import Run, is_sweep
 from confide.runs.records import RECORD, read_record
@@ -59,6 +60,7 @@ class Facts:
         task: what the model was trained for; "" where only a release is at hand.
         checked: weights and guarantee were compared with what the run sealed when it released them.
         refuted: an audit of this model has refuted the claim.
+        course: what the run knows of its own course; None where only a release is at hand.
         measured: None unless it was asked for.
     """
 
@@ -69,6 +71,7 @@ class Facts:
     checked: bool
     measured: Measured | None = None
     refuted: bool = False
+    course: Course | None = None
 
     @classmethod
     def of(cls, folder: Path, with_measured: bool = False, twin: bool = False) -> "Facts":
@@ -101,6 +104,7 @@ class Facts:
             checked=_is_sealed(released),
             refuted=audit is not None and audit["verdict"] == "violation",
             measured=_measured(released.run) if with_measured else None,
+            course=Course.of(released.run, audit is not None),
         )
 
     def without_measured(self) -> "Facts":
@@ -117,6 +121,10 @@ class Facts:
             "refuted": self.refuted,
             "guarantee": self.guarantee.to_json(),
         }
+        if self.course is not None:
+            found["not_covered"] = [
+                {"what": item, "here": self.course.here(item)} for item in self.guarantee.not_covered
+            ]
         if self.measured is not None:
             found["measured"] = {
                 "data": self.measured.data,

@@ -36,7 +36,7 @@ def page(facts: Facts) -> str:
         guarantee=facts.guarantee,
         answers=answers(facts),
         advice=advice(facts),
-        lines=lines(facts.guarantee),
+        lines=lines(facts.guarantee, facts.course),
         curve=figures.curve(facts.guarantee),
         choices=choices,
         start=start,

@@ -185,7 +185,8 @@ def advice(facts: Facts) -> list[str]:
         found.append("The claim is weak. Treat the model as personal data.")
     found += guarantee.weakness()
     found.append(
-        "Read what is not covered, and ask of each line whether it happened here. The list is the same for every run."
+        "Read what is not covered, in line 8. Where the run knows whether it happened here, that stands with it. "
+        "Ask about the rest."
     )
     found.append(
         "If another model of the same text is given away too, the two claims add up. This page counts one."

@@ -9,9 +9,10 @@ import torch
 from confide.config.model_sections import Base
 from confide.models import loading as models
 from confide.privacy.guarantee import Guarantee
-from confide.randomness.seal import Broken
+from confide.randomness.seal import Broken, Seal
 from confide.runs.card import Use, card, turn_end
 from confide.runs.evidence import evidence
+from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.released import CARD, GUARANTEE, digests
 from confide.utils.errors import InputError
@@ -27,7 +28,7 @@ def release(job: Job, guarantee: Guarantee, weights: dict[str, torch.Tensor] | N
     with job.run.releasing() as folder:
         models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
         _state(job, guarantee, folder)
-        _seal(job, folder)
+        _record(job.run, folder)
     _write(guarantee, job.run.guarantee_path)
 
 
@@ -41,7 +42,7 @@ def check_release(job: Job) -> None:
     if not run.release.is_dir():
         return
     try:
-        known = job.seal.read_json(run.released_path, "released")
+        known = _seal(run).read_json(run.released_path, "released")
     except (Broken, OSError):
         known = None
     if known != digests(run.release):
@@ -51,8 +52,13 @@ def check_release(job: Job) -> None:
         )
 
 
-def _seal(job: Job, folder: Path) -> None:
-    job.seal.write_json(job.run.released_path, "released", digests(folder))
+def _seal(run: Run) -> Seal:
+    """Return the seal under the key of the run's folder alone: a page checks it without the data and the base model."""
+    return Seal(run.key())
+
+
+def _record(run: Run, folder: Path) -> None:
+    _seal(run).write_json(run.released_path, "released", digests(folder))
 
 
 def restate(job: Job, steps: int) -> None:
@@ -66,7 +72,7 @@ def restate(job: Job, steps: int) -> None:
     if stated.steps == steps:
         guarantee = replace(stated, evidence=seen)
         _state(job, guarantee, run.release)
-        _seal(job, run.release)
+        _record(run, run.release)
         _write(guarantee, run.guarantee_path)
 
 
