@@ -47,15 +47,11 @@ def main(
     ray: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    r"""Run an experiment that anyone can repeat: train, measure, and say what was found of a paper's claims.
+    """Run an experiment that anyone can repeat: train, measure, and say what was found of a paper's claims.
 
     A study that was stopped goes on when the same command is given again.
 
-    \b
-    Examples:
-        confide study --list
-        confide study group-or-user --data data --processes 2
-        confide study --all --scale tiny --data data
+    Example: confide study group-or-user --data data --processes 2
     """
     if listed:
         _list(as_json)
