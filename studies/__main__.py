@@ -82,9 +82,9 @@ def _run(chosen: Study, work: Work, recorded: bool) -> tuple[list[dict[str, obje
     rows = chosen.measure(work)
     today = datetime.now(UTC).date().isoformat()
     if recorded:
-        register.record(chosen, work.scale, rows, today)
+        register.record(chosen, work.scale, rows, today, text=work.text)
     found = judged(chosen.findings(rows))
-    entries = [register.entry(chosen, work.scale, each, rows, today) for each in found]
+    entries = [register.entry(chosen, work.scale, each, rows, today, work.text) for each in found]
     return entries, pages.section(chosen, rows, entries)
 
 
