@@ -4,6 +4,22 @@ from fault import Fault
 
 ACCOUNTING = [
     Fault(
+        "accounting",
+        "a row that displaces another moves the sum by one clip norm",
+        "privacy/accounting/truncated.py::_Step._with",
+        "special.ndtr((2 - x) / s)",
+        "special.ndtr((1 - x) / s)",
+        "tests/privacy/accounting/test_truncated.py",
+    ),
+    Fault(
+        "accounting",
+        "a full batch has room for every row",
+        "privacy/accounting/truncated.py::TruncatedPoisson.displacing",
+        "more * self.cap / self.size / self.full if self.full else 0.0",
+        "0.5 * more * self.cap / self.size / self.full if self.full else 0.0",
+        "tests/privacy/accounting/test_truncated.py",
+    ),
+    Fault(
         "selective",
         "the pair for replacement is one clip norm apart",
         "privacy/accounting/replacement.py::_Loss.delta",
@@ -46,7 +62,7 @@ ACCOUNTING = [
     Fault(
         "accounting",
         "rounding makes mass far from epsilon 0",
-        "privacy/accounting/pairs.py::MixtureLoss._above",
+        "privacy/accounting/pairs.py::MixtureLoss.above",
         "np.where(own < 0, -1.0, 1.0)",
         "np.ones_like(own)",
         "tests/privacy/accounting/test_exact_dots.py",
@@ -54,7 +70,7 @@ ACCOUNTING = [
     Fault(
         "accounting",
         "losses end where masses fall short of 1",
-        "privacy/accounting/pairs.py::MixtureLoss._above",
+        "privacy/accounting/pairs.py::MixtureLoss.above",
         "float(self.sampling_probs[self.sensitivities == 0].sum())",
         "max(0.0, 1 - float(self._sampling_prob))",
         "tests/privacy/accounting/test_pairs.py",

@@ -140,8 +140,6 @@ STUDY = Study(
     findings=findings,
     tables=tables,
     minutes=25,
-    deviations=users.DEVIATIONS
-    + " One learning rate for all arms: 0.005. At three times that rate, 12 of 12 trials of group "
-    "privacy and ELS on newsgroups did worse by 30% of the perplexity and more.",
+    deviations=users.DEVIATIONS + " One learning rate for all arms.",
     reads=users.READS,
 )
