@@ -26,6 +26,7 @@ os.fsync = lambda handle: None
 
 light.spare_second_opinions()
 light.build_the_command_once()
+light.spare_measured_memory()
 
 # The same examples everywhere: what one machine's tests find, another's find too. `--hypothesis-profile=default` looks
 # for others.
@@ -56,6 +57,11 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the exhaustive tests as well")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    light.Kept.fresh = "monkeypatch" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)
