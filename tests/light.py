@@ -10,8 +10,8 @@ from confide.privacy.accounting import pairs, stock
 from confide.runs import job
 from confide.training import memory_fit
 
-MOST_POINTS = stock.MOST_POINTS
-"""The grid points up to which a run asks for a second opinion on its claim; test_stock.py asks up to these."""
+MOST_POINTS, MOST_ATOMS = stock.MOST_POINTS, stock.MOST_ATOMS
+"""Up to which grid points and atoms a run asks for a second opinion on its claim; test_stock.py asks up to these."""
 
 
 class Kept:
@@ -28,11 +28,12 @@ class Kept:
 
 
 def spare_second_opinions() -> None:
-    """Leave out second opinions that bisect hundreds of thousands of points, half a minute at the end of a run.
+    """Leave out second opinions that bisect, up to half a minute at the end of a run: each point of a mixture of three
+    atoms and more, or hundreds of thousands of points. Processes of their own and test_stock.py ask for them.
 
     Many runs of these tests make the same claim: their curves and the opinions on them are computed once.
     """
-    stock.MOST_POINTS = 100_000
+    stock.MOST_POINTS, stock.MOST_ATOMS = 100_000, 2
     stock.second_opinion = Kept(stock.second_opinion, 256)  # type: ignore[assignment]
     pairs._mixed = Kept(pairs._mixed.__wrapped__, 64)  # type: ignore[assignment]
 
