@@ -5,6 +5,8 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Nothing here is compiled by torch. bitsandbytes, which peft imports, would import the compiler in each process.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 if not os.environ.get("CONFIDE_TEST_GPU"):  # what is tested is then the same everywhere: see test_device.py
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -23,6 +25,8 @@ torch.set_num_threads(1)
 os.fsync = lambda handle: None
 
 light.spare_second_opinions()
+light.build_the_command_once()
+light.spare_measured_memory()
 
 # The same examples everywhere: what one machine's tests find, another's find too. `--hypothesis-profile=default` looks
 # for others.
@@ -53,6 +57,11 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the exhaustive tests as well")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    light.Kept.fresh = "monkeypatch" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,6 +26,7 @@ from tests.command import environment
 from tests.models.test_bases import NEEDS
 from tests.places import ROOT
 from tests.test_resume import config
+from tests.two_ranks_all import MODULES
 from tests.two_ranks_loading import CASES
 
 TOLERANCE = 2e-5  # of how far the weights moved, in float32
@@ -36,8 +37,55 @@ def torchrun(*arguments: object) -> list[str]:
     return [*launch, *map(str, arguments)]
 
 
-def test_two_ranks_compute_what_one_process_does(tmp_path_factory):
-    found = found_by_two_ranks("tests.two_ranks", tmp_path_factory)
+def found_by_two_ranks(request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> dict:
+    """What a module of the tests finds that two ranks run, by a fixture of its name.
+
+    One launch finds it for all fixtures that the session asks for, and for all workers of the tests.
+    """
+    several = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (folders.getbasetemp().parent if several else folders.getbasetemp()) / "two ranks"
+    folder.mkdir(exist_ok=True)
+    asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "launched").exists():
+            (folder / "launched").touch()  # who failed once would fail again
+            run_two_ranks(folder, [name for name in MODULES if name in asked])
+    return json.loads((folder / f"{request.fixturename}.json").read_text())
+
+
+def run_two_ranks(folder: Path, names: list[str]) -> None:
+    done = subprocess.run(
+        torchrun("-m", "tests.two_ranks_all", folder, *names),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(request, tmp_path_factory) -> dict:
+    """What two ranks compute, against what one process does."""
+    return found_by_two_ranks(request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def two_ranks_loading(request, tmp_path_factory) -> dict:
+    """What two ranks find that each load their own part of a model."""
+    return found_by_two_ranks(request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def two_ranks_coarse(request, tmp_path_factory) -> dict:
+    """What two ranks find that compute in bf16, or hold a quantised base."""
+    return found_by_two_ranks(request, tmp_path_factory)
+
+
+def test_two_ranks_compute_what_one_process_does(two_ranks):
+    found = dict(two_ranks)
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
     assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
     assert found.pop("not finite") == {"all ended": 1, "spread": True}
@@ -173,40 +221,9 @@ def test_what_a_selection_rests_on_is_computed_once(tmp_path):
     assert first == again == [1.5]
 
 
-def found_by_two_ranks(module: str, folders: pytest.TempPathFactory) -> dict:
-    """What a module of the tests writes as JSON that two ranks run; once for all workers of the tests."""
-    several = "PYTEST_XDIST_WORKER" in os.environ
-    folder = (folders.getbasetemp().parent if several else folders.getbasetemp()) / module
-    folder.mkdir(exist_ok=True)
-    out = folder / "found.json"
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not out.exists():
-            run_two_ranks(module, out)
-    return json.loads(out.read_text())
-
-
-def run_two_ranks(module: str, out: Path) -> None:
-    done = subprocess.run(
-        torchrun("-m", module, out),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory) -> dict:
-    """What two ranks find that each load their own part of a model."""
-    return found_by_two_ranks("tests.two_ranks_loading", tmp_path_factory)
-
-
-def test_ranks_that_load_their_own_part_have_the_weights_of_a_whole_load(loaded):
+def test_ranks_that_load_their_own_part_have_the_weights_of_a_whole_load(two_ranks_loading):
     for name in CASES:
-        found = loaded[name]
+        found = two_ranks_loading[name]
         assert not found["wrong"], name
         assert found["stored"] >= 7, name  # nothing was loaded whole instead
         assert (found["split"], found["meta"]) == (True, 0), name
@@ -214,37 +231,33 @@ def test_ranks_that_load_their_own_part_have_the_weights_of_a_whole_load(loaded)
         assert found["digest"], name
 
 
-def test_a_run_of_ranks_that_load_their_own_part_is_that_of_one_process(loaded):
+def test_a_run_of_ranks_that_load_their_own_part_is_that_of_one_process(two_ranks_loading):
     for name in ("trained", "trained, bf16"):
-        assert loaded[name]["ledgers"] == 1
-    assert loaded["trained"]["fsdp"] < TOLERANCE
+        assert two_ranks_loading[name]["ledgers"] == 1
+    assert two_ranks_loading["trained"]["fsdp"] < TOLERANCE
     # Products in bf16 round by the shape of a batch, which the number of ranks decides under ddp too.
-    assert loaded["trained, bf16"]["fsdp"] < 2 * loaded["trained, bf16"]["ddp"] + TOLERANCE
+    assert (
+        two_ranks_loading["trained, bf16"]["fsdp"] < 2 * two_ranks_loading["trained, bf16"]["ddp"] + TOLERANCE
+    )
 
 
-def test_damage_that_one_rank_meets_is_told_by_all(loaded):
-    first, second = loaded["refused"]
+def test_damage_that_one_rank_meets_is_told_by_all(two_ranks_loading):
+    first, second = two_ranks_loading["refused"]
     assert first["not finite"] == second["not finite"]
     assert "damaged, model.layers.1.mlp.up_proj.weight holds values that are infinite" in first["not finite"]
     assert "cannot be read by another rank" in first["unreadable"]
     assert "model.safetensors cannot be read: [Errno 5]" in second["unreadable"]
 
 
-def test_a_model_that_mixes_rows_is_refused_by_all_ranks_once_it_is_split(loaded):
-    first, second = loaded["refused"]
+def test_a_model_that_mixes_rows_is_refused_by_all_ranks_once_it_is_split(two_ranks_loading):
+    first, second = two_ranks_loading["refused"]
     assert first["mixing was split"]
     assert first["mixing"] == second["mixing"]
     assert "model: what BertLMHeadModel says of a row depends on the padding" in first["mixing"]
 
 
-@pytest.fixture(scope="module")
-def coarse(tmp_path_factory) -> dict:
-    """What two ranks find that compute in bf16, or hold a quantised base."""
-    return found_by_two_ranks("tests.two_ranks_coarse", tmp_path_factory)
-
-
-def test_weights_borrowed_in_bf16_give_what_autocast_makes_of_whole_ones(coarse):
-    for name, found in coarse["bf16"].items():
+def test_weights_borrowed_in_bf16_give_what_autocast_makes_of_whole_ones(two_ranks_coarse):
+    for name, found in two_ranks_coarse["bf16"].items():
         # The order in which three gradients of a norm are added up may differ, and nothing else.
         assert found["as float32"] < 1e-6, name
         assert found["losses"] < 1e-6, name
@@ -252,8 +265,8 @@ def test_weights_borrowed_in_bf16_give_what_autocast_makes_of_whole_ones(coarse)
         assert found["held"] == ["torch.float32"], name
 
 
-def test_linear_layers_are_borrowed_in_bf16_and_all_others_as_they_are_held(coarse):
-    for name, found in coarse["bf16"].items():
+def test_linear_layers_are_borrowed_in_bf16_and_all_others_as_they_are_held(two_ranks_coarse):
+    for name, found in two_ranks_coarse["bf16"].items():
         of = found["dtypes"]
         inner = {layer: dtype for layer, dtype in of.items() if ".layers." in layer or ".h." in layer}
         norms = {layer for layer in inner if "norm" in layer or ".ln_" in layer}
@@ -266,22 +279,22 @@ def test_linear_layers_are_borrowed_in_bf16_and_all_others_as_they_are_held(coar
         ), name
 
 
-def test_where_autocast_is_off_borrowed_weights_are_converted(coarse):
-    assert coarse["without autocast"] < 1e-6
+def test_where_autocast_is_off_borrowed_weights_are_converted(two_ranks_coarse):
+    assert two_ranks_coarse["without autocast"] < 1e-6
 
 
-def test_a_quantised_base_is_split_and_computes_what_it_does_whole(coarse):
-    for name, found in coarse["packed"].items():
+def test_a_quantised_base_is_split_and_computes_what_it_does_whole(two_ranks_coarse):
+    for name, found in two_ranks_coarse["packed"].items():
         assert (found["layers"], found["wrong"], found["split"]) == (14, 0, True), name
         assert 0.5 <= found["held"] < 0.52, name  # with its scales
         assert found["same"], name
         assert found["apart"] < 1e-6, name
-    assert coarse["packed"]["by hand"]["bits"] == [8]
+    assert two_ranks_coarse["packed"]["by hand"]["bits"] == [8]
 
 
 @NEEDS
-def test_a_run_beside_a_split_quantised_base_is_that_of_one_process(coarse):
-    found = coarse["trained"]
+def test_a_run_beside_a_split_quantised_base_is_that_of_one_process(two_ranks_coarse):
+    found = two_ranks_coarse["trained"]
     assert found["ledgers"] == 1
     assert found["borrowed in"] == ["torch.bfloat16"]
     assert found["fsdp"] < 2e-3  # in bf16, as above; packed weights alone are compared to the bit

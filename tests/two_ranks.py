@@ -1,15 +1,9 @@
-"""What two ranks compute against what one process computes; run by torchrun, prints nothing, writes JSON.
+"""Run by tests/two_ranks_all.py: what two ranks compute against what one process computes."""
 
-torchrun --nproc-per-node 2 -m tests.two_ranks OUT.json
-"""
-
-import json
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -140,7 +134,6 @@ def apart(first: torch.Tensor, second: torch.Tensor) -> float:
 DRAWS = [drawn(sizes, seed) for seed, sizes in enumerate(SIZES)] + [NOTHING]
 
 
-@cache  # both kinds of ranks are compared with it
 def alone(
     family: str, adapter: str, clip: float | None, micro_tokens: int, bands: int
 ) -> tuple[torch.Tensor, list]:
@@ -159,10 +152,17 @@ def held(kind: str) -> Iterator[None]:
 
 
 def trained(
-    kind: str, family: str, adapter: str, clip: float | None, micro_tokens: int, ranks: Ranks, bands: int
+    kind: str,
+    family: str,
+    adapter: str,
+    clip: float | None,
+    micro_tokens: int,
+    bands: int,
+    ranks: Ranks,
+    of_one: tuple[torch.Tensor, list],
 ) -> dict:
     """How far a few steps of two ranks move the weights apart from those of one process."""
-    expected, reports = alone(family, adapter, clip, micro_tokens, bands)
+    expected, reports = of_one
     together = model_of(family, adapter)
     start = moved(together)
     if kind != "ddp":
@@ -416,53 +416,50 @@ def interrupted(folder: Path, ranks: Ranks) -> dict:
     return {"steps": outcome.steps, "finished": outcome.finished}
 
 
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
+def combinations() -> Iterator[tuple]:
+    """Yield what `trained` is asked: a name, the kind of ranks, family, adapter, clip norm, tokens, bands."""
+    families = ("gpt2", "full"), ("gpt2", "lora"), ("llama", "full"), ("gemma2", "lora"), ("gemma2", "full")
+    of_kind = dict.fromkeys(("ddp", "fsdp"), (*families, ("bert", "lora"), ("bert", "full")))
+    for kind, those in (of_kind | {WHOLE: (("gpt2", "full"), ("gemma2", "lora"), ("bert", "lora"))}).items():
+        for family, adapter in those:
+            # What sums without clipping is one for all.
+            plain = [(None, NARROW)] if family == "gpt2" else []
+            for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), *plain):
+                name = f"{kind} {family} {adapter} clip {clip} tokens {micro_tokens}"
+                yield name, kind, family, adapter, clip, micro_tokens, 1
+        if kind != WHOLE:
+            yield f"{kind} with noise correlated over 3 steps", kind, "gpt2", "full", 0.5, WIDE, 3
+
+
+def each_alone(keys: list[tuple], ranks: Ranks) -> dict[tuple, tuple[torch.Tensor, list]]:
+    """What one process computes: each rank takes its share of the keys, and tells the others."""
+    told: list = [None] * ranks.size
+    own = {key: alone(*key) for at, key in enumerate(keys) if at % ranks.size == ranks.number}
+    torch.distributed.all_gather_object(told, own)
+    return {key: found for those in told for key, found in those.items()}
+
+
+def find(folder: Path, ranks: Ranks) -> dict:
     if products.exist():
         products.are_faster, products._NARROW, products._FEW = lambda: True, 1, 1
         products.product = counted(products.product)
-    with Ranks.joined() as ranks:
-        assert ranks.size == 2
-        found: dict[str, dict] = {}
-        for kind in ("ddp", "fsdp"):
-            for family, adapter in (
-                ("gpt2", "full"),
-                ("gpt2", "lora"),
-                ("llama", "full"),
-                ("gemma2", "lora"),
-                ("gemma2", "full"),
-                ("bert", "lora"),
-                ("bert", "full"),
-            ):
-                plain = (
-                    [(None, NARROW)] if family == "gpt2" else []
-                )  # what sums without clipping is one for all
-                for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), *plain):
-                    name = f"{kind} {family} {adapter} clip {clip} tokens {micro_tokens}"
-                    found[name] = trained(kind, family, adapter, clip, micro_tokens, ranks, bands=1)
-            correlated = f"{kind} with noise correlated over 3 steps"
-            found[f"{kind} averaged"] = averaged(kind, ranks)
-            found[correlated] = trained(kind, "gpt2", "full", 0.5, WIDE, ranks, bands=3)
-        for family, adapter in (("gpt2", "full"), ("gemma2", "lora"), ("bert", "lora")):
-            plain = [None] if family == "gpt2" else []
-            for clip, micro_tokens in ((0.5, WIDE), (0.5, NARROW), *((clip, NARROW) for clip in plain)):
-                name = f"{WHOLE} {family} {adapter} clip {clip} tokens {micro_tokens}"
-                found[name] = trained(WHOLE, family, adapter, clip, micro_tokens, ranks, bands=1)
-        found["resumed"] = resumed(ranks)
-        found["evaluated"] = evaluated(out.parent / "graph", ranks)
-        found["memory"] = memory(ranks)
-        found["memory of sums"] = memory_of_sums(ranks)
-        for kind in ("ddp", "fsdp", WHOLE):
-            found[f"memory after passes, {kind}"] = memory_after_passes(kind, ranks)
-        found["parts"] = parts(ranks)
-        found["agreed"] = agreed(ranks)
-        found["not finite"] = not_finite(ranks)
-        found["interrupted"] = interrupted(out.parent, ranks)
-        for kind in ("ddp", WHOLE):
-            found[f"pieces, {kind}"] = pieces(kind, ranks)
-        if ranks.first:
-            out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    found: dict[str, dict] = {}
+    asked = list(combinations())
+    expected = each_alone(list(dict.fromkeys(tuple(key) for _, _, *key in asked)), ranks)
+    for name, kind, *key in asked:
+        found[name] = trained(kind, *key, ranks, expected[tuple(key)])
+    for kind in ("ddp", "fsdp"):
+        found[f"{kind} averaged"] = averaged(kind, ranks)
+    found["resumed"] = resumed(ranks)
+    found["evaluated"] = evaluated(folder / "graph", ranks)
+    found["memory"] = memory(ranks)
+    found["memory of sums"] = memory_of_sums(ranks)
+    for kind in ("ddp", "fsdp", WHOLE):
+        found[f"memory after passes, {kind}"] = memory_after_passes(kind, ranks)
+    found["parts"] = parts(ranks)
+    found["agreed"] = agreed(ranks)
+    found["not finite"] = not_finite(ranks)
+    found["interrupted"] = interrupted(folder, ranks)
+    for kind in ("ddp", WHOLE):
+        found[f"pieces, {kind}"] = pieces(kind, ranks)
+    return found

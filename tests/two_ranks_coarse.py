@@ -1,11 +1,6 @@
-"""Run by torchrun: a split model that computes in bf16 or holds a quantised base, beside one process.
-
-torchrun --nproc-per-node 2 -m tests.two_ranks_coarse OUT.json
-"""
+"""Run by tests/two_ranks_all.py: a split model that computes in bf16 or holds a quantised base, beside one process."""
 
 import importlib.util
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -194,22 +189,14 @@ def trained(folder: Path, base: dict, ranks: Ranks) -> dict:
     }
 
 
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    two_ranks.task_of = autocast(two_ranks.task_of)
-    with Ranks.joined() as ranks:
-        folder = out.parent
-        with ranks.first_ahead():
-            if ranks.first:
-                small.saved(folder / "model", "llama", **WIDE)
-        found: dict = {f"{family} {adapter}": in_bf16(family, adapter, ranks) for family, adapter in IN_BF16}
-        found = {"bf16": found, "without autocast": without_autocast(ranks)}
-        found["packed"] = {name: packed(folder, base, ranks) for name, base in PACKED.items()}
-        if "nf4" in PACKED:
-            found["trained"] = trained(folder, NF4, ranks)
+def find(folder: Path, ranks: Ranks) -> dict:
+    with ranks.first_ahead():
         if ranks.first:
-            out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+            small.saved(folder / "model", "llama", **WIDE)
+    with mock.patch.object(two_ranks, "task_of", autocast(two_ranks.task_of)):
+        bf16: dict = {f"{family} {adapter}": in_bf16(family, adapter, ranks) for family, adapter in IN_BF16}
+        found = {"bf16": bf16, "without autocast": without_autocast(ranks)}
+    found["packed"] = {name: packed(folder, base, ranks) for name, base in PACKED.items()}
+    if "nf4" in PACKED:
+        found["trained"] = trained(folder, NF4, ranks)
+    return found

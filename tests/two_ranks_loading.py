@@ -1,8 +1,7 @@
-"""Run by torchrun: two ranks that each read their own part of a model's weights, against one load of the whole."""
+"""Run by tests/two_ranks_all.py: ranks that each read their own part of a model's weights, against one load of it."""
 
-import json
-import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -178,35 +177,27 @@ def last_is_not_finite(path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    sharded.SMALL = SMALL
-    with Ranks.joined() as ranks:
+def find(folder: Path, ranks: Ranks) -> dict:
+    filled = job.fill
+
+    def seen(model, stored, *others):
+        SEEN.extend(stored)
+        filled(model, stored, *others)
+
+    with mock.patch.object(sharded, "SMALL", SMALL):
         found: dict = {
-            name: compared(out.parent / name.replace(" ", "-"), case, ranks) for name, case in CASES.items()
+            name: compared(folder / name.replace(" ", "-"), case, ranks) for name, case in CASES.items()
         }
-        filled = job.fill
-
-        def seen(model, stored, *others):
-            SEEN.extend(stored)
-            filled(model, stored, *others)
-
-        job.fill = seen
-        found["trained"] = trained(out.parent / "full", {}, {}, ranks)
-        found["trained, bf16"] = trained(out.parent / "bf16", LORA, {"precision": "bf16"}, ranks)
-        SEEN.clear()
-        said = {
-            "mixing": mixing(out.parent / "mixing", ranks),
-            "mixing was split": len(SEEN) > 0,
-            "not finite": refused(out.parent / "damaged", ranks, last_is_not_finite, 1),
-            "unreadable": refused(out.parent / "unreadable", ranks, nothing, 1),
-        }
+        with mock.patch.object(job, "fill", seen):
+            found["trained"] = trained(folder / "full", {}, {}, ranks)
+            found["trained, bf16"] = trained(folder / "bf16", LORA, {"precision": "bf16"}, ranks)
+            SEEN.clear()
+            said = {
+                "mixing": mixing(folder / "mixing", ranks),
+                "mixing was split": len(SEEN) > 0,
+                "not finite": refused(folder / "damaged", ranks, last_is_not_finite, 1),
+                "unreadable": refused(folder / "unreadable", ranks, nothing, 1),
+            }
         both: list = [None, None]
         torch.distributed.all_gather_object(both, said)
-        found["refused"] = both
-        if ranks.first:
-            out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return found | {"refused": both}

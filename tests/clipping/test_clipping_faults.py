@@ -220,7 +220,8 @@ def test_a_layer_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         ClippedSum(TestNet(nn.Linear(6, 6)), ids_loss, 1.0).add(IDS, EACH, ONES)
 
 
-def test_a_compiled_model_is_refused() -> None:
+def test_a_compiled_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     model = tiny("gpt2")
     model.transformer.h[0].mlp.compile()
     with pytest.raises(UnsupportedModule, match=r"transformer\.h\.0\.mlp is compiled"):

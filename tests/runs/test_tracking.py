@@ -1,7 +1,10 @@
 """MLflow and Weights & Biases: off unless named, offline unless asked, and told nothing private unless allowed."""
 
+import copy
 import json
+import shutil
 import stat
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -25,12 +28,33 @@ def world(tmp_path, model) -> World:
     return World(tmp_path, model)
 
 
+@pytest.fixture(scope="module")
+def public(tmp_path_factory, model) -> World:
+    """A run of which MLflow was told; no test changes it."""
+    return trained(World(tmp_path_factory.mktemp("public"), model), "mlflow")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory, model) -> World:
+    """A run with a published key of which both were told all; no test changes it."""
+    world = World(tmp_path_factory.mktemp("told"), model).set(privacy__published_key="a key for this test")
+    return trained(world, "mlflow", "wandb", allow_private=True)
+
+
+def copied(world: World, folder: Path) -> World:
+    """The same config beside a copy of the run folder, to go on with."""
+    other = World(folder, world.folder)
+    shutil.copytree(world.run, other.run, symlinks=True)
+    other.raw = copy.deepcopy(world.raw) | {"run": str(other.run)}
+    return other.save()
+
+
 def trained(world, *kinds, **changes):
-    """Train a run with these trackers; return its client of MLflow and its run there, if it has one."""
+    """Train a run with these trackers."""
     world.set(tracking__to=list(kinds), **{f"tracking__{name}": value for name, value in changes.items()})
     result = confide("train", world.path)
     assert result.code == 0, result
-    return result
+    return world
 
 
 def in_mlflow(world):
@@ -48,8 +72,8 @@ def test_nothing_is_tracked_unless_it_is_named(world):
     assert not {"mlflow", "wandb", "tracking.json"} & {path.name for path in world.run.iterdir()}
 
 
-def test_mlflow_is_told_what_is_public(world):
-    trained(world, "mlflow")
+def test_mlflow_is_told_what_is_public(public):
+    world = public
     client, (run,) = in_mlflow(world)
     assert set(run.data.metrics) == {"train/learning_rate", "guarantee/epsilon", "guarantee/delta"}
     history = client.get_metric_history(run.info.run_id, "train/learning_rate")
@@ -74,8 +98,8 @@ def test_wandb_is_told_what_is_public(world):
     assert MARKER.encode() not in found
 
 
-def test_private_measurements_are_told_where_they_are_allowed_and_the_guarantee_says_so(world):
-    trained(world, "mlflow", "wandb", allow_private=True)
+def test_private_measurements_are_told_where_they_are_allowed_and_the_guarantee_says_so(told, tmp_path):
+    world = copied(told, tmp_path)
     _, (run,) = in_mlflow(world)
     assert set(PRIVATE) <= set(run.data.metrics)
     assert not [name for name in PRIVATE if name.encode() not in in_wandb(world)]
@@ -110,18 +134,15 @@ def test_a_run_that_was_resumed_is_told_of_whole_when_it_is_over(world):
     assert run.info.end_time - run.info.start_time < 2000  # the telling, not the training
 
 
-def test_its_files_are_for_the_owner_alone(world):
-    trained(world, "mlflow", "wandb")
+def test_its_files_are_for_the_owner_alone(told):
     for name in ("mlflow", "wandb", "tracking.json"):
-        for path in [world.run / name, *(world.run / name).rglob("*")]:
+        for path in [told.run / name, *(told.run / name).rglob("*")]:
             assert path.is_symlink() or not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_the_key_of_all_noise_is_told_to_nobody(world):
-    world.set(privacy__published_key="a key for this test")
-    trained(world, "mlflow", "wandb", allow_private=True)
-    assert b"a key for this test" not in in_wandb(world)
-    _, (run,) = in_mlflow(world)
+def test_the_key_of_all_noise_is_told_to_nobody(told):
+    assert b"a key for this test" not in in_wandb(told)
+    _, (run,) = in_mlflow(told)
     assert "a key for this test" not in run.data.params.values()
 
 
@@ -177,14 +198,14 @@ def test_nobody_learns_from_a_tracker_how_long_a_step_took():
     assert begun[0].told == ["settings", *rates, "guarantee", "closed"]
 
 
-def test_nobody_is_told_of_trials_or_of_a_twin(world):
+def test_nobody_is_told_of_trials_or_of_a_twin(told, tmp_path):
     """A sweep claims that nobody knows how many trials there were, and which was the best."""
-    world.set(tracking__to=["mlflow"], tracking__allow_private=True)
-    assert confide("train", world.path).code == 0
+    world = copied(told, tmp_path)
     assert confide("train", world.path, "--twin").code == 0
     assert (world.run / "mlflow").is_dir()
     assert not (world.run / "twin" / "mlflow").exists()
-    world.set(run=str(world.folder / "sweep"), privacy__noise_multiplier=None, privacy__epsilon=8.0)
+    world.set(tracking__to=["mlflow"], run=str(world.folder / "sweep"))
+    world.set(privacy__noise_multiplier=None, privacy__epsilon=8.0, privacy__published_key=None)
     assert confide("tune", world.path, "--space", "train.learning_rate=0.01,0.02", "--trials", "2").code == 0
     assert not list((world.folder / "sweep").rglob("mlflow"))
     assert not list((world.folder / "sweep").rglob("tracking.json"))
@@ -203,8 +224,8 @@ def test_what_cannot_begin_is_refused(world, monkeypatch):
     refused(confide("train", world.path), r"wandb is not installed: .*confide\[wandb\]", 1)
 
 
-def test_a_damaged_record_is_refused(world):
-    trained(world, "mlflow")
+def test_a_damaged_record_is_refused(public, tmp_path):
+    world = copied(public, tmp_path)
     (world.run / "tracking.json").write_text("{")
     with pytest.raises(InputError, match=r"tracking\.json is damaged"):
         package.train(package.load_config(world.path))

@@ -13,13 +13,18 @@ import torch
 
 from confide.distributed.ranks import Ranks
 from confide.privacy.mechanisms.values import Aggregation
+from confide.runs import job as jobs
+from confide.runs.folder import Run
+from confide.runs.job import Job
 from confide.training import memory_fit as physical
 from confide.training.optimisation import Optimisation
 from confide.utils import memory
+from confide.utils.console import Console
 from confide.utils.errors import InputError
 from confide.utils.memory import ran_out
 from tests import small
 from tests.command import environment
+from tests.test_resume import config
 from tests.training.test_step import lifted, snapshot, some_draw, step_of
 
 CPU = torch.device("cpu")
@@ -80,6 +85,9 @@ def test_memory_that_does_not_suffice_for_the_probes_leaves_one_row(monkeypatch)
 
 _REAL = """
 import json, sys, torch
+from confide.runs import job as jobs
+from confide.runs.folder import Run
+from confide.runs.job import Job
 from confide.training import memory_fit as physical
 from confide.utils import memory
 from confide.utils.memory import ran_out
@@ -290,6 +298,18 @@ def test_a_real_refusal_of_the_allocator_is_known():
         torch.empty(1 << 60)
     assert ran_out(refused.value)
     assert not ran_out(RuntimeError("shapes differ"))
+
+
+def test_a_run_measures_what_fits_unless_it_is_told(tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(jobs, "fit", lambda *given: measured.append(given) or physical.fit(*given))
+    monkeypatch.setattr(memory, "free", lambda device: 0)
+    made = Job.of(Run(config(tmp_path / "measured")), Console(quiet=True))
+    assert (made.micro_tokens, len(measured)) == (16, 1)  # a row's, as nothing is free
+    weights = sum(p.numel() for p in made.model.parameters())
+    assert measured[0][2:] == (16, made.ranks, 4 * 2 * weights)  # AdamW's two states
+    made = Job.of(Run(config(tmp_path / "told", train__micro_tokens=64)), Console(quiet=True))
+    assert (made.micro_tokens, len(measured)) == (64, 1)
 
 
 @pytest.mark.parametrize(("before", "now", "taken"), [(32, 64, 32), (64, 32, 32), (64, 64, 64)])

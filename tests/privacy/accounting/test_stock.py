@@ -13,7 +13,7 @@ from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from confide.utils.errors import CheckFailed
-from tests.light import MOST_POINTS
+from tests.light import MOST_ATOMS, MOST_POINTS
 from tests.test_resume import config
 
 DELTA = 1e-5
@@ -31,6 +31,7 @@ PAIRS = [
 @pytest.fixture(autouse=True)
 def all_points(monkeypatch):
     monkeypatch.setattr(stock, "MOST_POINTS", MOST_POINTS)
+    monkeypatch.setattr(stock, "MOST_ATOMS", MOST_ATOMS)
 
 
 @pytest.mark.parametrize(("pair", "noise"), PAIRS)
