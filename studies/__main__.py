@@ -47,15 +47,11 @@ def main(
     ray: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    r"""Run an experiment that anyone can repeat: train, measure, and say what was found of a paper's claims.
+    """Run an experiment that anyone can repeat: train, measure, and say what was found of a paper's claims.
 
     A study that was stopped goes on when the same command is given again.
 
-    \b
-    Examples:
-        confide study --list
-        confide study group-or-user --data data --processes 2
-        confide study --all --scale tiny --data data
+    Example: confide study group-or-user --data data --processes 2
     """
     if listed:
         _list(as_json)
@@ -86,9 +82,9 @@ def _run(chosen: Study, work: Work, recorded: bool) -> tuple[list[dict[str, obje
     rows = chosen.measure(work)
     today = datetime.now(UTC).date().isoformat()
     if recorded:
-        register.record(chosen, work.scale, rows, today)
+        register.record(chosen, work.scale, rows, today, text=work.text)
     found = judged(chosen.findings(rows))
-    entries = [register.entry(chosen, work.scale, each, rows, today) for each in found]
+    entries = [register.entry(chosen, work.scale, each, rows, today, work.text) for each in found]
     return entries, pages.section(chosen, rows, entries)
 
 

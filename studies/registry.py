@@ -7,6 +7,9 @@ from studies.runner.study import Study
 
 _MODULES = {
     "group-or-user": "group_or_user",
+    "user-selection": "user_selection",
+    "user-k": "user_k",
+    "els-uls": "els_uls",
     "accountants": "accountants",
     "blow-up": "blow_up",
 }

@@ -16,26 +16,36 @@ from studies.runner.study import Row, Scale, Study
 KEPT = Path(__file__).parents[1] / "measured"
 
 
-def command(study: Study, scale: Scale) -> str:
-    """Return what makes the measurements of a study."""
-    data = " --data data" if study.reads else ""
-    return f"confide study {study.name} --scale {scale}{data}"
+def command(study: Study, scale: Scale, text: str | None = None) -> str:
+    """Return what makes the measurements of a study, on all of its texts or on one."""
+    options = (f" --text {text}" if text else "") + (" --data data" if study.reads else "")
+    return f"confide study {study.name} --scale {scale}{options}"
 
 
-def record(study: Study, scale: Scale, rows: Sequence[Row], date: str, folder: Path = KEPT) -> None:
+def record(
+    study: Study,
+    scale: Scale,
+    rows: Sequence[Row],
+    date: str,
+    folder: Path = KEPT,
+    text: str | None = None,
+) -> None:
     """Keep measurements, and what was found in them, in place of those that were kept before.
 
     Args:
         date: of the measurements, as 2026-11-26.
+        text: the one text that they are of, if the study has others.
     """
     store.write(rows, folder / f"{study.name}-{scale}.parquet")
     path = folder / "register.json"
     others = [each for each in _entries(path) if (each["study"], each["scale"]) != (study.name, str(scale))]
-    own = [entry(study, scale, each, rows, date) for each in judged(study.findings(rows))]
+    own = [entry(study, scale, each, rows, date, text) for each in judged(study.findings(rows))]
     write_text(path, json.dumps(others + own, indent=1) + "\n")
 
 
-def entry(study: Study, scale: Scale, found: Judged, rows: Sequence[Row], date: str) -> dict[str, Any]:
+def entry(
+    study: Study, scale: Scale, found: Judged, rows: Sequence[Row], date: str, text: str | None = None
+) -> dict[str, Any]:
     """Return a finding as the register keeps it; a bound or a limit that does not exist is null."""
     finding = found.finding
     return {
@@ -52,7 +62,7 @@ def entry(study: Study, scale: Scale, found: Judged, rows: Sequence[Row], date: 
         "keys": len(finding.values),
         "study": study.name,
         "scale": str(scale),
-        "command": command(study, scale),
+        "command": command(study, scale, text),
         "versions": sorted({row["version"] for row in rows if row.get("version")}),
         "date": date,
     }

@@ -53,8 +53,8 @@ class Text:
 
     def parts(self, work: Work) -> dict[str, Path]:
         """Write the three parts, or find them as they were written: JSON lines, by the names of `PARTS`."""
-        most = {Scale.TINY: 400, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
-        held_out = {Scale.TINY: 20, Scale.SMALL: 160, Scale.FULL: None}[work.scale]
+        most = {Scale.TINY: 200, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
+        held_out = {Scale.TINY: 8, Scale.SMALL: 160, Scale.FULL: None}[work.scale]
         folder = work.folder / "texts" / f"{Path(self.source).parts[0]}-{most or 'all'}-{held_out or 'all'}"
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
         if not folder.exists():

@@ -20,7 +20,9 @@ def _repository() -> Path:
     for folder in (Path.cwd(), Path(confide.__file__).parents[2]):
         if (folder / "studies" / "registry.py").is_file():
             return folder
-    raise InputError("the studies are in confide's repository: clone it, and call confide study in its folder")
+    raise InputError(
+        "the studies are in confide's repository: clone it, and call confide study in its folder"
+    )
 
 
 @app.command(
@@ -28,6 +30,6 @@ def _repository() -> Path:
 )
 @verb
 def study(context: typer.Context) -> None:
-    """Run an experiment of the repository; `confide study --help` there says more."""
+    """Run an experiment of confide's repository."""
     sys.path.insert(0, str(_repository()))
     import_module("studies.__main__").app(context.args, prog_name="confide study")

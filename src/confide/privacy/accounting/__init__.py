@@ -13,7 +13,6 @@ from confide.privacy.accounting.pairs import (
     DominatingPair,
     GroupOf,
     MixtureOfGaussians,
-    TruncatedPoisson,
     delta_default,
 )
 from confide.privacy.accounting.phases import After, Untouched
@@ -21,6 +20,7 @@ from confide.privacy.accounting.population import Population, Targets
 from confide.privacy.accounting.repetition import Repeated, Trials
 from confide.privacy.accounting.replacement import Exchanged, Replacement, replaced
 from confide.privacy.accounting.stairs import Accountant, achieved, least_noise_for_secrets
+from confide.privacy.accounting.truncated import TruncatedPoisson
 
 __all__ = [
     "Accountant",

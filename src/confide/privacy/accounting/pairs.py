@@ -59,7 +59,7 @@ class MixtureOfGaussians:
     words: str = field(default="moves the sum by a random multiple of the clip norm", compare=False)
 
     def __post_init__(self) -> None:
-        _check_steps(self.steps)
+        check_steps(self.steps)
         if len(self.values) != len(self.probabilities) or not self.values:
             raise ValueError("values and probabilities must have the same positive length")
         if min(self.values) < 0 or max(self.values) <= 0 or min(self.probabilities) < 0:
@@ -70,8 +70,8 @@ class MixtureOfGaussians:
     @classmethod
     def bernoulli(cls, q: float, steps: int) -> MixtureOfGaussians:
         """Build the pair of a unit that takes part in each step with probability q, with at most one clip norm."""
-        _check_rate(q)
-        _check_steps(steps)
+        check_rate(q)
+        check_steps(steps)
         words = "takes part" if q == 1 else f"takes part with probability {at_most(q, 6)}"
         if q == 1:
             return cls((1.0,), (1.0,), steps, words)
@@ -83,8 +83,8 @@ class MixtureOfGaussians:
 
         Each row is clipped on its own.
         """
-        _check_rate(p)
-        _check_rows(rows)
+        check_rate(p)
+        check_rows(rows)
         if rows == 1:
             return cls.bernoulli(p, steps)
         words = f"has each of its {rows} rows drawn independently with probability {at_most(p, 6)}"
@@ -100,8 +100,8 @@ class MixtureOfGaussians:
         Each row is clipped on its own.
         """
         for rate in rho:
-            _check_rate(rate)
-        _check_rows(len(rho))
+            check_rate(rate)
+        check_rows(len(rho))
         if len(set(rho)) == 1:
             return cls.binomial(len(rho), rho[0], steps)
         words = (
@@ -200,61 +200,6 @@ def _mixed(process: MixtureOfGaussians, s: float, interval: float) -> PrivacyPro
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson:
-    """T steps of Poisson sampling cut at `cap` rows by a random subset; a unit is one row.
-
-    Formal guarantee, zero-out adjacency (`NeighboringRelation.REPLACE_SPECIAL`: the row is replaced by one that
-    is still drawn, may still displace others, and contributes 0). Let S be the other rows drawn.
-    |S| < cap: the row is in with probability q and displaces none: N(Bernoulli(q), s^2) against N(0, s^2).
-    |S| >= cap: draw a random cap-subset U of S and a random u in U; with probability r = E[q cap / (|S| + 1)] the
-    row takes u's place. Given (U, u) both worlds are (1-r) N(0) + r N(.), centred at y = g - g_u with the row and
-    at y' = -g_u without, so that |y| <= 2, |y'| <= 1, |y - y'| <= 1. By advanced joint convexity (Balle et al.
-    2018, Theorem 2), at e^e' = 1 + r (e^e - 1) each direction's divergence is at most
-    r ((1-b) H_e(N(y), N(0)) + b H_e(N(y), N(y'))) <= r H_e(N(2), N(0)), and likewise with y and y' exchanged.
-    In this case `dp_accounting` uses (1-r) N(0) + r N(-2) against (1-r) N(0) + r N(2), which is no smaller, since
-    N(2) is told apart from a mixture of N(0) and N(-2) at least as well as from N(0). Negative epsilons follow
-    from the other direction. The mixture of the two cases, public |S| >= cap included, dominates; steps compose.
-    """
-
-    size: int
-    q: float
-    cap: int
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check_rate(self.q)
-        _check_steps(self.steps)
-        if self.size < 1 or self.cap < 1:
-            raise InputError("privacy.sampling: truncated needs at least one row and a cap of at least 1")
-
-    def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
-        s = checked(noise_multiplier)
-        if s == 0:
-            return PrivacyProfile.unprotected()
-
-        def one_step(h: float) -> pld.PrivacyLossDistribution:
-            return pld.from_truncated_subsampled_gaussian_mechanism(
-                self.size,
-                self.q,
-                self.cap,
-                s,
-                value_discretization_interval=h,
-                neighboring_relation=pld.NeighborRel.REPLACE_SPECIAL,
-            )
-
-        grid = Grid(interval, self.q / s, self.steps, 1)
-        return grid.curve(one_step, losses.GaussianPrivacyLoss(s / 2, adjacency_type=REMOVE))
-
-    def describe(self) -> str:
-        return (
-            f"On each of {self.steps} steps each of {self.size} rows is drawn with probability "
-            f"{at_most(self.q, 6)}, and "
-            f"of more than {self.cap} drawn rows a random {self.cap} are used; one row is compared with the same "
-            "row zeroed out, under Gaussian noise."
-        )
-
-
-@dataclass(frozen=True)
 class GroupOf:
     """Any k units of `process` at once, by the black-box group privacy lemma (Chua et al. 2024, Algorithm 1).
 
@@ -268,7 +213,7 @@ class GroupOf:
     k: int
 
     def __post_init__(self) -> None:
-        _check_rows(self.k)
+        check_rows(self.k)
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         if self.k > 1:
@@ -342,9 +287,9 @@ class MixtureLoss(losses.MixtureGaussianPrivacyLoss):  # type: ignore[misc, unus
         bounds = self.connect_dots_bounds()
         low = math.floor(float(bounds.epsilon_lower or 0) / interval)
         high = math.ceil(float(bounds.epsilon_upper or 0) / interval)
-        return composing.connected(interval, low, self._above(np.arange(low, high + 1) * interval))
+        return composing.connected(interval, low, self.above(np.arange(low, high + 1) * interval))
 
-    def _above(self, epsilons: np.ndarray) -> np.ndarray:
+    def above(self, epsilons: np.ndarray) -> np.ndarray:
         """Compute the hockey-stick divergence, less max(0, 1 - e^epsilon)."""
         # Losses end where the unit moves nothing. Its mass is not 1 less the others': these may add up to a bit less.
         still = float(self.sampling_probs[self.sensitivities == 0].sum())
@@ -427,8 +372,8 @@ LOW_TAIL = 1e-18
 
 def delta_default(rows: int, units: int) -> float:
     """Return min(M^-1.1, 1/N) for M rows in use and N units (Charles et al. 2024, section 4)."""
-    _check_rows(rows)
-    _check_rows(units)
+    check_rows(rows)
+    check_rows(units)
     return min(float(rows**-1.1), 1 / units)
 
 
@@ -471,19 +416,22 @@ def _decade(power: int) -> list[float]:
     return [float(f"{m}e{k}") for k in (power - 1, power, power + 1) for m in (1, 2, 5)]
 
 
-def _check_rate(q: float) -> None:
+def check_rate(q: float) -> None:
+    """Refuse a sampling probability that is none."""
     if not 0 < q <= 1:
         raise InputError(
             f"a sampling probability must lie in (0, 1], not {q}: check train.batch against the rows or units in use"
         )
 
 
-def _check_steps(steps: int) -> None:
+def check_steps(steps: int) -> None:
+    """Refuse a number of steps below 1."""
     if steps < 1 or steps != int(steps):
         raise InputError(f"train.steps must be a positive whole number, not {steps}")
 
 
-def _check_rows(rows: int) -> None:
+def check_rows(rows: int) -> None:
+    """Refuse a number of rows below 1."""
     if rows < 1 or rows != int(rows):
         raise InputError(
             f"privacy.rows_per_unit, like any count of rows or units, must be 1 or more, not {rows}"

@@ -7,9 +7,14 @@ The code here uses neither, so that a fault in them is noticed before a claim is
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+from scipy.stats import norm
 
-from confide.privacy.accounting.pairs import DominatingPair, MixtureOfGaussians, TruncatedPoisson, grid_below
+from confide.privacy.accounting.pairs import DominatingPair, MixtureOfGaussians, grid_below
+from confide.privacy.accounting.truncated import TruncatedPoisson
 from confide.utils.errors import CheckFailed
 from confide.utils.rounding import at_most
 
@@ -43,22 +48,15 @@ class SecondOpinion:
 def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) -> SecondOpinion | None:
     """Compute epsilon at `delta` by `dp_accounting`; None for a pair for which it has no mechanism.
 
-    It knows mixtures of Gaussians (of Poisson sampling, of one row or many) and truncated Poisson sampling.
+    It knows mixtures of Gaussians (of Poisson sampling, of one row or many). For truncated Poisson sampling its own
+    pair is looser than the one that is claimed, so it is given the divergences of that one, computed anew here.
     """
     s = noise_multiplier
     if isinstance(pair, TruncatedPoisson):
         interval = _interval(pair.q / s)
         if 2 * _width(2.0, s) / interval > MOST_POINTS:
             return None
-        one = pld.from_truncated_subsampled_gaussian_mechanism(
-            pair.size,
-            pair.q,
-            pair.cap,
-            s,
-            value_discretization_interval=interval,
-            neighboring_relation=pld.NeighborRel.REPLACE_SPECIAL,
-        )
-        return _composed(one, pair.steps, delta, interval)
+        return _composed(_truncated(pair, s, interval), pair.steps, delta, interval)
     if not isinstance(pair, MixtureOfGaussians):
         return None
     interval = _interval(pair.mean / s)
@@ -98,6 +96,40 @@ def recheck(pair: DominatingPair, noise_multiplier: float, delta: float, epsilon
             "Please report it (SECURITY.md)"
         )
     return True
+
+
+def _truncated(pair: TruncatedPoisson, s: float, interval: float) -> pld.PrivacyLossDistribution:
+    """Build the distribution of a step from stock divergences of single Gaussians; `TruncatedPoisson` has the bounds.
+
+    Where a row displaces another, the divergence is the largest difference over thresholds x on a fine grid.
+    """
+    high = math.ceil(_width(2.0, s) / interval)
+    epsilons = interval * np.arange(high + 1)
+    full, r = pair.full, pair.displacing
+    x = np.linspace(-12 * s, 2 + 12 * s, 400_001)
+    with np.errstate(divide="ignore"):
+        ratio = np.log((1 - r) * norm.pdf(x, 0, s) + r * norm.pdf(x, 2, s))
+        ratio -= np.log((1 - r) * norm.pdf(x, 0, s) + r * norm.pdf(x, 1, s))
+    rises = x >= 1.5
+    place = np.interp(epsilons, ratio[rises], x[rises], right=np.inf)
+    upper = (1 - r) * norm.sf(place, 0, s) + r * norm.sf(place, 2, s)
+    lower = (1 - r) * norm.sf(place, 0, s) + r * norm.sf(place, 1, s)
+    forth = np.maximum(upper - np.exp(epsilons) * lower, 0) if r else 0 * epsilons
+    back = _of_single(r, s, AdjacencyType.REMOVE, epsilons) if r else 0 * epsilons
+    sides = []
+    for side, own, other in ((AdjacencyType.REMOVE, forth, back), (AdjacencyType.ADD, back, forth)):
+        below = -np.expm1(-epsilons) + np.exp(-epsilons) * other
+        displaced = np.concatenate([below[:0:-1], own])
+        both = np.arange(-high, high + 1)
+        deltas = (1 - full) * _of_single(pair.q, s, side, interval * both) + full * displaced
+        sides.append(pld_pmf.create_pmf_pessimistic_connect_dots(interval, both, deltas))
+    return pld.PrivacyLossDistribution(*sides)
+
+
+def _of_single(q: float, s: float, side: AdjacencyType, epsilons: np.ndarray) -> np.ndarray:
+    """Return the divergences of one Gaussian that is sampled with probability q."""
+    loss = GaussianPrivacyLoss(s, sampling_prob=q, adjacency_type=side)
+    return np.asarray(loss.get_delta_for_epsilon(epsilons))
 
 
 def _interval(typical: float) -> float:

@@ -1,0 +1,144 @@
+"""Example-level or user-level sampling as epsilon and compute grow (Charles et al. 2024, Figures 3, 4, 14, 15; 003)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.grid import Grid
+from studies.runner.models import stories
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import change, perplexity
+from studies.runner.users import ELS, ULS
+
+EPSILON, STEPS = "privacy.epsilon", "train.steps"
+_SMALL: dict[str, Any] = {
+    "texts": users.TEXTS,
+    "rows": 192,
+    "steps": (5, 16, 48),
+    "tuned_steps": (5, 48),
+    "ks": (1, 2, 4),
+    "rates": (5e-3, 1.5e-2),
+    "epsilons": (1.0, 4.0, 16.0, 64.0),
+    "tuned": (1.0, 16.0),
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "texts": ("newsgroups",),
+        "rows": 8,
+        "steps": (1, 2),
+        "tuned_steps": (1,),
+        "ks": (2,),
+        "rates": (5e-3,),
+        "epsilons": (1.0, 16.0),
+        "tuned": (16.0,),
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL
+    | {"rows": 1024, "steps": (100, 400, 1600), "tuned_steps": (100, 1600), "rates": (1e-3, 2e-3)},
+}
+
+
+def grid(work: Work) -> Grid:
+    size = _SIZES[work.scale]
+    options = {"privacy.rows_per_unit": size["ks"], "train.learning_rate": size["rates"]}
+    return Grid(
+        name="els-uls",
+        texts=size["texts"],
+        model=stories,
+        keys=users.keys(size["steps"][0]),
+        arms=tuple(users.arm(kind, size["rows"], options) for kind in (ELS, ULS)),
+        at={EPSILON: size["epsilons"], STEPS: size["steps"]},
+        tuned_at={EPSILON: size["tuned"], STEPS: size["tuned_steps"]},
+        seeds=size["seeds"],
+    )
+
+
+def measure(work: Work) -> list[Row]:
+    return grid(work).measured(work)
+
+
+def _at(rows: Sequence[Row], text: str, arm: str, epsilon: float, steps: int) -> dict[int, float]:
+    return users.at(rows, text, arm, epsilon, train__steps=steps)
+
+
+def _gap(rows: Sequence[Row], text: str, epsilon: float, steps: int) -> tuple[float, ...]:
+    return paired(_at(rows, text, ULS, epsilon, steps), _at(rows, text, ELS, epsilon, steps))
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    epsilons, budgets = users.values(rows, EPSILON), users.values(rows, STEPS)
+    found = []
+    for text in users.texts_of(rows):
+        for epsilon in epsilons:
+            found.append(
+                Finding(
+                    f"With the largest budget, ULS does not do worse than ELS at epsilon {epsilon:g} ({text}).",
+                    "Figures 3 and 4",
+                    "loss of ULS less that of ELS",
+                    _gap(rows, text, epsilon, budgets[-1]),
+                    high=MARGIN,
+                    family=f"{text}, largest budget",
+                )
+            )
+        far, near = (_gap(rows, text, epsilon, budgets[-1]) for epsilon in (epsilons[-1], epsilons[0]))
+        found.append(
+            Finding(
+                f"ULS gains more over ELS at epsilon {epsilons[0]:g} than at {epsilons[-1]:g} ({text}).",
+                "Figures 3 and 4",
+                "the gain in loss at the small epsilon less that at the large one, with the largest budget",
+                tuple(b - a for a, b in zip(near, far, strict=True)),
+                low=0.0,
+            )
+        )
+        little, much = (_gap(rows, text, epsilons[0], steps) for steps in (budgets[0], budgets[-1]))
+        found.append(
+            Finding(
+                f"At epsilon {epsilons[0]:g}, ULS gains more over ELS with the larger budget ({text}).",
+                "Figures 3 and 4",
+                "the gain in loss with the largest budget less that with the smallest",
+                tuple(a - b for a, b in zip(little, much, strict=True)),
+                low=0.0,
+            )
+        )
+    return found
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    heads = ["epsilon", "steps", ELS, ULS, "ULS against ELS"]
+    found = []
+    for text in users.texts_of(rows):
+        cells = [
+            [
+                f"{epsilon:g}",
+                str(steps),
+                *(perplexity(_at(rows, text, arm, epsilon, steps)) for arm in (ELS, ULS)),
+                change(_gap(rows, text, epsilon, steps)),
+            ]
+            for epsilon in users.values(rows, EPSILON)
+            for steps in users.values(rows, STEPS)
+        ]
+        note = "Each step asks for as many rows. The paper has plots, not numbers. Intervals are of 95% over run keys."
+        found.append(Table(f"Figures 3 and 4, {text}: test perplexity", heads, cells, note))
+    return found
+
+
+STUDY = Study(
+    name="els-uls",
+    paper="003",
+    shows=("Figure 3", "Figure 4", "Figure 14", "Figure 15"),
+    question="When does user-level sampling beat example-level sampling?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=60,
+    deviations="stories260K in place of a model of 350 million weights; newsgroup posts and WikiText-2 articles in "
+    "place of Stack Overflow and CC-News; k and G are tuned, in place of the median and Estimate-and-Double; the "
+    "number of steps is the compute budget.",
+    reads=users.READS,
+)

@@ -1,0 +1,184 @@
+"""How many rows of a user to take, by mechanism and epsilon (Chua et al. 2024, Tables 3 and 5, Figure 6; 000)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from studies.runner import users
+from studies.runner.findings import Finding, slopes
+from studies.runner.grid import Grid
+from studies.runner.models import stories
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import perplexity
+from studies.runner.users import GROUP, ULS
+
+FIXED_USERS, FIXED_ROWS = f"{ULS}, as many users a step", f"{ULS}, as many rows a step"
+K, EPSILON = "privacy.rows_per_unit", "privacy.epsilon"
+# Chua et al. 2024, Tables 3 and 5 on Enron mail: group privacy and user-wise DP-SGD at k = 2, 5, 10.
+PAPER = {
+    (GROUP, 1.0): "35.68, 34.06, 35.28",
+    (GROUP, 8.0): "30.13, 28.77, 28.51",
+    (GROUP, math.inf): "23.01, 19.96, 19.53",
+    (FIXED_USERS, 1.0): "34.37, 35.02, 34.01",
+    (FIXED_USERS, 8.0): "30.12, 30.29, 29.87",
+    (FIXED_USERS, math.inf): "22.87, 19.67, 18.64",
+}
+_SMALL: dict[str, Any] = {
+    "texts": users.TEXTS,
+    "rows": 160,
+    "users": 64,
+    "steps": 16,
+    "ks": (1, 2, 5, 10),
+    "tuned_ks": (2, 10),
+    "rates": (5e-3, 1.5e-2),
+    "epsilons": (1.0, 8.0, math.inf),
+    "tuned": (1.0, 8.0),
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "texts": ("newsgroups",),
+        "rows": 8,
+        "users": 4,
+        "steps": 1,
+        "ks": (1, 2),
+        "tuned_ks": (2,),
+        "rates": (5e-3,),
+        "epsilons": (8.0,),
+        "tuned": (8.0,),
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL
+    | {"rows": 1024, "users": 256, "steps": 1000, "ks": (1, 2, 5, 10, 20), "rates": (1e-3, 2e-3)},
+}
+
+
+def grid(work: Work) -> Grid:
+    size = _SIZES[work.scale]
+    rates, rows = {"train.learning_rate": size["rates"]}, size["rows"]
+    return Grid(
+        name="user-k",
+        texts=size["texts"],
+        model=stories,
+        keys=users.keys(size["steps"]),
+        arms=(
+            users.arm(GROUP, rows, rates, selection="random"),
+            users.arm(ULS, rows, rates, FIXED_USERS, users=size["users"]),
+            users.arm(ULS, rows, rates, FIXED_ROWS),
+        ),
+        at={EPSILON: size["epsilons"], K: size["ks"]},
+        tuned_at={EPSILON: size["tuned"], K: size["tuned_ks"]},
+        seeds=size["seeds"],
+    )
+
+
+def measure(work: Work) -> list[Row]:
+    return grid(work).measured(work)
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    found = []
+    ks, epsilons = users.values(rows, K), users.values(rows, EPSILON)
+    for text in users.texts_of(rows):
+        for epsilon in epsilons:
+            found.append(
+                Finding(
+                    f"At epsilon {epsilon:g} and as many users a step, more rows help user-wise DP-SGD ({text}).",
+                    "Table 5",
+                    "slope of the loss in the logarithm of k",
+                    _slopes(rows, text, FIXED_USERS, epsilon),
+                    high=0.0,
+                    family=f"{text}, more rows",
+                    unit="nats a factor e",
+                )
+            )
+            found.append(
+                Finding(
+                    f"Beyond the paper: at epsilon {epsilon:g} and as many rows a step, one row of each user is best "
+                    f"({text}).",
+                    "Table 5",
+                    "slope of the loss in the logarithm of k",
+                    _slopes(rows, text, FIXED_ROWS, epsilon),
+                    low=0.0,
+                    family=f"{text}, equal compute",
+                    unit="nats a factor e",
+                )
+            )
+        least, most = epsilons[0], epsilons[-1]
+        if least < most:
+            one, other = (_slopes(rows, text, GROUP, epsilon) for epsilon in (least, most))
+            found.append(
+                Finding(
+                    f"Under group privacy a small k is better at small epsilon, a large one at large epsilon ({text}).",
+                    "Table 3",
+                    f"slope of the loss in log k at epsilon {least:g} less that at {most:g}",
+                    tuple(a - b for a, b in zip(one, other, strict=True)),
+                    low=0.0,
+                    unit="nats a factor e",
+                )
+            )
+        if len(ks) > 2:
+            found.append(
+                Finding(
+                    f"At epsilon {least:g} and as many users a step, what another row of each adds gets less ({text}).",
+                    "Table 5",
+                    f"the gain in loss from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
+                    _diminishing(rows, text, least, ks),
+                    low=0.0,
+                )
+            )
+    return found
+
+
+def _of_k(rows: Sequence[Row], text: str, arm: str, epsilon: float, k: int) -> dict[int, float]:
+    return users.at(rows, text, arm, epsilon, privacy__rows_per_unit=k)
+
+
+def _slopes(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> tuple[float, ...]:
+    ks = users.values(rows, K)
+    return slopes([math.log(k) for k in ks], [_of_k(rows, text, arm, epsilon, k) for k in ks])
+
+
+def _diminishing(rows: Sequence[Row], text: str, epsilon: float, ks: Sequence[int]) -> tuple[float, ...]:
+    at = {k: _of_k(rows, text, FIXED_USERS, epsilon, k) for k in ks}
+    return tuple(
+        (at[ks[0]][key] - at[ks[1]][key]) - (at[ks[-2]][key] - at[ks[-1]][key]) for key in sorted(at[ks[0]])
+    )
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    ks = users.values(rows, K)
+    heads = ["arm", "epsilon", *(f"k = {k}" for k in ks), "paper: Enron, k = 2, 5, 10"]
+    found = []
+    for text in users.texts_of(rows):
+        cells = [
+            [
+                arm,
+                f"{epsilon:g}",
+                *(perplexity(_of_k(rows, text, arm, epsilon, k)) for k in ks),
+                PAPER.get((arm, epsilon), ""),
+            ]
+            for arm in (GROUP, FIXED_USERS, FIXED_ROWS)
+            for epsilon in users.values(rows, EPSILON)
+        ]
+        note = "Group privacy has as many rows a step at every k. Intervals are of 95% over run keys."
+        found.append(Table(f"Tables 3 and 5, {text}: test perplexity", heads, cells, note))
+    return found
+
+
+STUDY = Study(
+    name="user-k",
+    paper="000",
+    shows=("Table 3", "Table 5", "Figure 6"),
+    question="How many rows of each user should be used?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=60,
+    deviations=users.DEVIATIONS,
+    reads=users.READS,
+)

@@ -1,0 +1,183 @@
+"""Which rows of a user to take (Chua et al. 2024, Tables 2, 4 and 7; 000)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding
+from studies.runner.grid import Grid
+from studies.runner.models import stories
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import change, perplexity
+from studies.runner.users import GROUP, ULS
+
+EPSILON = "privacy.epsilon"
+RULES = ("random", "longest", "shortest", "highest-ppl", "lowest-ppl")
+CHUNK = "random-chunk"
+# Chua et al. 2024, Tables 2a and 4a (Enron mail, k = 10), at epsilon 1 and 8.
+PAPER = {
+    (GROUP, "random"): "35.28, 28.51",
+    (GROUP, "longest"): "35.00, 28.29",
+    (GROUP, "shortest"): "35.31, 28.75",
+    (GROUP, "highest-ppl"): "35.30, 28.46",
+    (GROUP, "lowest-ppl"): "35.28, 28.59",
+    (ULS, CHUNK): "34.01, 29.87",
+    (ULS, "random"): "34.22, 30.22",
+    (ULS, "longest"): "34.47, 30.54",
+    (ULS, "shortest"): "35.68, 31.19",
+    (ULS, "highest-ppl"): "34.36, 30.16",
+    (ULS, "lowest-ppl"): "35.02, 30.71",
+}
+_SMALL: dict[str, Any] = {
+    "texts": users.TEXTS,
+    "rules": RULES,
+    "rows": 192,
+    "steps": 16,
+    "k": 10,
+    "rates": (5e-3, 1.5e-2),
+    "epsilons": (1.0, 8.0),
+    "tuned": (8.0,),
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "texts": ("newsgroups",),
+        "rules": ("random", "longest"),
+        "rows": 8,
+        "steps": 1,
+        "k": 2,
+        "rates": (5e-3,),
+        "epsilons": (8.0,),
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL | {"rows": 1024, "steps": 1000, "rates": (1e-3, 2e-3), "epsilons": (1.0, 3.0, 8.0)},
+}
+
+
+def name(kind: str, rule: str) -> str:
+    return f"{kind}, {rule}"
+
+
+def grid(work: Work) -> Grid:
+    size = _SIZES[work.scale]
+    rates = {"train.learning_rate": size["rates"]}
+    chosen = [(GROUP, rule) for rule in size["rules"]] + [(ULS, rule) for rule in (CHUNK, *size["rules"])]
+    return Grid(
+        name="user-selection",
+        texts=size["texts"],
+        model=stories,
+        keys=users.keys(size["steps"], **{"privacy.rows_per_unit": size["k"]}),
+        arms=tuple(
+            users.arm(kind, size["rows"], rates, name(kind, rule), selection=rule) for kind, rule in chosen
+        ),
+        at={EPSILON: size["epsilons"]},
+        tuned_at={EPSILON: size["tuned"]},
+        seeds=size["seeds"],
+    )
+
+
+def measure(work: Work) -> list[Row]:
+    return grid(work).measured(work)
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    found = []
+    rules = _rules(rows)
+    for text in users.texts_of(rows):
+        for epsilon in users.values(rows, EPSILON):
+
+            def against(
+                kind: str, one: str, other: str, text: str = text, at: float = epsilon
+            ) -> tuple[float, ...]:
+                return users.gap(rows, text, name(kind, one), name(kind, other), at)
+
+            if text == "newsgroups":
+                for rule in [each for each in rules if each != "longest"]:
+                    found.append(
+                        Finding(
+                            f"Under group privacy, the longest rows do not do worse than {rule} ones at epsilon "
+                            f"{epsilon:g} ({text}, which is like mail).",
+                            "Table 2",
+                            f"loss with the longest rows less that with {rule} ones",
+                            against(GROUP, "longest", rule),
+                            high=MARGIN,
+                            family=f"{text}, longest",
+                        )
+                    )
+            else:
+                for rule in rules[1:]:
+                    found.append(
+                        Finding(
+                            f"Under group privacy, {rule} rows come within 1% of random ones at epsilon {epsilon:g} "
+                            f"({text}, which is like books).",
+                            "Table 2",
+                            f"loss with {rule} rows less that with random ones",
+                            against(GROUP, rule, "random"),
+                            -MARGIN,
+                            MARGIN,
+                            family=f"{text}, no order",
+                        )
+                    )
+            for rule in rules:
+                found.append(
+                    Finding(
+                        f"Under user-wise DP-SGD, random chunks do not do worse than {rule} rows at epsilon "
+                        f"{epsilon:g} ({text}).",
+                        "Table 4",
+                        f"loss with random chunks less that with {rule} rows",
+                        against(ULS, CHUNK, rule),
+                        high=MARGIN,
+                        family=f"{text}, chunks",
+                    )
+                )
+    return found
+
+
+def _rules(rows: Sequence[Row]) -> list[str]:
+    """Return the rules that were tried, but for chunks: `random` is the first."""
+    return [rule for rule in RULES if any(row["arm"] == name(GROUP, rule) for row in rows)]
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    epsilons = users.values(rows, EPSILON)
+    heads = ["mechanism", "rows", *(f"epsilon {each:g}" for each in epsilons)]
+    heads += [*(f"against random, epsilon {each:g}" for each in epsilons), "paper: Enron, epsilon 1, 8"]
+    found = []
+    for text in users.texts_of(rows):
+        cells = []
+        for kind, rules in ((GROUP, _rules(rows)), (ULS, [CHUNK, *_rules(rows)])):
+            for rule in rules:
+                own = name(kind, rule)
+                cells.append(
+                    [
+                        kind,
+                        rule,
+                        *(perplexity(users.at(rows, text, own, each)) for each in epsilons),
+                        *(
+                            change(users.gap(rows, text, own, name(kind, "random"), each))
+                            for each in epsilons
+                        ),
+                        PAPER[kind, rule],
+                    ]
+                )
+        note = "Intervals are of 95% over run keys; differences are paired by key."
+        found.append(Table(f"Tables 2 and 4, {text}: test perplexity", heads, cells, note))
+    return found
+
+
+STUDY = Study(
+    name="user-selection",
+    paper="000",
+    shows=("Table 2", "Table 4"),
+    question="Which rows of a user should be used?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=60,
+    deviations=users.DEVIATIONS,
+    reads=users.READS,
+)
