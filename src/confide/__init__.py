@@ -2,6 +2,7 @@
 
     config = confide.load_config("mail.yaml", ["privacy.epsilon=3"])
     plan = confide.plan(config)
+    noise = confide.account("uls", units=2000, batch=200, steps=500, epsilon=8).noise_multiplier
     run = confide.train(config)
     audit = confide.audit(config.run)
     page = confide.report(config.run)
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from confide.api.verbs import audit, load_config, plan, report, train
+    from confide.api.verbs import account, audit, load_config, plan, report, train
     from confide.auditing.result import Audit
     from confide.clipping import ClippedSum
     from confide.config.schema import Config
+    from confide.planning.account import Account
     from confide.planning.plan import Plan
     from confide.privacy import mechanisms
     from confide.privacy.accounting import least_noise
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from confide.utils.errors import CheckFailed, InputError
 
 _WHERE = {
+    "Account": "confide.planning.account:Account",
     "Audit": "confide.auditing.result:Audit",
     "CheckFailed": "confide.utils.errors:CheckFailed",
     "ClippedSum": "confide.clipping:ClippedSum",
@@ -38,6 +41,7 @@ _WHERE = {
     "Outcome": "confide.runs.loop:Outcome",
     "Plan": "confide.planning.plan:Plan",
     "PrivateStep": "confide.training.step:PrivateStep",
+    "account": "confide.api.verbs:account",
     "audit": "confide.api.verbs:audit",
     "least_noise": "confide.privacy.accounting:least_noise",
     "load_config": "confide.api.verbs:load_config",
@@ -48,7 +52,8 @@ _WHERE = {
 }
 
 __all__ = [  # noqa: RUF022  # as a reader meets them
-    "load_config", "plan", "train", "audit", "report", "Config", "Plan", "Outcome", "Audit", "Guarantee",
+    "load_config", "plan", "account", "train", "audit", "report", "Config", "Plan", "Account", "Outcome", "Audit",
+    "Guarantee",
     "ClippedSum", "PrivateStep", "mechanisms", "least_noise", "InputError", "CheckFailed",
 ]  # fmt: skip
 

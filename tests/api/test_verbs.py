@@ -22,7 +22,8 @@ from tests.command import confide as command
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
 PUBLIC = [
-    "load_config", "plan", "train", "audit", "report", "Config", "Plan", "Outcome", "Audit", "Guarantee",
+    "load_config", "plan", "account", "train", "audit", "report", "Config", "Plan", "Account", "Outcome", "Audit",
+    "Guarantee",
     "ClippedSum", "PrivateStep", "mechanisms", "least_noise", "InputError", "CheckFailed",
 ]  # fmt: skip
 

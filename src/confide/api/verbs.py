@@ -1,4 +1,4 @@
-"""Run `plan`, `train` and `audit` from programs: the same path as the command line's, with objects of one's own."""
+"""Run `plan`, `train`, `audit` and others from programs: the path of the command line, with objects of one's own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from confide.auditing.attack import Options
     from confide.auditing.result import Audit
     from confide.config.schema import Config
+    from confide.planning.account import Account
     from confide.planning.plan import Plan
     from confide.runs.folder import Run
     from confide.runs.loop import Outcome
@@ -51,6 +52,74 @@ def plan(config: Config | str | Path | Mapping[str, Any], *, times_users: Sequen
     from confide.runs.folder import Run
 
     return planned(Run(_loaded(config)), Console(quiet=True), times_users)
+
+
+def account(
+    process: str,
+    *,
+    units: int | None = None,
+    rows: int | None = None,
+    rows_per_unit: int | None = None,
+    batch: float | None = None,
+    rate: float | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    adjacency: str = "zero-out",
+    sampling: str = "poisson",
+    max_batch: int | None = None,
+    bands: int = 1,
+    trials: float | None = None,
+) -> Account:
+    """Find epsilon, delta, noise or the number of steps from the others, without data and without a config.
+
+    Give two of epsilon, noise and steps, and the third is found; give all three, and delta is found.
+
+    Args:
+        process: uls, els, group or dp-sgd.
+        units: uls: how many units there are. els and group: how many users, if known.
+        rows: how many rows there are; els and group: those in use.
+        rows_per_unit: els and group: the most rows of a user in use.
+        batch: units (uls) or rows that a step draws on average.
+        rate: instead of the batch: the probability of each unit or row.
+        steps: of the run.
+        epsilon: the target.
+        noise_multiplier: standard deviation of the noise over the clip norm.
+        delta: default: that of a run with so many rows and units.
+        adjacency: zero-out, add-or-remove (needs rate and delta) or replace-one.
+        sampling: poisson, or truncated at `max_batch` (which els does not have).
+        max_batch: the most units or rows of a truncated step.
+        bands: uls and dp-sgd: steps over which the noise is correlated.
+        trials: count the best of so many trials on average, as `confide tune` does.
+
+    Raises:
+        InputError: the numbers do not go together; the sentence names the option of `confide account`.
+
+    Formal guarantee: a run of such counts and settings claims the same numbers, since the mechanism computes both.
+    """
+    from confide.planning.account import Asked
+    from confide.planning.account import account as answered
+
+    return answered(
+        Asked(
+            process=process,
+            units=units,
+            rows=rows,
+            rows_per_unit=rows_per_unit,
+            batch=batch,
+            rate=rate,
+            steps=steps,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            adjacency=adjacency,
+            sampling=sampling,
+            max_batch=max_batch,
+            bands=bands,
+            trials=trials,
+        )
+    )
 
 
 def train(

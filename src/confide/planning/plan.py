@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from confide.data.shape import Shape
+from confide.planning.account import MOST_UNITS
 from confide.planning.cost import Size
 from confide.planning.devices import OnDevices
 from confide.planning.memory import Kept, Memory, memory
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 Item = TypeVar("Item")
-
-MOST_UNITS = 1e11
-"""More units than there can be: about as many as people who ever lived."""
 
 
 @dataclass(frozen=True)

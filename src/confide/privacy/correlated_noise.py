@@ -10,14 +10,19 @@ machine. The best ones for a given schedule are a few per cent better over a hun
 (benchmarks/correlated.py).
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-Vectors = dict[str, torch.Tensor]
+if TYPE_CHECKING:  # accounting needs numbers alone, and torch takes seconds to import
+    import torch
+
+    Vectors = dict[str, torch.Tensor]
 
 
 def coefficients(bands: int) -> list[float]:

@@ -144,7 +144,7 @@ class Guarantee:
         _set(self, "epsilons", tuple((str(what), float(value)) for what, value in self.epsilons))
         _set(self, "provenance", dict(self.provenance))
         if not self.worlds:
-            _set(self, "worlds", _WORLDS.get(self.adjacency, "nothing"))
+            _set(self, "worlds", WORLDS.get(self.adjacency, "nothing"))
         _check_lines(self)
         _check_numbers(self)
         if self.sampling_used != self.sampling:
@@ -421,17 +421,7 @@ def _in_words(g: Guarantee) -> list[str]:
             "guess without the output. The second is the chance after studying it. "
             "The noise was made so that this holds for every secret.",
         )
-    if g.delta > 1e-3:
-        words.append(
-            f"delta = {at_most(g.delta, 3)} is large. With about that chance the bound by epsilon may not hold at all."
-        )
-    if g.units is not None and (warning := large_delta(g.units, g.delta)):
-        words.append(warning)
-    if g.advantage > 0.9 or max(r for _, r in g.reconstruction) > 0.5:
-        words.append(
-            "These bounds are weak. They do not rule out that a determined attacker tells whether one unit was used. "
-            "Nor do they rule out that something easy to guess is recovered."
-        )
+    words += weaknesses(g.delta, g.units, g.advantage, g.reconstruction)
     if g.epsilons:
         others = "; ".join(f"{at_most(value)} {what}" for what, value in g.epsilons)
         words.append(f"Under other suppositions epsilon is {others}.")
@@ -443,12 +433,30 @@ def _in_words(g: Guarantee) -> list[str]:
     return words
 
 
-_WORLDS = {
+WORLDS = {
     "zero-out": "a world in which the unit's text was used with one in which it counted for nothing",
     "add-or-remove": "a world in which the unit was in the data with one in which it was not",
     "replace-one": "a world in which the unit had this text with one in which it had any other, cut into rows "
     "of the same number and lengths",
 }
+"""The two worlds that a claim compares, by its adjacency."""
+
+
+def weaknesses(delta: float, units: int | None, advantage: float, reconstruction: Pairs) -> list[str]:
+    """Write what makes bounds worth little, a sentence for each reason; `units` is None if nobody may know them."""
+    words = []
+    if delta > 1e-3:
+        words.append(
+            f"delta = {at_most(delta, 3)} is large. With about that chance the bound by epsilon may not hold at all."
+        )
+    if units is not None and (warning := large_delta(units, delta)):
+        words.append(warning)
+    if advantage > 0.9 or max(r for _, r in reconstruction) > 0.5:
+        words.append(
+            "These bounds are weak. They do not rule out that a determined attacker tells whether one unit was used. "
+            "Nor do they rule out that something easy to guess is recovered."
+        )
+    return words
 
 
 def large_delta(units: int, delta: float) -> str | None:

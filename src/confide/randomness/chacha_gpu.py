@@ -19,11 +19,10 @@ import inspect
 import struct
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from confide.utils.errors import InputError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # draws need no tensors, and torch takes seconds to import
+    import torch
     import triton.language as tl
 
 KEY_BYTES = 32
@@ -64,6 +63,8 @@ class ChaChaStream:
         Raises:
             ValueError: the blocks do not exist, or the nonce has another length.
         """
+        import torch
+
         if len(nonce) != NONCE_BYTES:
             raise ValueError(
                 f"beside a 64-bit counter a nonce has {NONCE_BYTES} bytes, this one has {len(nonce)}"
@@ -86,6 +87,8 @@ class ChaChaStream:
         Raises:
             ValueError: the dtype is another, the tensor is not contiguous, or the indices do not exist.
         """
+        import torch
+
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             what = f"{tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}"
             raise ValueError(f"noise is added to contiguous float32 tensors only, this one is {what}")

@@ -7,6 +7,8 @@ Streams of different purposes are independent under the usual assumption that th
 pseudo-random functions.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import math
@@ -16,15 +18,17 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from confide.randomness.chacha_gpu import ChaChaStream
 from confide.utils.errors import InputError
 from confide.utils.files import sync
+
+if TYPE_CHECKING:  # draws need no tensors, and torch takes seconds to import
+    import torch
 
 KEY_BYTES = 32
 # Values that a thread makes at a time, so that noise needs no second copy of the model. Between its calls a thread
@@ -101,6 +105,8 @@ class Stream:
         to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds the noise as it rounds the sum to
         which the noise is added, and more coarsely near zero: squares of radii below 1/100 are multiples of 2^-23.
         """
+        import torch
+
         first, skip = divmod(start, GROUP)
         room = _Room(_groups(skip + n))
         self._fill_groups(room.words, first)
@@ -198,6 +204,8 @@ class FastStream:
     """
 
     def __init__(self, stream: Stream, device: torch.device | str = "cpu"):
+        import torch
+
         self._stream = stream
         self._device = torch.device(device)
         self._on_cpu: np.random.Generator | None = None
@@ -205,6 +213,8 @@ class FastStream:
         self._next = -1
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
+        import torch
+
         if start != self._next:
             self._begin(self._stream.uint64(2, start))
         self._next = start + n
@@ -213,6 +223,8 @@ class FastStream:
         return torch.randn(n, generator=self._on_gpu, device=self._device)
 
     def _begin(self, key: np.ndarray) -> None:
+        import torch
+
         if self._device.type == "cpu":
             self._on_cpu = np.random.Generator(np.random.Philox(key=key))
         else:
@@ -269,6 +281,8 @@ class _Segment:
 
 def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32) -> None:
     """Add noise to all segments, block by block, in as many threads as torch uses."""
+    import torch
+
     left = deque(_blocks(segments))
     largest = max(sum(segment.groups for segment in block) for block in left)
 
@@ -344,12 +358,12 @@ class RunKey:
         return "RunKey(published)" if self.published else "RunKey(secret)"
 
     @classmethod
-    def from_text(cls, text: str) -> "RunKey":
+    def from_text(cls, text: str) -> RunKey:
         """Derive the key of a reproducible experiment; its guarantee holds against nobody who knows `text`."""
         return cls(hashlib.sha256(b"confide published key\0" + text.encode()).digest(), published=True)
 
     @classmethod
-    def create(cls, path: Path) -> "RunKey":
+    def create(cls, path: Path) -> RunKey:
         """Create a fresh key from the operating system, and write it to `path` with mode 600."""
         secret = os.urandom(KEY_BYTES)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -361,7 +375,7 @@ class RunKey:
         return cls(secret)
 
     @classmethod
-    def load(cls, path: Path) -> "RunKey":
+    def load(cls, path: Path) -> RunKey:
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
             raise InputError(f"{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")
@@ -386,7 +400,7 @@ class RunKey:
             self._orders[phase, purpose] = known
         return known[1]
 
-    def bound_to(self, *what: bytes) -> "RunKey":
+    def bound_to(self, *what: bytes) -> RunKey:
         """Derive the key of a run on this config and these data.
 
         If two different trainings used the same noise, their difference would be free of it. So everything that

@@ -11,7 +11,9 @@ from confide.privacy.accounting import (
     least_noise,
     least_noise_for_kl,
     least_noise_for_reconstruction,
+    most_steps,
 )
+from confide.privacy.accounting import calibration as module
 from confide.privacy.accounting.calibration import LEAST, _narrow, nearly_least_noise, round_up
 from confide.utils.errors import InputError
 
@@ -166,3 +168,40 @@ def test_rounding_up_never_goes_below(digits):
         rounded = round_up(float(value), digits)
         assert value <= rounded <= value * (1 + 10.0 ** (1 - digits) * 1.001)
         assert rounded == float(f"{rounded:.{digits - 1}e}")
+
+
+# the most steps ------------------------------------------------------------------------------------
+def never(steps):
+    raise AssertionError(f"{steps} steps are beyond what may be asked")
+
+
+@pytest.mark.parametrize("guess", [1, 3, 40, 41, 42, 500, 9_999])
+@pytest.mark.parametrize("true", [1, 2, 41, 4_000, 9_999])
+@pytest.mark.parametrize(("reach", "tolerance"), [(1.0, 0.05), (5e-3, 5e-4), (5e-4, 0.0)])
+def test_the_search_for_steps_ends_at_the_last_that_meets(monkeypatch, guess, true, reach, tolerance):
+    monkeypatch.setattr(module, "MOST_STEPS", 9_999)
+    asked = []
+
+    def meets(steps):
+        asked.append(steps)
+        return steps <= true if 1 <= steps <= 9_999 else never(steps)
+
+    found = module._most(meets, guess, 1, reach, tolerance)
+    assert found <= true <= found * (1 + tolerance) + (tolerance > 0)
+    if tolerance == 0:
+        assert found == true
+    assert len(asked) < 60
+
+
+def test_the_search_for_steps_bears_a_coarse_grid_on_which_none_meets():
+    assert module._most(lambda steps: False, 40, 8, 0.1, 0.0) == 8
+
+
+def test_the_most_steps_are_those_of_a_search_one_by_one():
+    def epsilon(steps):
+        return MixtureOfGaussians.bernoulli(0.2, steps).curve(2.0).epsilon(1e-5)
+
+    one_by_one = next(steps for steps in range(1, 200) if epsilon(steps + 1) > 2.0)
+    assert (
+        most_steps(lambda steps: MixtureOfGaussians.bernoulli(0.2, steps), 2.0, 2.0, 1e-5) == one_by_one > 9
+    )

@@ -4,6 +4,7 @@ from confide.privacy.accounting.calibration import (
     least_noise,
     least_noise_for_kl,
     least_noise_for_reconstruction,
+    most_steps,
     nearly_least_noise,
 )
 from confide.privacy.accounting.curves import Direction, PrivacyProfile, between, compose
@@ -49,6 +50,7 @@ __all__ = [
     "least_noise_for_kl",
     "least_noise_for_reconstruction",
     "least_noise_for_secrets",
+    "most_steps",
     "nearly_least_noise",
     "replaced",
 ]

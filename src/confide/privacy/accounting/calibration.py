@@ -1,4 +1,4 @@
-"""Calibration: find the least noise that meets a target."""
+"""Calibration: find the least noise, or the most steps, that meets a target."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from functools import cache
 from confide.privacy.accounting.curves import PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, DominatingPair, MixtureOfGaussians
 from confide.utils.errors import InputError
+from confide.utils.rounding import at_most
 
 LEAST, MOST = 1e-3, 1e7
 """The range of noise multipliers that is searched."""
+
+MOST_STEPS = 10_000_000
+"""The most steps that are searched."""
 
 ROUGH = 3e-2
 """The interval at which settings are compared before anything is claimed of them."""
@@ -69,6 +73,44 @@ def nearly_least_noise(process: DominatingPair, epsilon: float, delta: float, gu
         if not LEAST <= guess <= MOST:
             break
     raise InputError(f"no noise meets privacy.epsilon {epsilon} at privacy.delta {delta}")
+
+
+def most_steps(
+    process: Callable[[int], DominatingPair],
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    least: int = 1,
+) -> int:
+    """Compute the most steps that are (epsilon, delta)-DP at this noise; `MOST_STEPS` if so many or more are.
+
+    Formal guarantee: process(result).curve(noise_multiplier).epsilon(delta) <= epsilon was computed, at the interval of
+    claims, and one step more was found to be above, unless the result is `MOST_STEPS`.
+
+    Args:
+        process: the process of so many steps; epsilon does not fall with their number.
+        noise_multiplier: of each step.
+        epsilon: of the target.
+        delta: of the target.
+        least: the fewest steps there may be.
+
+    Raises:
+        InputError: not even `least` steps meet the target.
+    """
+
+    @cache
+    def meets(steps: int, interval: float = FINE) -> bool:
+        return process(steps).curve(noise_multiplier, interval).epsilon(delta) <= epsilon
+
+    if not meets(least):
+        reached = process(least).curve(noise_multiplier).epsilon(delta)
+        raise InputError(
+            f"privacy.epsilon: at this noise {'one step has' if least == 1 else f'{least} steps have'} epsilon "
+            f"{at_most(reached)} already, so no run stays within {epsilon:g}"
+        )
+    found = _most(lambda steps: meets(steps, 1e-2), least, least, 1.0, 5e-3)
+    found = _most(lambda steps: meets(steps, 1e-3), found, least, 5e-3, 5e-4)
+    return _most(meets, found, least, 5e-4, 0.0)
 
 
 def least_noise_for_reconstruction(process: DominatingPair, targets: Sequence[tuple[float, float]]) -> float:
@@ -180,6 +222,29 @@ def _narrow(
             bad, at_bad, at_good = middle, value, at_good / 2 if moves < 0 else at_good
             moves = min(moves, 0) - 1
     return good, bad
+
+
+def _most(meets: Callable[[int], bool], guess: int, least: int, reach: float, tolerance: float) -> int:
+    """Return steps that meet a target, where about that many more, by the tolerance, or at least one more, do not.
+
+    It looks around a guess in steps that double, the first a share `reach` of it, and then halves. `least` steps are
+    known to meet the target at the interval of claims; on a coarser grid they may not, and are returned all the same.
+    """
+    step = max(1, round(reach * guess))
+    if meets(guess):
+        good, bad = guess, min(guess + step, MOST_STEPS + 1)
+        while bad <= MOST_STEPS and meets(bad):
+            step *= 2
+            good, bad = bad, min(bad + step, MOST_STEPS + 1)
+    else:
+        good, bad = max(least, guess - step), guess
+        while good > least and not meets(good):
+            step *= 2
+            good, bad = max(least, good - step), good
+    while bad - good > max(1, tolerance * good):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if meets(middle) else (good, middle)
+    return good
 
 
 def _certified(excess: Callable[[float], float], good: float, bad: float) -> float:

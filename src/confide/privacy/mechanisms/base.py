@@ -30,6 +30,7 @@ from confide.privacy.mechanisms.values import (
     Alternative,
     ClaimParts,
     DataNeeds,
+    DrawSettings,
     Phase,
     PrivacyParameters,
     Sampler,
@@ -237,40 +238,52 @@ class Mechanism(ABC):
     @classmethod
     def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """Yield (key, sentence) for each impossible combination of settings."""
-        privacy, train = config.privacy, config.train
         yield from cls.target_errors(config)
         if cls.needs.named_unit and config.data.unit is None:
             yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
-        if privacy.sampling == "truncated" and train.max_batch is None:
-            yield "train.max_batch", "sampling: truncated needs the most that a step may hold"
-        if privacy.sampling != "truncated" and train.max_batch is not None:
-            yield "train.max_batch", f"is an option of sampling: truncated, not of {privacy.sampling}"
-        if train.max_batch is not None and train.max_batch < train.batch:
-            yield "train.max_batch", f"{train.max_batch} is below the expected batch {train.batch:g}"
-        if privacy.adjacency == "add-or-remove":
+        if config.privacy.adjacency == "add-or-remove":
             yield from _literal_faults(config)
-        if privacy.bands > 1:
-            yield from cls._correlation_faults(config)
+        yield from cls.draw_errors(DrawSettings.of(config))
 
     @classmethod
-    def _correlation_faults(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        privacy, bands = config.privacy, config.privacy.bands
+    def draw_errors(cls, asked: DrawSettings) -> Iterator[tuple[str, str]]:
+        """Yield (key, sentence) for each impossible combination of what decides how steps draw."""
+        if asked.sampling == "truncated" and asked.max_batch is None:
+            yield "train.max_batch", "sampling: truncated needs the most that a step may hold"
+        if asked.sampling != "truncated" and asked.max_batch is not None:
+            yield "train.max_batch", f"is an option of sampling: truncated, not of {asked.sampling}"
+        if asked.max_batch is not None and asked.max_batch < asked.batch:
+            yield "train.max_batch", f"{asked.max_batch} is below the expected batch {asked.batch:g}"
+        if asked.adjacency == "add-or-remove":
+            if asked.sampling_rate is None:
+                yield "train.sampling_rate", _LITERAL
+            if asked.delta is None:
+                yield "privacy.delta", _LITERAL
+            if asked.rows_per_unit == "median":
+                yield "privacy.rows_per_unit", _LITERAL
+            if asked.sampling != "poisson":
+                yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
+        if asked.bands > 1:
+            yield from cls._correlation_faults(asked)
+
+    @classmethod
+    def _correlation_faults(cls, asked: DrawSettings) -> Iterator[tuple[str, str]]:
         if not cls.correlates:
             yield (
                 "privacy.bands",
                 f"noise is correlated over steps under uls and dp-sgd, not under {cls.name}",
             )
-        if privacy.sampling != "poisson":
+        if asked.sampling != "poisson":
             yield (
                 "privacy.sampling",
                 "noise that is correlated over steps (privacy.bands) needs sampling: poisson",
             )
-        if privacy.adjacency == "add-or-remove":
+        if asked.adjacency == "add-or-remove":
             yield "privacy.bands", "an add-or-remove claim allows no groups, which move when a unit is added"
-        if bands > config.train.steps:
+        if asked.steps is not None and asked.bands > asked.steps:
             yield (
                 "privacy.bands",
-                f"{bands} are more than the {config.train.steps} steps; take at most as many",
+                f"{asked.bands} are more than the {asked.steps} steps; take at most as many",
             )
 
     @classmethod
@@ -343,21 +356,17 @@ class Mechanism(ABC):
         )
 
 
+_LITERAL = (
+    "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
+)
+
+
 def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
-    """Yield faults of an add-or-remove claim: it allows no constant that changes when a unit is added."""
-    why = "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
-    if config.train.sampling_rate is None:
-        yield "train.sampling_rate", why
+    """Yield faults of an add-or-remove claim, beside those of the draws: what changes when a unit is added."""
     if config.train.divisor is None:
-        yield "train.divisor", why
-    if config.privacy.delta is None:
-        yield "privacy.delta", why
+        yield "train.divisor", _LITERAL
     if config.privacy.noise_multiplier is None:
-        yield "privacy.noise_multiplier", why
-    if config.privacy.rows_per_unit == "median":
-        yield "privacy.rows_per_unit", why
-    if config.privacy.sampling != "poisson":
-        yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
+        yield "privacy.noise_multiplier", _LITERAL
     if isinstance(config.data.unit, list) and len(config.data.unit) > 1:
         yield "data.unit", "an add-or-remove claim needs rows with one owner each"
     if config.data.unit is None and isinstance(config.data.eval, float):

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from confide.privacy.accounting import DominatingPair, MixtureOfGaussians
 from confide.privacy.mechanisms.rows import CappedRows
+from confide.privacy.mechanisms.values import DrawSettings
 from confide.privacy.sampling import Sampling
 from confide.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from confide.config.schema import Config
 
 _TRUNCATED = "privacy.sampling: no theorem covers truncated draws of several rows a user: use poisson"
 
@@ -39,7 +37,7 @@ class ExampleLevelSampling(CappedRows):
         return MixtureOfGaussians.binomial(most, sampling.rate, steps)
 
     @classmethod
-    def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
-        yield from super().validation_errors(config)
-        if config.privacy.sampling == "truncated":
+    def draw_errors(cls, asked: DrawSettings) -> Iterator[tuple[str, str]]:
+        yield from super().draw_errors(asked)
+        if asked.sampling == "truncated":
             yield "privacy.sampling", _TRUNCATED.partition(": ")[2]

@@ -1,7 +1,7 @@
 """The values that a mechanism answers with: which data it needs, what a step does, and what it claims."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from confide.privacy.sampling import Draw, OwnRates, Sampling, StopTraining
 from confide.randomness.streams import RunKey
 
 if TYPE_CHECKING:
+    from confide.config.schema import Config
     from confide.privacy.mechanisms.base import Mechanism
 
 Redaction = Literal["none", "instead", "beside", "apart"]
@@ -92,6 +93,29 @@ class DataNeeds:
     def covers_whole_documents(self) -> bool:
         """True if a unit is made of whole documents, and not of rows, secrets or marked characters."""
         return self.named_unit and self.redaction == "none" and not self.secrets
+
+
+@dataclass(frozen=True)
+class DrawSettings:
+    """The settings that must go together for draws to be accounted, whether a config states them or `planning.account`.
+
+    Each is the config's key of the same name; `steps` is None if they are yet to be found.
+    """
+
+    sampling: str
+    adjacency: str | None
+    batch: float
+    max_batch: int | None
+    sampling_rate: float | None
+    steps: int | None
+    bands: int
+    delta: float | None
+    rows_per_unit: int | str
+
+    @classmethod
+    def of(cls, config: "Config") -> "DrawSettings":
+        known = config.train.model_dump() | config.privacy.model_dump()
+        return cls(**{field.name: known[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True)
