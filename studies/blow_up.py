@@ -11,6 +11,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from confide.privacy.accounting import MixtureOfGaussians
+from confide.utils.rounding import at_most
 from studies.runner.findings import Finding
 from studies.runner.rows import number, version
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -133,7 +134,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                         row["what"],
                         f"{row['interval']:g}",
                         number(row["whole"]),
-                        number(row["posterior"]),
+                        at_most(row["posterior"], 3),
                         number(sum(sampled) / len(sampled)),
                     ]
                 )

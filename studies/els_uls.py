@@ -10,7 +10,7 @@ from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.tables import change, perplexity
+from studies.runner.tables import change, perplexity, target
 from studies.runner.users import ELS, ULS
 
 EPSILON, STEPS = "privacy.epsilon", "train.steps"
@@ -78,7 +78,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for epsilon in epsilons:
             found.append(
                 Finding(
-                    f"With the largest budget, ULS does not do worse than ELS at epsilon {epsilon:g} ({text}).",
+                    f"With the largest budget, ULS does not do worse than ELS at epsilon {target(epsilon)} ({text}).",
                     "Figures 3 and 4",
                     "loss of ULS less that of ELS",
                     _gap(rows, text, epsilon, budgets[-1]),
@@ -89,7 +89,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         far, near = (_gap(rows, text, epsilon, budgets[-1]) for epsilon in (epsilons[-1], epsilons[0]))
         found.append(
             Finding(
-                f"ULS gains more over ELS at epsilon {epsilons[0]:g} than at {epsilons[-1]:g} ({text}).",
+                f"ULS gains more over ELS at epsilon {target(epsilons[0])} than at {target(epsilons[-1])} ({text}).",
                 "Figures 3 and 4",
                 "the gain in loss at the small epsilon less that at the large one, with the largest budget",
                 tuple(b - a for a, b in zip(near, far, strict=True)),
@@ -99,7 +99,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         little, much = (_gap(rows, text, epsilons[0], steps) for steps in (budgets[0], budgets[-1]))
         found.append(
             Finding(
-                f"At epsilon {epsilons[0]:g}, ULS gains more over ELS with the larger budget ({text}).",
+                f"At epsilon {target(epsilons[0])}, ULS gains more over ELS with the larger budget ({text}).",
                 "Figures 3 and 4",
                 "the gain in loss with the largest budget less that with the smallest",
                 tuple(a - b for a, b in zip(little, much, strict=True)),
@@ -115,7 +115,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for text in users.texts_of(rows):
         cells = [
             [
-                f"{epsilon:g}",
+                target(epsilon),
                 str(steps),
                 *(perplexity(_at(rows, text, arm, epsilon, steps)) for arm in (ELS, ULS)),
                 change(_gap(rows, text, epsilon, steps)),

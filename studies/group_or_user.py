@@ -10,7 +10,7 @@ from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import NOTHING, Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.tables import change, losses, perplexity
+from studies.runner.tables import change, losses, perplexity, target
 from studies.runner.users import ELS, GROUP, ULS
 
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
@@ -78,7 +78,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for epsilon, gap in gaps.items():
             found.append(
                 Finding(
-                    f"At epsilon {epsilon:g}, user-wise DP-SGD does not do worse than group privacy ({text}).",
+                    f"At epsilon {target(epsilon)}, user-wise DP-SGD does not do worse than group privacy ({text}).",
                     "Table 6",
                     "loss of user-wise DP-SGD less that of group privacy",
                     gap,
@@ -90,14 +90,14 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         if least < most:
             found += [
                 Finding(
-                    f"User-wise DP-SGD gains more at epsilon {least:g} than at {most:g} ({text}).",
+                    f"User-wise DP-SGD gains more at epsilon {target(least)} than at {target(most)} ({text}).",
                     "Table 6 and section 6",
-                    f"the gain in loss at epsilon {least:g} less that at {most:g}",
+                    f"the gain in loss at epsilon {target(least)} less that at {target(most)}",
                     tuple(b - a for a, b in zip(gaps[least], gaps[most], strict=True)),
                     low=0.0,
                 ),
                 Finding(
-                    f"At epsilon {least:g}, user-wise DP-SGD does better than group privacy by more than 1% of the "
+                    f"At epsilon {target(least)}, user-wise DP-SGD does better than group privacy by more than 1% of the "
                     f"perplexity ({text}).",
                     "Table 6",
                     "loss of user-wise DP-SGD less that of group privacy",
@@ -117,7 +117,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for text in users.texts_of(rows):
         cells = [
             [
-                f"{epsilon:g}",
+                target(epsilon),
                 *(perplexity(users.at(rows, text, arm, epsilon)) for arm in arms),
                 change(users.gap(rows, text, ULS, GROUP, epsilon)),
                 *(users.settings(rows, text, arm, epsilon) for arm in arms),

@@ -11,7 +11,7 @@ from studies.runner.findings import Finding, slopes
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.tables import perplexity
+from studies.runner.tables import perplexity, target
 from studies.runner.users import GROUP, ULS
 
 FIXED_USERS, FIXED_ROWS = f"{ULS}, as many users a step", f"{ULS}, as many rows a step"
@@ -87,7 +87,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for epsilon in epsilons:
             found.append(
                 Finding(
-                    f"At epsilon {epsilon:g} and as many users a step, more rows help user-wise DP-SGD ({text}).",
+                    f"At epsilon {target(epsilon)} and as many users a step, more rows help user-wise DP-SGD ({text}).",
                     "Table 5",
                     "slope of the loss in the logarithm of k",
                     _slopes(rows, text, FIXED_USERS, epsilon),
@@ -98,7 +98,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
             found.append(
                 Finding(
-                    f"Beyond the paper: at epsilon {epsilon:g} and as many rows a step, one row of each user is best "
+                    f"Beyond the paper: at epsilon {target(epsilon)} and as many rows a step, one row of each user is best "
                     f"({text}).",
                     "Table 5",
                     "slope of the loss in the logarithm of k",
@@ -115,7 +115,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 Finding(
                     f"Under group privacy a small k is better at small epsilon, a large one at large epsilon ({text}).",
                     "Table 3",
-                    f"slope of the loss in log k at epsilon {least:g} less that at {most:g}",
+                    f"slope of the loss in log k at epsilon {target(least)} less that at {target(most)}",
                     tuple(a - b for a, b in zip(one, other, strict=True)),
                     low=0.0,
                     unit="nats a factor e",
@@ -124,7 +124,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         if len(ks) > 2:
             found.append(
                 Finding(
-                    f"At epsilon {least:g} and as many users a step, what another row of each adds gets less ({text}).",
+                    f"At epsilon {target(least)} and as many users a step, what another row of each adds gets less ({text}).",
                     "Table 5",
                     f"the gain in loss from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
                     _diminishing(rows, text, least, ks),
@@ -158,7 +158,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         cells = [
             [
                 arm,
-                f"{epsilon:g}",
+                target(epsilon),
                 *(perplexity(_of_k(rows, text, arm, epsilon, k)) for k in ks),
                 PAPER.get((arm, epsilon), ""),
             ]

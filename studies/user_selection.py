@@ -10,7 +10,7 @@ from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.tables import change, perplexity
+from studies.runner.tables import change, perplexity, target
 from studies.runner.users import GROUP, ULS
 
 EPSILON = "privacy.epsilon"
@@ -100,7 +100,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     found.append(
                         Finding(
                             f"Under group privacy, the longest rows do not do worse than {rule} ones at epsilon "
-                            f"{epsilon:g} ({text}, which is like mail).",
+                            f"{target(epsilon)} ({text}, which is like mail).",
                             "Table 2",
                             f"loss with the longest rows less that with {rule} ones",
                             against(GROUP, "longest", rule),
@@ -112,7 +112,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 for rule in rules[1:]:
                     found.append(
                         Finding(
-                            f"Under group privacy, {rule} rows come within 1% of random ones at epsilon {epsilon:g} "
+                            f"Under group privacy, {rule} rows come within 1% of random ones at epsilon {target(epsilon)} "
                             f"({text}, which is like books).",
                             "Table 2",
                             f"loss with {rule} rows less that with random ones",
@@ -126,7 +126,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 found.append(
                     Finding(
                         f"Under user-wise DP-SGD, random chunks do not do worse than {rule} rows at epsilon "
-                        f"{epsilon:g} ({text}).",
+                        f"{target(epsilon)} ({text}).",
                         "Table 4",
                         f"loss with random chunks less that with {rule} rows",
                         against(ULS, CHUNK, rule),
@@ -144,8 +144,8 @@ def _rules(rows: Sequence[Row]) -> list[str]:
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     epsilons = users.values(rows, EPSILON)
-    heads = ["mechanism", "rows", *(f"epsilon {each:g}" for each in epsilons)]
-    heads += [*(f"against random, epsilon {each:g}" for each in epsilons), "paper: Enron, epsilon 1, 8"]
+    heads = ["mechanism", "rows", *(f"epsilon {target(each)}" for each in epsilons)]
+    heads += [*(f"against random, epsilon {target(each)}" for each in epsilons), "paper: Enron, epsilon 1, 8"]
     found = []
     for text in users.texts_of(rows):
         cells = []

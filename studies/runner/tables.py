@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from confide.utils.rounding import at_most
 from studies.runner.findings import Finding
 from studies.runner.study import Row
 
@@ -27,6 +28,11 @@ def perplexity(found: Mapping[int, float]) -> str:
 def change(gaps: Sequence[float]) -> str:
     """Write paired differences of losses as a change of the perplexity, with the 95% interval of their mean."""
     return _with_interval(tuple(gaps), percent)
+
+
+def target(epsilon: float) -> str:
+    """Write the epsilon that a run was asked for."""
+    return at_most(epsilon, 6) if math.isfinite(epsilon) else "infinity"
 
 
 def percent(gap: float) -> str:

@@ -272,7 +272,9 @@ def _account(asked: Asked) -> Account:
 def _delta(curve: PrivacyProfile, epsilon: float) -> float:
     found = curve.delta(epsilon)
     if found >= 1:
-        raise InputError(f"--noise: at so little noise no delta below 1 goes with epsilon {epsilon:g}")
+        raise InputError(
+            f"--noise: at so little noise no delta below 1 goes with epsilon {at_most(epsilon, 6)}"
+        )
     return found
 
 
@@ -339,7 +341,7 @@ def _check_counts(asked: Asked) -> None:
             )
         if (units or rows / cap) > _MOST_LISTED:
             raise InputError(
-                f"--rows: too many users to list; give --rate {asked.rate or (asked.batch or 1) / rows:g} and --delta "
+                f"--rows: too many users to list; give --rate {at_most(asked.rate or (asked.batch or 1) / rows, 6)} and --delta "
                 "instead, of which all follows"
             )
 
@@ -395,7 +397,7 @@ def _assumptions(
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
     if asked.population is not None:
-        draw += f": {rate * asked.population:g} of {asked.population:,} on average"
+        draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:
         draw += f"; of more than {asked.max_batch:,} a random {asked.max_batch:,} are kept"
     yield "one unit", mechanism.unit.partition(":")[0]

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
-from confide.privacy.accounting import MixtureOfGaussians, TruncatedPoisson
+from confide.privacy.accounting import MixtureOfGaussians, TruncatedPoisson, stock
 
 X = np.linspace(-16, 16, 16_001)
 EPSILONS = (-1.5, -0.4, -0.05, 0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -96,7 +96,7 @@ def test_an_attacker_of_whole_runs_stays_below_and_comes_near():
 
 
 def test_it_is_tighter_than_the_stock_pair_and_no_tighter_than_plain_sampling_where_nothing_is_cut():
-    stock = pld.from_truncated_subsampled_gaussian_mechanism(
+    theirs = pld.from_truncated_subsampled_gaussian_mechanism(
         100,
         0.1,
         10,
@@ -105,7 +105,7 @@ def test_it_is_tighter_than_the_stock_pair_and_no_tighter_than_plain_sampling_wh
         neighboring_relation=pld.NeighborRel.REPLACE_SPECIAL,
     )
     found = TruncatedPoisson(100, 0.1, 10, 50).curve(2.0).epsilon(1e-5)
-    assert found < 0.55 * stock.self_compose(50).get_epsilon_for_delta(1e-5)
+    assert found < 0.55 * theirs.self_compose(50).get_epsilon_for_delta(1e-5)
     plain = MixtureOfGaussians.bernoulli(0.1, 50).curve(2.0)
     uncut = TruncatedPoisson(100, 0.1, 100, 50).curve(2.0)
     for side in ("removal", "addition"):
@@ -118,3 +118,25 @@ def test_a_row_alone_is_as_in_plain_sampling():
     assert TruncatedPoisson(1, 0.5, 1, 5).displacing == 0
     found = TruncatedPoisson(1, 0.5, 1, 5).curve(1.0).epsilon(1e-5)
     assert found == pytest.approx(MixtureOfGaussians.bernoulli(0.5, 5).curve(1.0).epsilon(1e-5), rel=1e-4)
+
+
+@pytest.mark.parametrize("s", [0.01, 0.05, 1.0])
+@pytest.mark.parametrize("cap", [1, 2, 5])
+def test_rows_that_are_all_drawn_have_a_curve_too(cap, s):
+    """Of two rows one or both are used, at any noise: none of it is a mixture of a single Gaussian."""
+    found = TruncatedPoisson(2, 1.0, cap, 1).curve(s, 1e-3).removal
+    apart = 2 * stats.norm.cdf(0.5 / s) - 1
+    assert float(found.delta(0.0)) == pytest.approx(apart * (0.5 if cap == 1 else 1), abs=1e-4)
+
+
+CUT_OFTEN = [(100_000, 0.1, 100, 10_000, 5.0), (1000, 0.5, 10, 10_000, 20.0)]
+
+
+@pytest.mark.parametrize(("size", "q", "cap", "steps", "s"), CUT_OFTEN)
+def test_a_cap_far_below_the_expected_draw_has_a_grid_that_is_fine_enough(size, q, cap, steps, s):
+    process = TruncatedPoisson(size, q, cap, steps)
+    epsilon = process.curve(s).epsilon(1e-5)
+    assert stock.recheck(process, s, 1e-5, epsilon) == (
+        size == 1000
+    )  # the other's losses reach too far for it
+    assert process.curve(s, 1e-5).epsilon(1e-5) == pytest.approx(epsilon, rel=0.01)

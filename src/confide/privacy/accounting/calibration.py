@@ -106,7 +106,7 @@ def most_steps(
         reached = process(least).curve(noise_multiplier).epsilon(delta)
         raise InputError(
             f"privacy.epsilon: at this noise {'one step has' if least == 1 else f'{least} steps have'} epsilon "
-            f"{at_most(reached)} already, so no run stays within {epsilon:g}"
+            f"{at_most(reached)} already, so no run stays within {at_most(epsilon, 6)}"
         )
     found = _most(lambda steps: meets(steps, 1e-2), least, least, 1.0, 5e-3)
     found = _most(lambda steps: meets(steps, 1e-3), found, least, 5e-3, 5e-4)

@@ -53,7 +53,7 @@ def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) 
     """
     s = noise_multiplier
     if isinstance(pair, TruncatedPoisson):
-        interval = _interval(pair.q / s)
+        interval = _interval(pair.mean / s)
         if 2 * _width(2.0, s) / interval > MOST_POINTS:
             return None
         return _composed(_truncated(pair, s, interval), pair.steps, delta, interval)

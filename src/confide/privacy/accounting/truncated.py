@@ -17,6 +17,7 @@ from confide.privacy.accounting.pairs import (
     REMOVE,
     Grid,
     MixtureLoss,
+    MixtureOfGaussians,
     check_rate,
     check_steps,
     checked,
@@ -73,12 +74,19 @@ class TruncatedPoisson:
         more = float(stats.binom.sf(self.cap, self.size, self.q))
         return more * self.cap / self.size / self.full if self.full else 0.0
 
+    @property
+    def mean(self) -> float:
+        """The probability that the row is used."""
+        return (1 - self.full) * self.q + self.full * self.displacing
+
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         s = checked(noise_multiplier)
         if s == 0:
             return PrivacyProfile.unprotected()
+        if self.full == 0:  # nothing is ever cut
+            return MixtureOfGaussians.bernoulli(self.q, self.steps).curve(noise_multiplier, interval)
         step = _Step.of(self, s)
-        grid = Grid(interval, self.q / s, self.steps, 1)
+        grid = Grid(interval, self.mean / s, self.steps, 1)
         return grid.curve(step.distribution, *step.mixtures())
 
     def describe(self) -> str:
@@ -95,34 +103,28 @@ class _Step:
     """One step's divergences, with the row against without it (removal), and the other way round (addition).
 
     Attributes:
-        full: probability of the case in which the row displaces another.
-        alone: removal and addition if it displaces none.
-        displacing: rate r; 0 if it never displaces one.
+        full: probability of the case in which the row displaces another, above 0.
+        alone: removal and addition if it displaces none; None if it always displaces one.
+        displacing: rate r.
         s: noise multiplier.
     """
 
     full: float
-    alone: tuple[MixtureLoss, MixtureLoss]
+    alone: tuple[MixtureLoss, MixtureLoss] | None
     displacing: float
     s: float
 
     @classmethod
     def of(cls, process: TruncatedPoisson, s: float) -> _Step:
-        return cls(
-            process.full,
-            (_mixture(1.0, process.q, s, REMOVE), _mixture(1.0, process.q, s, ADD)),
-            process.displacing,
-            s,
-        )
+        alone = None
+        if process.full < 1:
+            alone = _mixture(1.0, process.q, s, REMOVE), _mixture(1.0, process.q, s, ADD)
+        return cls(process.full, alone, process.displacing, s)
 
     def mixtures(self) -> list[MixtureLoss]:
         """Return mixtures whose losses reach at least as far as those of a step."""
-        far = (
-            [_mixture(2.0, self.displacing, self.s, side) for side in (REMOVE, ADD)]
-            if self.displacing
-            else []
-        )
-        return [*self.alone, *far]
+        far = [_mixture(2.0, self.displacing, self.s, side) for side in (REMOVE, ADD)]
+        return [*(self.alone or ()), *far]
 
     def distribution(self, interval: float) -> pld.PrivacyLossDistribution:
         """Build the pessimistic connect-the-dots distribution of a step."""
@@ -131,13 +133,14 @@ class _Step:
         high = math.ceil(most / interval)
         epsilons = interval * np.arange(high + 1)
         forth, back = self._with(epsilons), self._without(epsilons)
+        removal, addition = self.alone or (None, None)
         return pld.PrivacyLossDistribution(
-            composing.connected(interval, -high, self._above(epsilons, self.alone[0], forth, back)),
-            composing.connected(interval, -high, self._above(epsilons, self.alone[1], back, forth)),
+            composing.connected(interval, -high, self._above(epsilons, removal, forth, back)),
+            composing.connected(interval, -high, self._above(epsilons, addition, back, forth)),
         )
 
     def _above(
-        self, epsilons: np.ndarray, alone: MixtureLoss, own: np.ndarray, other: np.ndarray
+        self, epsilons: np.ndarray, alone: MixtureLoss | None, own: np.ndarray, other: np.ndarray
     ) -> np.ndarray:
         """Return the divergence less max(0, 1 - e^epsilon), from the least epsilon to the largest.
 
@@ -148,14 +151,13 @@ class _Step:
         """
         both = np.concatenate([-epsilons[:0:-1], epsilons])
         displaced = np.concatenate([(np.exp(-epsilons) * other)[:0:-1], own])
-        found: np.ndarray = (1 - self.full) * alone.above(both) + self.full * displaced
+        apart = 0.0 if alone is None else (1 - self.full) * alone.above(both)
+        found: np.ndarray = apart + self.full * displaced
         return found
 
     def _with(self, epsilons: np.ndarray) -> np.ndarray:
         """Return H((1-r) N(0) + r N(2), (1-r) N(0) + r N(1)) at epsilons from 0 on."""
         r, s = self.displacing, self.s
-        if r == 0:
-            return np.zeros(len(epsilons))
         x = _place(epsilons, r, s)
         upper = (1 - r) * special.ndtr(-x / s) + r * special.ndtr((2 - x) / s)
         stay = math.log1p(-r) if r < 1 else -math.inf
@@ -165,16 +167,13 @@ class _Step:
 
     def _without(self, epsilons: np.ndarray) -> np.ndarray:
         """Return H((1-r) N(0) + r N(1), N(0)) at epsilons from 0 on."""
-        if self.displacing == 0:
-            return np.zeros(len(epsilons))
         found: np.ndarray = np.maximum(_mixture(1.0, self.displacing, self.s, REMOVE).above(epsilons), 0.0)
         return found
 
 
 def _mixture(distance: float, rate: float, s: float, side: object) -> MixtureLoss:
     """Return the losses of (1-rate) N(0) + rate N(distance) against N(0), scaled so that s = 1."""
-    values, probabilities = ([0.0, distance / s], [1 - rate, rate]) if rate < 1 else ([distance / s], [1.0])
-    return MixtureLoss(1.0, values, probabilities, adjacency_type=side)
+    return MixtureLoss(1.0, [0.0, distance / s], [1 - rate, rate], adjacency_type=side)
 
 
 def _place(epsilons: np.ndarray, r: float, s: float) -> np.ndarray:
