@@ -97,7 +97,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     low=0.0,
                 ),
                 Finding(
-                    f"At epsilon {target(least)}, user-wise DP-SGD does better than group privacy by more than 1% of the "
+                    f"At epsilon {target(least)}, user-wise DP-SGD beats group privacy by more than 1% of the "
                     f"perplexity ({text}).",
                     "Table 6",
                     "loss of user-wise DP-SGD less that of group privacy",

@@ -98,7 +98,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
             found.append(
                 Finding(
-                    f"Beyond the paper: at epsilon {target(epsilon)} and as many rows a step, one row of each user is best "
+                    f"Beyond the paper: at epsilon {target(epsilon)} and as many rows a step, one row of each is best "
                     f"({text}).",
                     "Table 5",
                     "slope of the loss in the logarithm of k",
@@ -124,7 +124,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         if len(ks) > 2:
             found.append(
                 Finding(
-                    f"At epsilon {target(least)} and as many users a step, what another row of each adds gets less ({text}).",
+                    f"At epsilon {target(least)} and as many users a step, another row of each adds less and less ({text}).",
                     "Table 5",
                     f"the gain in loss from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
                     _diminishing(rows, text, least, ks),

@@ -112,8 +112,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 for rule in rules[1:]:
                     found.append(
                         Finding(
-                            f"Under group privacy, {rule} rows come within 1% of random ones at epsilon {target(epsilon)} "
-                            f"({text}, which is like books).",
+                            f"Under group privacy, {rule} rows come within 1% of random ones at epsilon "
+                            f"{target(epsilon)} ({text}, which is like books).",
                             "Table 2",
                             f"loss with {rule} rows less that with random ones",
                             against(GROUP, rule, "random"),

@@ -341,8 +341,8 @@ def _check_counts(asked: Asked) -> None:
             )
         if (units or rows / cap) > _MOST_LISTED:
             raise InputError(
-                f"--rows: too many users to list; give --rate {at_most(asked.rate or (asked.batch or 1) / rows, 6)} and --delta "
-                "instead, of which all follows"
+                "--rows: too many users to list; instead give --delta and --rate "
+                f"{at_most(asked.rate or (asked.batch or 1) / rows, 6)}, of which all follows"
             )
 
 
