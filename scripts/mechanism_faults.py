@@ -38,8 +38,8 @@ MECHANISMS = [
     Fault(
         "32",
         "an add-or-remove claim with derived rates",
-        "privacy/mechanisms/base.py::Mechanism.validation_errors",
-        "if privacy.adjacency == 'add-or-remove':\n    ...",
+        "privacy/mechanisms/base.py::Mechanism.draw_errors",
+        "if asked.adjacency == 'add-or-remove':\n    ...",
         "",
         "tests/privacy/mechanisms/test_mechanisms.py -k add_or_remove",
     ),
