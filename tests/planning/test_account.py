@@ -211,6 +211,15 @@ def test_what_is_added_costs_what_is_zeroed_out():
     assert added.units is None
 
 
+@pytest.mark.parametrize("name", ["selective", "crt"])
+def test_sensitive_text_costs_what_replaced_rows_cost(name):
+    """As docs/configuring.md says."""
+    given = {"batch": 6, "steps": 40, "adjacency": "replace-one"}
+    kind, rows = mechanisms.find(name), mechanisms.find("dp-sgd")(**given).parameters(SHAPE).process
+    noised = kind(**given)
+    assert noised.parameters(SHAPE, noised.all_steps).process == rows
+
+
 # made-up counts ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("cap", [1, 2, 5, 16])
 def test_made_up_users_have_as_many_rows_as_there_are(cap):
