@@ -124,7 +124,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         if len(ks) > 2:
             found.append(
                 Finding(
-                    f"At epsilon {target(least)} and as many users a step, another row of each adds less and less ({text}).",
+                    f"At epsilon {target(least)} and as many users a step, each further row adds less ({text}).",
                     "Table 5",
                     f"the gain in loss from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
                     _diminishing(rows, text, least, ks),
