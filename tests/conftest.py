@@ -1,5 +1,6 @@
 """What many tests need: the data beside the project, tiny models and tokenizers, small graphs."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the exhaustive tests as well")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Half a million objects are here to stay: each full collection of garbage would look at all of them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,7 @@
 """What tests leave out of a run where they are about something else, and what they compute once."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ class Kept:
     """True while a test runs that uses monkeypatch."""
 
     def __init__(self, function: Callable[..., Any], most: int):
-        self.plain, self.kept = function, functools.lru_cache(most)(function)
+        self.plain, self.kept = function, functools.lru_cache(most)(inspect.unwrap(function))
 
     def __call__(self, *arguments: Any) -> Any:
         return (self.plain if Kept.fresh else self.kept)(*arguments)
@@ -35,7 +36,7 @@ def spare_second_opinions() -> None:
     """
     stock.MOST_POINTS, stock.MOST_ATOMS = 100_000, 2
     stock.second_opinion = Kept(stock.second_opinion, 256)  # type: ignore[assignment]
-    pairs._mixed = Kept(pairs._mixed.__wrapped__, 64)  # type: ignore[assignment]
+    pairs._mixed = Kept(pairs._mixed, 64)  # type: ignore[assignment]
 
 
 def build_the_command_once() -> None:

@@ -51,7 +51,8 @@ def test_no_fault_is_listed_twice():
 
 def test_writing_a_file_from_its_tree_alone_changes_nothing():
     """What a fault's tests notice is then the fault."""
-    for path in SOURCES.rglob("*.py"):
+    ends = tuple({f"/{fault.place.partition('::')[0]}" for fault in FAULTS})
+    for path in [path for path in SOURCES.rglob("*.py") if str(path).endswith(ends)]:
         tree = ast.parse(path.read_text("utf-8"))
         assert ast.dump(ast.parse(ast.unparse(tree))) == ast.dump(tree), path
 

@@ -49,7 +49,7 @@ def test_texts_that_differ_in_sensitive_characters_alone_have_equal_redacted_row
     compared = findings = 0
     for length, span in ((4, 1), (8, 3), (24, 2), (2, 3)):
         redactor = Redactor(tokenizer, task, length, span)
-        parts = [skeleton(generator, 40) for _ in range(150)]
+        parts = [skeleton(generator, 40) for _ in range(75)]
         pairs = [[filled(own, lambda: generator.choice(SECRETS)) for own in parts] for _ in range(2)]
         one, other = (redactor.many(*map(list, zip(*side, strict=True))) for side in pairs)
         for a, b in zip(one, other, strict=True):
@@ -62,8 +62,8 @@ def test_texts_that_differ_in_sensitive_characters_alone_have_equal_redacted_row
                     assert 1 <= len(row.masked) <= length
                 if not x.has_finding:
                     assert x.tokens.tolist() == y.tokens.tolist() == x.masked.tolist()
-    assert compared > 500
-    assert findings > 200
+    assert compared > 250
+    assert findings > 100
 
 
 @pytest.mark.parametrize("name", NAMES)
