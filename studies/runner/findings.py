@@ -52,9 +52,7 @@ class Finding:
             return min(self.values), max(self.values)
         if len(self.values) < 2:
             return -math.inf, math.inf
-        middle, error = float(np.mean(self.values)), float(stats.sem(self.values))
-        half = error * float(stats.t.ppf((1 + confidence) / 2, len(self.values) - 1))
-        return middle - half, middle + half
+        return interval(self.values, confidence)
 
     def doubt(self) -> float:
         """Return the least alpha for which the interval of confidence 1 - alpha settles the claim, one way or other."""
@@ -83,6 +81,13 @@ class Judged:
     verdict: str
     interval: tuple[float, float]
     confidence: float
+
+
+def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the interval of the mean of two values or more, by Student's t."""
+    middle, error = float(np.mean(values)), float(stats.sem(values))
+    half = error * float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
+    return middle - half, middle + half
 
 
 def judged(findings: Iterable[Finding]) -> list[Judged]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confide.utils.rounding import at_most
-from studies.runner.findings import Finding
+from studies.runner.findings import interval
 from studies.runner.study import Row
 
 
@@ -45,5 +45,5 @@ def _with_interval(values: tuple[float, ...], shown: Any) -> str:
     middle = shown(sum(values) / len(values))
     if len(values) < 2:
         return str(middle)
-    low, high = Finding("", "", "", values).interval()
+    low, high = interval(values)
     return f"{middle} ({shown(low)} to {shown(high)})"

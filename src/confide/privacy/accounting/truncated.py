@@ -105,7 +105,7 @@ class _Step:
     Attributes:
         full: probability of the case in which the row displaces another, above 0.
         alone: removal and addition if it displaces none; None if it always displaces one.
-        displacing: rate r.
+        displacing: rate r, below 1: the row is one of more than `cap`.
         s: noise multiplier.
     """
 
@@ -160,8 +160,9 @@ class _Step:
         r, s = self.displacing, self.s
         x = _place(epsilons, r, s)
         upper = (1 - r) * special.ndtr(-x / s) + r * special.ndtr((2 - x) / s)
-        stay = math.log1p(-r) if r < 1 else -math.inf
-        lower = np.logaddexp(stay + special.log_ndtr(-x / s), math.log(r) + special.log_ndtr((1 - x) / s))
+        lower = np.logaddexp(
+            math.log1p(-r) + special.log_ndtr(-x / s), math.log(r) + special.log_ndtr((1 - x) / s)
+        )
         found: np.ndarray = np.clip(upper - np.exp(epsilons + lower), 0.0, 1.0)
         return found
 
@@ -201,7 +202,7 @@ def _place(epsilons: np.ndarray, r: float, s: float) -> np.ndarray:
 
 def _loss(x: np.ndarray, r: float, s: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the logarithm of the ratio at x, and its derivative."""
-    stay = math.log1p(-r) if r < 1 else -math.inf
+    stay = math.log1p(-r)
     two, one = (math.log(r) + (at * x - at**2 / 2) / s**2 for at in (2, 1))
     above, below = np.logaddexp(stay, two), np.logaddexp(stay, one)
     return above - below, (2 * np.exp(two - above) - np.exp(one - below)) / s**2
