@@ -61,9 +61,10 @@ def test_lora_leaves_out_what_deberta_runs_over_its_positions(debertas, tmp_path
 
 def test_a_deberta_trained_whole_is_refused_in_one_sentence(debertas, tmp_path):
     world = World(tmp_path, debertas / "v3").set(tokenizer=None, task="masked-lm")
-    refused(
+    refused(  # which layer comes first depends on whether the drawn rows divide the 32 positions
         confide("verify", world.path),
-        r"module deberta\.encoder.*_proj \(Linear\) runs once for all rows, and",
+        r"module deberta\.encoder.*(_proj \(Linear\) runs once for all rows, and|"
+        r"LayerNorm \(LayerNorm\) ran on a tensor of shape \(32, 32\), whose first axis is not the batch's)",
     )
     world.set(adapter={"kind": "lora", "rank": 2, "targets": ["query_proj"]})
     refused(

@@ -379,7 +379,7 @@ FAULTS = {
         ("group", "--rows", 50, "--units", 20, "--rows-per-unit", 2, "--batch", 2),
         "--rows: 20 units of at most 2 rows have fewer than 50",
     ),
-    "too many users": (("els", "--rows", 10**9, "--rows-per-unit", 2, "--batch", 1e6), "too many .* --rate 0.001 "),
+    "too many users": (("els", "--rows", 10**9, "--rows-per-unit", 2, "--batch", 1e6), "too many .* --rate 0.001, "),
     "units of rows": (("dp-sgd", *COUNTED), "--units: dp-sgd protects rows"),
     "adjacency": (("uls", *COUNTED, "--adjacency", "both"), "--adjacency: 'both' is not one of zero-out, add"),
     "sampling": (("uls", *COUNTED, "--sampling", "shuffle"), "--sampling: 'shuffle' is not one of poisson, truncated"),
