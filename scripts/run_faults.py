@@ -59,7 +59,7 @@ RUNS = [
         "models/loading.py::save",
         "tokenizer.save_pretrained(folder)",
         "",
-        "tests/models/test_loading.py::test_a_release_with_new_tokens_loads_by_itself",
+        "tests/models/test_new_tokens.py::test_a_release_with_new_tokens_loads_by_itself",
     ),
     Fault(
         "30",
