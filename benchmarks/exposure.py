@@ -19,7 +19,7 @@ from confide.auditing.candidates import Candidates
 from confide.auditing.exposure import exact
 from confide.auditing.likelihood import totals
 from confide.auditing.trie import Trie
-from confide.models.loading import BUNDLED, location
+from confide.models.names import BUNDLED, location
 
 TEMPLATES = ("My ID is {}", "My ID is {}.")
 ASKED = (

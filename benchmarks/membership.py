@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from confide.auditing import membership
 from confide.data.unit_graph import UnitGraph
-from confide.models.loading import BUNDLED, location
+from confide.models.names import BUNDLED, location
 from confide.training.tasks import Task
 from confide.training.tasks.causal_lm import CausalLM
 from unit_graph import build

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainingArg
 
 import confide
 from confide.integrations import PrivateTrainer
-from confide.models.loading import location
+from confide.models.names import location
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
 PRIVACY = {

@@ -145,7 +145,7 @@ def roberta(folder: Path) -> Path:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
-    from confide.models.loading import BUNDLED, location
+    from confide.models.names import BUNDLED, location
 
     def write(made: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(location(BUNDLED))

@@ -11,7 +11,8 @@ from typing import Any
 from confide.config.loading import check
 from confide.config.schema import Config
 from confide.runs.folder import Run
-from confide.runs.loop import Outcome, fine_tune, gap_closed
+from confide.runs.loop import Outcome, fine_tune
+from confide.training.metrics import gap_closed
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most
 from studies import corpora, main

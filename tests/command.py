@@ -163,7 +163,7 @@ def tiny_model(folder: Path) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
-    from confide.models.loading import location
+    from confide.models.names import location
 
     settings = GPT2Config.from_pretrained(small.config_file(folder).parent)
     torch.manual_seed(0)

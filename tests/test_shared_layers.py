@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoTokenizer, DebertaConfig, DebertaV2Config
 
 from confide.clipping import ClippedSum
-from confide.models.loading import location
+from confide.models.names import location
 from confide.utils.errors import InputError
 from tests import small
 from tests.command import World, confide, refused

@@ -29,7 +29,7 @@ from confide.data.cutting import Cutter
 from confide.data.readers import Document
 from confide.data.spans import Mention
 from confide.data.unit_graph import UnitGraph
-from confide.models import loading as models
+from confide.models.names import location
 from confide.runs import preparation
 from confide.sensitive.secrets.finders import finders
 from tests.models.test_loading import llama_tokenizer
@@ -55,7 +55,7 @@ PRINTABLE = string.ascii_lowercase + string.digits
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    made = {"bundled": AutoTokenizer.from_pretrained(models.location("bundled")), "unigram": unigram()}
+    made = {"bundled": AutoTokenizer.from_pretrained(location("bundled")), "unigram": unigram()}
     if (SHARED / "models/tokenizers").is_dir():
         folder = SHARED / "models/tokenizers"
         gpt2 = {

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import confide
 from confide.data.unit_graph import UnitGraph
-from confide.models.loading import location
+from confide.models.names import location
 from confide.utils.errors import InputError
 from tests.command import World, environment, refused
 from tests.command import confide as command

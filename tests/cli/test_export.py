@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from confide.models import released as model_of
-from confide.models.loading import location
+from confide.models.names import location
 from confide.runs import export as exporting
 from confide.runs.released import Released
 from confide.utils.errors import InputError

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_outputs import CausalLMOutput
 
 from confide.data.chat import CHATML
-from confide.models.loading import location
+from confide.models.names import location
 from confide.runs.generate import Options, Prompter, Voice, _streamer, writer
 from confide.utils.errors import InputError
 from tests.command import World, confide, refused

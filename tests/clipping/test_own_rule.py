@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 import confide
 from confide.clipping import rules
 from confide.clipping.rule import UnsupportedParameter
-from confide.models.loading import location
+from confide.models.names import location
 from tests.clipping.brute_force import UNITS, check
 from tests.clipping.nets import EACH, IDS, TestNet, ids_loss
 from tests.command import WORDS

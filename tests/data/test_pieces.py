@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from confide.data.cutting import Cutter
 from confide.data.pieces import beginning, encoded
 from confide.data.spans import Mention
-from confide.models import loading as models
+from confide.models.names import location
 from confide.utils.errors import InputError
 from tests.command import World, confide, environment, refused, tiny_model
 
@@ -81,7 +81,7 @@ def tokenizers():
     from transformers import AutoTokenizer
 
     found = {kind: trained(kind) for kind in ("unigram", "pieces without words", "words")}
-    return found | {"bundled": AutoTokenizer.from_pretrained(models.location("bundled"))}
+    return found | {"bundled": AutoTokenizer.from_pretrained(location("bundled"))}
 
 
 KINDS = ["bundled", "unigram", "pieces without words", "words"]
@@ -120,7 +120,7 @@ def test_any_text_is_the_tokens_of_the_whole_or_refused(seed, piece, bits):
     from transformers import AutoTokenizer
 
     if not _KEPT:
-        _KEPT.append(AutoTokenizer.from_pretrained(models.location("bundled")))
+        _KEPT.append(AutoTokenizer.from_pretrained(location("bundled")))
     generator = random.Random(seed)
     text = "".join(generator.choice([*bits, *BITS]) for _ in range(1500))
     same_or_refused(_KEPT[0], text, piece)

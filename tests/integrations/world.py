@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainingArguments
 
-from confide.models.loading import location
+from confide.models.names import location
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
 PRIVACY = {

@@ -19,6 +19,7 @@ from confide.models import adapters
 from confide.models import files as model_files
 from confide.models import loading as models
 from confide.models.fast.activations import install_fast_layers
+from confide.models.names import public_name
 from confide.randomness.streams import RunKey
 from confide.training.tasks.causal_lm import CausalLM
 from confide.utils.errors import InputError
@@ -293,7 +294,7 @@ def test_a_release_carries_no_path_of_this_machine(root, tmp_path, adapter):
 def test_public_names(tmp_path, name, public):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
-    assert models.public_name(name.format(tmp_path)) == public
+    assert public_name(name.format(tmp_path)) == public
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from confide.config.schema import Policy
 from confide.models import loading as models
 from confide.models.fast.activations import install_fast_layers
+from confide.models.names import location
 from confide.utils.errors import InputError
 from tests import small
 from tests.models.test_loading import (
@@ -35,7 +36,7 @@ def with_tokens(path, *tokens, detector=None, task="causal-lm", adapter=None, to
 
 def maskless(folder):
     """The bundled tokenizer without a mask token, and without the entry that it had."""
-    shutil.copytree(models.location("bundled"), folder)
+    shutil.copytree(location("bundled"), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text(
             (folder / name).read_text().replace("<mask>", "<spare>").replace("mask_token", "x")

@@ -303,7 +303,11 @@ def test_a_real_refusal_of_the_allocator_is_known():
 def test_a_run_measures_what_fits_unless_it_is_told(tmp_path, monkeypatch):
     measured = []
     monkeypatch.setattr(jobs, "fit", lambda *given: measured.append(given) or physical.fit(*given))
-    grown = [0, MEGABYTE, 2 * MEGABYTE]  # a process whose heap has room for the passes shows no growth of its own
+    grown = [
+        0,
+        MEGABYTE,
+        2 * MEGABYTE,
+    ]  # a process whose heap has room for the passes shows no growth of its own
     monkeypatch.setattr(memory, "peak", lambda device, work: grown.pop(0))
     monkeypatch.setattr(memory, "free", lambda device: 0)
     made = Job.of(Run(config(tmp_path / "measured")), Console(quiet=True))

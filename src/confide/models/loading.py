@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import warnings
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from confide.models.adapters import adapt, in_head
 from confide.models.adapters import unused as unused_of
 from confide.models.base import how_to_load, ready_adapter, ready_base
 from confide.models.fast.activations import install_fast_layers
+from confide.models.names import location, public_name
 from confide.models.sharded import Outline, Stored, outline
 from confide.models.sound import refuse_diverged, refuse_unsound
 from confide.utils.errors import InputError
@@ -36,7 +36,6 @@ from confide.utils.errors import InputError
 if TYPE_CHECKING:
     from confide.config.schema import Config
 
-BUNDLED = "bundled"
 MASK = "<mask>"  # added to a vocabulary that has no mask token of its own
 # These number positions from the padding id on, by themselves; an explicit 0..T-1 would be wrong.
 _OWN_POSITIONS = {
@@ -61,27 +60,6 @@ def _quiet() -> None:
     of_transformers.disable_progress_bar()
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def location(name: str) -> str:
-    """Return where a model of the config lies: the bundled folder, a local folder, or a hub name."""
-    if name == BUNDLED:
-        return str(resources.files("confide") / "bundled" / "base")
-    path = Path(name).expanduser()
-    if path.is_file() and path.name == "config.json":
-        return str(path.parent)
-    return str(path) if path.exists() else name
-
-
-def is_local(name: str) -> bool:
-    """Return True if a model of the config is a local folder or file, and neither bundled nor a hub name."""
-    return name != BUNDLED and Path(name).expanduser().exists()
-
-
-def public_name(name: str) -> str:
-    """Return a model's name for a release: a hub name as it is, of a path its last part alone."""
-    looks_local = name.startswith(("/", "~", ".")) or name.count("/") > 1  # such a folder may be gone
-    return Path(location(name)).resolve().name if is_local(name) or looks_local else name
 
 
 def load_tokenizer(config: "Config") -> Any:

@@ -12,18 +12,13 @@ from confide.config import registry
 from confide.config.model_sections import Adapter, Base
 from confide.models import files as model_files
 from confide.models import loading
+from confide.models.names import is_adapter
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
 
-ADAPTER = "adapter_config.json"
 _KEY = "release"
-
-
-def is_adapter(folder: Path) -> bool:
-    """Return True if a released folder holds an adapter, and not a whole model."""
-    return (folder / ADAPTER).is_file()
 
 
 def load_tokenizer(folder: Path, config: "Config") -> Any:

@@ -13,6 +13,7 @@ from confide.config.model_sections import Base
 from confide.models import files as model_files
 from confide.models import loading as models
 from confide.models.base import DTYPES
+from confide.models.names import location
 from confide.planning.cost import Size
 from confide.planning.memory import Memory, memory
 from confide.training.memory_fit import SHARE
@@ -127,7 +128,7 @@ def _shell(name: str, task: str) -> Any:
     """Build a model without weights."""
     import transformers
 
-    place = model_files.place("model", name, models.location(name), False)
+    place = model_files.place("model", name, location(name), False)
     settings = model_files.settings_of("model", name, place, False)
     auto = getattr(transformers, registry.task_facts(task).model_class)
     with torch.device("meta"), model_files.said_plainly("model", name):

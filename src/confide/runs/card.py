@@ -10,7 +10,7 @@ import yaml
 from confide.config.schema import Config
 from confide.config.task_facts import TaskFacts
 from confide.data.chat import end_mark
-from confide.models import loading as models
+from confide.models.names import BUNDLED
 from confide.privacy.guarantee import Guarantee
 
 _CODE = re.compile(r"^```python\n.*?^```\n", re.MULTILINE | re.DOTALL)
@@ -59,7 +59,7 @@ class Use:
 
     def _of_adapter(self) -> str:
         merge = "`confide export RUN --merge FOLDER` writes a model that needs neither the base nor peft.\n\n"
-        if self.base == models.BUNDLED:
+        if self.base == BUNDLED:
             return (
                 "This is an adapter. Its base, `bundled`, lies inside the Python package confide (the folder "
                 f"`bundled/base`), which must be installed, or the folder copied. {merge}"
@@ -83,7 +83,7 @@ class Use:
         here = f"folder = {json.dumps(self.folder)}  # the folder that holds this card, or its name on a hub"
         load = [f"model = {auto}.from_pretrained(folder)"]
         if self.is_adapter:
-            bundled = self.base == models.BUNDLED
+            bundled = self.base == BUNDLED
             lines = [
                 *(["from importlib.resources import files", ""] if bundled else []),
                 "from peft import PeftModel",
@@ -158,7 +158,7 @@ _LIBRARY = re.compile(r"\A(---\n(?:.*\n)*?library_name: )\S+\n", re.MULTILINE)
 def _metadata(guarantee: Guarantee, use: Use) -> str:
     """Write what a hub reads of a card: library, task, base model and tags, as YAML between two lines of dashes."""
     values: dict[str, Any] = {"library_name": use.library, "pipeline_tag": use.facts.pipeline_tag}
-    if not (use.is_path or use.is_random or use.base == models.BUNDLED):
+    if not (use.is_path or use.is_random or use.base == BUNDLED):
         values["base_model"] = use.base
     tags = ["confide"]
     if guarantee.notion in _NOTIONS and guarantee.theorem:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from confide.privacy import ledger
 from confide.randomness.seal import Seal
 from confide.utils.errors import InputError
@@ -44,6 +42,8 @@ class Checkpoint:
         Raises:
             InputError: this run did not save it, or the ledger lacks steps.
         """
+        import torch
+
         state, mac = self.folder / "state.pt", _begun(seal, ledger_path, self.step)
         try:
             with open(state, "rb") as stream:
@@ -107,6 +107,8 @@ def _begun(seal: Seal, ledger_path: Path, step: int) -> hmac.HMAC:
 
 
 def _write(path: Path, state: dict[str, Any], mac: hmac.HMAC) -> None:
+    import torch  # here alone: whether there is a checkpoint is asked where nothing else needs torch
+
     with open(path, "wb") as stream:
         watched = _Watched(stream, mac)
         try:

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel
 
 from confide.config.loading import load
 from confide.config.schema import Config
-from confide.distributed.ranks import Ranks
-from confide.models import loading as models
+from confide.models.names import is_local
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
@@ -31,6 +30,9 @@ from confide.runs.checkpoints import Checkpoints, removed_on_error
 from confide.runs.given import Given
 from confide.utils.errors import InputError
 from confide.utils.files import close_to_others, private_files, write_text
+
+if TYPE_CHECKING:
+    from confide.distributed.ranks import Ranks
 
 # A resumed run may evaluate more or less often, be shown elsewhere, and run on other machines. Every other key decides
 # what the run computes.
@@ -225,7 +227,7 @@ class Run:
         program loads the model.
         """
         free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
-        if self.config.privacy.published_key is not None and models.is_local(self.config.model):
+        if self.config.privacy.published_key is not None and is_local(self.config.model):
             free.add(("model",))
         chosen = _chosen(self.config, free)
         names = self.given.names
@@ -266,7 +268,7 @@ class Run:
                 raise InputError(f"{self.folder}: another process is working on this run") from None
             yield
 
-    def once(self, name: str, compute: Callable[[], np.ndarray], ranks: Ranks, seal: Seal) -> np.ndarray:
+    def once(self, name: str, compute: Callable[[], np.ndarray], ranks: "Ranks", seal: Seal) -> np.ndarray:
         """Return what `compute` gave the first time that the run, or its twin, asked: numbers that a choice rests on.
 
         Computed again in other micro-batches, the numbers would differ by rounding, and so might a choice between

@@ -6,19 +6,18 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from confide.config.schema import Config
 from confide.data.readers import Record
-from confide.models import loading as models
-from confide.models.ready import ready_model
-from confide.models.sharded import Stored
-from confide.runs import fingerprints
-from confide.training.optimisation import OptimizerOf, SchedulerOf
-from confide.training.tasks import Loss
 from confide.utils.errors import InputError
+
+if TYPE_CHECKING:  # a run's folder is read without torch, which takes seconds to import
+    from torch import nn
+
+    from confide.models.sharded import Stored
+    from confide.training.optimisation import OptimizerOf, SchedulerOf
+    from confide.training.tasks import Loss
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class Given:
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.model is not None and not isinstance(self.model, nn.Module):
-            raise InputError(f"model: give a torch module, not a {type(self.model).__name__}")
+        if self.model is not None:
+            _check_module(self.model)
         if self.tokenizer is not None and not hasattr(self.tokenizer, "all_special_ids"):
             raise InputError(
                 f"tokenizer: give one as transformers has them, not a {type(self.tokenizer).__name__}"
@@ -89,6 +88,8 @@ class Given:
         A run that was begun with other objects does not resume with these, and has other noise. Weights and rows
         are not included: they have digests of their own.
         """
+        from confide.runs import fingerprints
+
         found = {
             name: fingerprints.of_function(name, value)
             for name in ("optimizer", "scheduler", "loss")
@@ -127,8 +128,17 @@ class Given:
         return list(found)
 
 
+def _check_module(model: object) -> None:
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: give a torch module, not a {type(model).__name__}")
+
+
 def tokenizer_of(config: Config, given: Given) -> Any:
     """Return the tokenizer that was given, or that of the config."""
+    from confide.models import loading as models
+
     if given.tokenizer is None:
         return models.load_tokenizer(config)
     return models.ready_tokenizer(copy.deepcopy(given.tokenizer), config)
@@ -145,6 +155,9 @@ def model_of(
     Returns:
         The model, and its weights that still lie in files: only if it is to be split, and was not given.
     """
+    from confide.models import loading as models
+    from confide.models.ready import ready_model
+
     if given.model is not None:
         return ready_model(given.model, config, classes, vocabulary), {}
     if to_split:

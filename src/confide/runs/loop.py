@@ -301,11 +301,6 @@ class Loop:
                 release(self.job, guarantee, weights)
 
 
-def gap_closed(base: float, private: float, nonprivate: float) -> float:
-    """Return the share of the gap in loss between base and non-private model that the private run closes."""
-    return (base - private) / (base - nonprivate)
-
-
 def _refuse_gaps(ledger: Ledger) -> None:
     recorded = [entry.get("step") for entry in ledger.entries[1:]]
     if recorded != list(range(len(recorded))):

@@ -8,6 +8,7 @@ import torch
 
 from confide.config.model_sections import Base
 from confide.models import loading as models
+from confide.models.names import is_local, public_name
 from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken, Seal
 from confide.runs.card import Use, card, turn_end
@@ -94,8 +95,8 @@ def _card(job: Job, guarantee: Guarantee) -> str:
         guarantee,
         Use(
             job.task.facts,
-            models.public_name(name),
-            models.is_local(name) or "model" in job.run.given.names,
+            public_name(name),
+            is_local(name) or "model" in job.run.given.names,
             is_adapter,
             job.model.get_input_embeddings().num_embeddings if grown else None,  # type: ignore[operator]
             job.prepared.classes,

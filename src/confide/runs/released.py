@@ -10,8 +10,7 @@ from typing import Any
 from confide.config import registry
 from confide.config.loading import load
 from confide.config.task_facts import TaskFacts
-from confide.models import loading as models
-from confide.models import released as model_of
+from confide.models.names import is_adapter, public_name
 from confide.privacy.guarantee import Guarantee
 from confide.runs import preparation
 from confide.runs.folder import Run, is_sweep
@@ -72,7 +71,7 @@ class Released:
 
     @property
     def is_adapter(self) -> bool:
-        return model_of.is_adapter(self.folder)
+        return is_adapter(self.folder)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -80,12 +79,14 @@ class Released:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return model_of.load_tokenizer(self.folder, self.run.config)
+        from confide.models.released import load_tokenizer
+
+        return load_tokenizer(self.folder, self.run.config)
 
     @property
     def base_name(self) -> str:
         """Return the base model's name, in public."""
-        return models.public_name(self.run.config.model)
+        return public_name(self.run.config.model)
 
     def base(self) -> Any:
         """Load the model that the run began with.
@@ -93,8 +94,10 @@ class Released:
         Raises:
             InputError: a program brought it, or it cannot be loaded.
         """
+        from confide.models.released import load_base
+
         self._need_base()
-        return model_of.load_base(self.run.config, self._classes(), len(self.tokenizer))
+        return load_base(self.run.config, self._classes(), len(self.tokenizer))
 
     def model(self) -> Any:
         """Load the released model: whole, or the base with the adapter on it.
@@ -102,9 +105,11 @@ class Released:
         Raises:
             InputError: it cannot be loaded.
         """
+        from confide.models.released import load_released
+
         if self.is_adapter:
             self._need_base()
-        return model_of.load_released(self.folder, self.run.config, self._classes(), len(self.tokenizer))
+        return load_released(self.folder, self.run.config, self._classes(), len(self.tokenizer))
 
     def _need_base(self) -> None:
         if "model" in self.run.made_with():

@@ -96,6 +96,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [line for line in map(_parse, lines) if line]
 
 
+def gap_closed(base: float, private: float, nonprivate: float) -> float:
+    """Return the share of the gap in loss between base and non-private model that the private run closes."""
+    return (base - private) / (base - nonprivate)
+
+
 def _steps(line: dict[str, Any]) -> float:
     """Return the number of steps after which a line was measured; infinite if the line does not say."""
     done = line.get("done", 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from confide.config.schema import Config, Tracking
-from confide.models.loading import public_name
+from confide.models.names import public_name
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 

@@ -17,6 +17,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.models import loading as models
+from confide.models.names import location
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Exchanged, MixtureOfGaussians, RenyiBudget, Scaled
 from confide.privacy.accounting.filter import ORDERS
@@ -402,7 +403,7 @@ def scorer(tmp_path_factory):
     """A tiny GPT-2 that reads with the bundled tokenizer."""
     folder = small.saved(tmp_path_factory.mktemp("scorer"), "gpt2")
     for path in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(f"{models.location('bundled')}/{path}", folder)
+        shutil.copy(f"{location('bundled')}/{path}", folder)
     return folder
 
 

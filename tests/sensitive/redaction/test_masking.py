@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, BertTokenizerFast, GPT2TokenizerFast
 
-from confide.models import loading as models
+from confide.models.names import location
 from confide.sensitive.detectors.spans import Span
 from confide.sensitive.redaction.masking import covered, masked, merged, outside
 from tests.models.test_loading import llama_tokenizer
@@ -44,7 +44,7 @@ def tokenizer_of(name: str, folder) -> object:
     elif name == "llama":
         made = AutoTokenizer.from_pretrained(llama_tokenizer(SHARED, folder / "llama"))
     else:
-        return AutoTokenizer.from_pretrained(models.location("bundled"))
+        return AutoTokenizer.from_pretrained(location("bundled"))
     made.add_special_tokens({"mask_token": AddedToken("<mask>", normalized=False, special=True)})
     return made
 

@@ -19,7 +19,7 @@ from confide.config.schema import Adaptive
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.models import files as model_files
-from confide.models import loading as models
+from confide.models.names import location, public_name
 from confide.privacy.accounting import RenyiBudget, RenyiFilter, Scaled
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.rows import RowSampler
@@ -158,7 +158,7 @@ class AdaptiveNoise(DPSGD):
     # claim -----------------------------------------------------------------------------------------
     def claim(self, shape: Shape, noise_multiplier: float, delta: float, steps: int) -> ClaimParts:
         parts = super().claim(shape, noise_multiplier, delta, steps)
-        who = "the base model" if self.scorer is None else models.public_name(self.scorer)
+        who = "the base model" if self.scorer is None else public_name(self.scorer)
         parts = replace(
             parts,
             public_facts=(f"the model that gives the rows' perplexities: {who}",),
@@ -360,7 +360,7 @@ class _Nominal:
 
 
 def _settings(scorer: str) -> Any:
-    key, place = "adaptive.scorer", models.location(scorer)
+    key, place = "adaptive.scorer", location(scorer)
     return model_files.settings_of(key, scorer, model_files.place(key, scorer, place, False), False)
 
 
@@ -373,7 +373,7 @@ def _identity(scorer: str) -> bytes:
     """Hash the identity of a scorer's weights: the files of a local folder, or the commit on a hub."""
     settings, digest = _settings(scorer), hashlib.sha256()
     digest.update(str(getattr(settings, "_commit_hash", None)).encode())
-    for path in sorted(Path(models.location(scorer)).glob("*.safetensors")):
+    for path in sorted(Path(location(scorer)).glob("*.safetensors")):
         with open(path, "rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.digest()
