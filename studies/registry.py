@@ -6,9 +6,16 @@ from confide.utils.errors import InputError
 from studies.runner.study import Study
 
 _MODULES = {
+    "user-statistics": "user_statistics",
     "group-or-user": "group_or_user",
+    "step-time": "step_time",
+    "concentration": "concentration",
+    "enron-cleaning": "enron_cleaning",
     "accountants": "accountants",
+    "noise-variance": "noise_variance",
+    "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
+    "user-inference": "user_inference",
 }
 
 

@@ -20,7 +20,9 @@ def _repository() -> Path:
     for folder in (Path.cwd(), Path(confide.__file__).parents[2]):
         if (folder / "studies" / "registry.py").is_file():
             return folder
-    raise InputError("the studies are in confide's repository: clone it, and call confide study in its folder")
+    raise InputError(
+        "the studies are in confide's repository: clone it, and call confide study in its folder"
+    )
 
 
 @app.command(
