@@ -29,8 +29,8 @@ from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 NONE, GROUP, ULS = "no privacy", "group privacy", "user-wise DP-SGD"
 ARMS: Mapping[str, dict[str, Any]] = {
     NONE: {"mechanism": "none"},
-    GROUP: {"mechanism": "group", "noise_multiplier": 1.0},
-    ULS: {"mechanism": "uls", "noise_multiplier": 1.0},
+    GROUP: {"mechanism": "group", "noise_multiplier": 1.0, "delta": 1e-5},
+    ULS: {"mechanism": "uls", "noise_multiplier": 1.0, "delta": 1e-5},
 }
 OF_ARMS, OF_K = "by arm", "by k"
 LENGTH = 64
