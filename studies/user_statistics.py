@@ -237,7 +237,8 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
     for name, tally in tallies(rows, RECORDS).items():
         bins = tally.most.bit_length()
         units = tally.in_bins([1 << place for place in range(bins + 1)])
-        bars = {f"{1 << place:,}": float(number) for place, number in enumerate(units)}
+        names = [f"{1 << place}" if place < 10 else f"{1 << place - 10}k" for place in range(bins)]
+        bars = dict(zip(names, map(float, units), strict=True))
         panels.append(Bars(SOURCES[name].title, f"{SOURCES[name].of}, from here to the next", "units", bars))
     words = "how many units have how many records, for each text"
     return [Plot("user-statistics", words, panels_svg("Records of a unit", panels))]
