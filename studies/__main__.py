@@ -85,6 +85,7 @@ def _run(chosen: Study, work: Work, recorded: bool) -> tuple[list[dict[str, obje
         register.record(chosen, work.scale, rows, today, text=work.text)
     found = judged(chosen.findings(rows))
     entries = [register.entry(chosen, work.scale, each, rows, today, work.text) for each in found]
+    pages.draw(chosen, rows, work.folder)
     return entries, pages.section(chosen, rows, entries)
 
 

@@ -6,12 +6,19 @@ from confide.utils.errors import InputError
 from studies.runner.study import Study
 
 _MODULES = {
+    "user-statistics": "user_statistics",
     "group-or-user": "group_or_user",
     "user-selection": "user_selection",
     "user-k": "user_k",
     "els-uls": "els_uls",
+    "step-time": "step_time",
+    "concentration": "concentration",
+    "enron-cleaning": "enron_cleaning",
     "accountants": "accountants",
+    "noise-variance": "noise_variance",
+    "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
+    "user-inference": "user_inference",
 }
 
 

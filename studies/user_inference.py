@@ -5,119 +5,258 @@ of each and asks which of the two they are. Without privacy, with DP-SGD for one
 whole user, by sampling rows (ELS) and by sampling users (ULS).
 """
 
-from dataclasses import asdict, dataclass
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from confide.auditing.attack import Options
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
-from studies import corpora, main
+from studies import corpora
 from studies.attacked import attacked, epsilon_of, in_table
+from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.models import stories
+from studies.runner.rows import version
+from studies.runner.study import Row, Scale, Study, Table, Work
 
-EPSILON = 8.0
-STEPS = 400
-DOCUMENTS = 2000
-BATCH, CHUNKS = 128.0, 4  # rows a step, and of a user where users are drawn
-USERS, ROWS = 500, 4
+CHUNKS = 4  # of a user where users are drawn
 FPR = 0.01
+CHANCE = 0.55
+"""An AUROC up to here counts as chance, and one from here on as telling users."""
 
-METHODS: dict[str, tuple[float, dict[str, Any]]] = {
-    "no DP": (BATCH / CHUNKS, {"mechanism": "none", "rows_per_unit": CHUNKS, "selection": "random-chunk"}),
-    "DP-SGD": (BATCH, {"mechanism": "dp-sgd", "epsilon": EPSILON}),
-    "ELS": (BATCH, {"mechanism": "els", "epsilon": EPSILON, "rows_per_unit": CHUNKS}),
-    "ULS": (
-        BATCH / CHUNKS,
-        {"mechanism": "uls", "epsilon": EPSILON, "rows_per_unit": CHUNKS, "selection": "random-chunk"},
-    ),
+NONE, ROWS, ELS, ULS = "no DP", "DP-SGD", "ELS", "ULS"
+METHODS: Mapping[str, dict[str, Any]] = {
+    NONE: {"mechanism": "none", "rows_per_unit": CHUNKS, "selection": "random-chunk"},
+    ROWS: {"mechanism": "dp-sgd"},
+    ELS: {"mechanism": "els", "rows_per_unit": CHUNKS},
+    ULS: {"mechanism": "uls", "rows_per_unit": CHUNKS, "selection": "random-chunk"},
 }
-"""What a step is expected to draw, rows or users, and the mechanism: each computes as many rows."""
+BY_USER = (NONE, ULS)  # a step draws users; it computes as many rows as that of the others
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: {
+        "steps": 1,
+        "documents": 40,
+        "batch": 4.0,
+        "users": 4,
+        "rows": 1,
+        "seeds": 1,
+        "epsilon": 0.5,
+    },
+    Scale.SMALL: {
+        "steps": 400,
+        "documents": 2000,
+        "batch": 128.0,
+        "users": 500,
+        "rows": 4,
+        "seeds": 5,
+        "epsilon": 8.0,
+    },
+    Scale.FULL: {
+        "steps": 1000,
+        "documents": None,
+        "batch": 512.0,
+        "users": 5000,
+        "rows": 4,
+        "seeds": 5,
+        "epsilon": 8.0,
+    },
+}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table.
+class _Attacked:
+    """A run to train and attack.
 
-    unit, epsilon: as claimed, None where nothing is; users: trained on, of those that were asked about; auroc and tpr
-    (at a false positive rate of 1%): (value, low, high) at 95%; ceiling: of the latter, for any attack, where the claim
-    sets one.
+    Attributes:
+        name: of its folder, and of its published run key.
     """
 
-    method: str
-    unit: str
-    epsilon: float | None
-    perplexity: float
-    users: int
-    auroc: tuple[float, float, float]
-    tpr: tuple[float, float, float]
-    ceiling: float | None
+    name: str
+    columns: Row
+    raw: dict[str, Any]
+    folder: Path
+    options: Options
+
+    def measure(self) -> Row:
+        _, outcome, found = attacked(self.name, self.raw, self.folder, self.options, Console(quiet=True))
+        assert outcome.final
+        rates = found["users"]["rates"]
+        low = next(rate for rate in rates["true_positive_rate"] if rate["fpr"] == FPR)
+        bounds = dict(map(tuple, found["ceiling"]["true_positive_rate"])) if "ceiling" in found else {}
+        epsilon = epsilon_of(outcome)
+        return {
+            **self.columns,
+            **version(),
+            "unit": "" if epsilon is None else outcome.guarantee.unit.partition(":")[0],
+            "epsilon": epsilon,
+            "loss": float(outcome.final["loss"]),
+            "perplexity": float(outcome.final["perplexity"]),
+            "users": rates["members"],
+            "auroc": rates["auroc"]["value"],
+            "tpr": low["value"],
+            "ceiling": bounds.get(FPR),
+        }
 
 
-def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train everything, or resume, ask about the users, and make the table."""
-    console = Console()
-    common = {
-        "data": corpora.posts(data, "20newsgroups", 0.5) | {"max_documents": DOCUMENTS},
-        "model": str(corpora.stories(data, folder / "stories260K")),
+@dataclass(frozen=True)
+class _Attacking:
+    """The job of each process."""
+
+    def ready(self) -> Callable[[_Attacked], Row]:
+        return _Attacked.measure
+
+
+def measure(work: Work) -> list[Row]:
+    """Train and attack every method with every run key, or read what was found."""
+    runs = list(asked(work))
+    rows = []
+    with (
+        work.crew.workers(_Attacking(), "a process that trains and attacks") as workers,
+        work.console.track(f"{STUDY.name}: runs", len(runs)) as track,
+    ):
+        for row in workers.map(runs):
+            rows.append(row)
+            track()
+    return rows
+
+
+def asked(work: Work) -> list[_Attacked]:
+    size, model = _SIZES[work.scale], stories(work)
+    data = corpora.posts(work.source("20newsgroups").parent, "20newsgroups", 0.5)
+    if size["documents"] is not None:
+        data |= {"max_documents": size["documents"]}
+    train = {
+        "steps": size["steps"],
+        "learning_rate": 5e-3,
+        "schedule": "linear",
+        "micro_tokens": 2048,
+        "eval_on_start": False,
     }
-    train = {"steps": STEPS, "learning_rate": 5e-3, "schedule": "linear"}
-    rows = [
-        _row(method, common | {"privacy": own, "train": train | {"batch": batch}}, folder, console)
-        for method, (batch, own) in METHODS.items()
+    options = Options(attacks=("users",), users=size["users"], rows=size["rows"])
+    found = []
+    for method, own in METHODS.items():
+        batch = size["batch"] / (CHUNKS if method in BY_USER else 1)
+        if method != NONE:
+            own = own | {"epsilon": size["epsilon"]}
+        raw = {"data": data, "model": str(model), "privacy": own, "train": train | {"batch": batch}}
+        for seed in range(1, size["seeds"] + 1):
+            columns = {"study": STUDY.name, "scale": str(work.scale), "method": method, "key": seed}
+            name = f"{method.replace(' ', '-')}-{seed}"
+            found.append(_Attacked(name, columns, raw, work.folder / STUDY.name, options))
+    return found
+
+
+# what was found ------------------------------------------------------------------------------------------------
+def _by_key(rows: Sequence[Row], method: str, column: str) -> dict[int, float]:
+    return {row["key"]: row[column] for row in rows if row["method"] == method}
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    place, epsilon = "Kandpal et al. 2023", max(row["epsilon"] for row in rows if row["epsilon"])
+    found = [
+        Finding(
+            "Without privacy it can be told who a model was trained on.",
+            place,
+            f"AUROC of user inference; from {CHANCE} on counts as telling",
+            tuple(_by_key(rows, NONE, "auroc").values()),
+            low=CHANCE,
+            unit="AUROC",
+        )
     ]
-    return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
+    for method in (ROWS, ELS, ULS):
+        found.append(
+            Finding(
+                f"With {method} at epsilon {in_table(epsilon)} it cannot be told.",
+                place,
+                f"AUROC of user inference; up to {CHANCE} counts as chance",
+                tuple(_by_key(rows, method, "auroc").values()),
+                high=CHANCE,
+                family="chance",
+                unit="AUROC",
+            )
+        )
+    for method in (ELS, ULS):
+        tprs, ceilings = _by_key(rows, method, "tpr"), _by_key(rows, method, "ceiling")
+        found.append(
+            Finding(
+                f"The attack finds no more users than the claim of {method} leaves to any attack.",
+                "confide's own claim",
+                f"users found at {FPR:.0%} false positives, less what the claim allows",
+                paired(tprs, ceilings),
+                high=0.0,
+                family="claim",
+                unit="share",
+            )
+        )
+    for one, other, high, words in (
+        (ULS, ELS, 0.0, "At equal work ULS does not do worse than ELS."),
+        (ROWS, ULS, -MARGIN, "At equal work and epsilon, to protect rows costs less than to protect users."),
+    ):
+        gaps = paired(_by_key(rows, one, "loss"), _by_key(rows, other, "loss"))
+        found.append(
+            Finding(words, "beyond the papers", f"loss with {one} less that with {other}", gaps, high=high)
+        )
+    return found
 
 
-def _row(method: str, raw: dict[str, Any], folder: Path, console: Console) -> Row:
-    options = Options(attacks=("users",), users=USERS, rows=ROWS)
-    _, outcome, found = attacked(method.replace(" ", "-"), raw, folder, options, console)
-    assert outcome.final
-    rates = found["users"]["rates"]
-    low = next(rate for rate in rates["true_positive_rate"] if rate["fpr"] == FPR)
-    bounds = dict(map(tuple, found["ceiling"]["true_positive_rate"])) if "ceiling" in found else {}
-    epsilon = epsilon_of(outcome)
-    return Row(
-        method,
-        "" if epsilon is None else outcome.guarantee.unit,
-        epsilon,
-        float(outcome.final["perplexity"]),
-        rates["members"],
-        tuple(rates["auroc"][key] for key in ("value", "low", "high")),
-        tuple(low[key] for key in ("value", "low", "high")),
-        bounds.get(FPR),
+def tables(rows: Sequence[Row]) -> list[Table]:
+    heads = ["training", "protects", "epsilon", "perplexity, held out", "users asked about", "AUROC (95%)"]
+    heads += [f"found at {FPR:.0%} false positives (95%)", "at most, by the claim"]
+    cells = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        first = own[0]
+        cells.append(
+            [
+                method,
+                first["unit"],
+                in_table(first["epsilon"]),
+                f"{sum(row['perplexity'] for row in own) / len(own):.2f}",
+                str(first["users"]),
+                _measured([row["auroc"] for row in own], lambda value: f"{value:.3f}", at_least, at_most),
+                _measured(
+                    [row["tpr"] for row in own],
+                    lambda value: f"{value:.1%}",
+                    lambda value: percent_at_least(max(value, 0.0)),
+                    percent_at_most,
+                ),
+                "" if first["ceiling"] is None else percent_at_most(first["ceiling"]),
+            ]
+        )
+    note = (
+        "Up to four rows of each user are scored by their loss, less that of the base model; rows are drawn at random "
+        "on both sides. Means over run keys with intervals of 95%. What a guarantee leaves to any attack at all stands "
+        "in the last column: under DP-SGD nothing bounds an attack on a user."
     )
+    return [Table("User inference", heads, cells, note)]
 
 
-def _table(rows: list[Row]) -> str:
-    lines = [
-        "| training | protects | epsilon | perplexity, held out | users asked about | AUROC (95%) | "
-        f"found at {FPR:.0%} false positives (95%) | at most, by the claim |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
-            row.method,
-            row.unit.partition(":")[0],
-            in_table(row.epsilon),
-            f"{row.perplexity:.2f}",
-            str(row.users),
-            _measured(row.auroc),
-            _shares(row.tpr),
-            "" if row.ceiling is None else percent_at_most(row.ceiling),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def _measured(
+    values: Sequence[float],
+    shown: Callable[[float], str],
+    below: Callable[..., str],
+    above: Callable[..., str],
+) -> str:
+    middle = shown(sum(values) / len(values))
+    if len(values) < 2:
+        return middle
+    low, high = Finding("", "", "", tuple(values)).interval()
+    return f"{middle} ({below(low)} to {above(high)})"
 
 
-def _measured(found: tuple[float, float, float]) -> str:
-    value, low, high = found
-    return f"{value:.3f} ({at_least(low, places=3)} to {at_most(high, places=3)})"
-
-
-def _shares(found: tuple[float, float, float]) -> str:
-    value, low, high = found
-    return f"{value:.1%} ({percent_at_least(low)} to {percent_at_most(high)})"
-
-
-if __name__ == "__main__":
-    main(run)
+STUDY = Study(
+    name="user-inference",
+    paper="",
+    shows=(),
+    question="Can it be told who a model was trained on?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=60,
+    deviations="stories260K, all weights, in place of GPT-Neo; the first 2,000 posts of 20 Newsgroups, half of whose "
+    "senders are held out. Kandpal et al. train without privacy and with privacy for rows.",
+    reads=("20newsgroups",),
+)

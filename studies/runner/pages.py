@@ -38,12 +38,21 @@ def write(docs: Path = DOCS, folder: Path = register.KEPT) -> None:
             path = folder / f"{name}-{scale}.parquet"
             if path.exists():
                 own = [each for each in entries if (each["study"], each["scale"]) == (name, str(scale))]
-                pages.setdefault(chosen.paper, []).append(section(chosen, store.read(path), own))
-    (docs / "results").mkdir(parents=True, exist_ok=True)
+                rows = store.read(path)
+                draw(chosen, rows, docs / "results")
+                pages.setdefault(chosen.paper, []).append(section(chosen, rows, own))
     for paper, sections in pages.items():
         title = f"# {PAPERS[paper]}: what was found\n\n"
         write_text(docs / "results" / f"{_file(paper)}.md", _MADE + title + "\n".join(sections))
+    (docs / "results").mkdir(parents=True, exist_ok=True)
     write_text(docs / "results" / "findings.md", _MADE + _findings(entries))
+
+
+def draw(chosen: Study, rows: Sequence[Row], folder: Path) -> None:
+    """Write the pictures of a study."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in chosen.plots(rows):
+        write_text(folder / f"{plot.name}.svg", plot.svg)
 
 
 def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str:
@@ -59,6 +68,7 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str
             "",
         ]
     lines += [table.markdown() for table in chosen.tables(rows)]
+    lines += [plot.markdown() for plot in chosen.plots(rows)]
     if chosen.deviations:
         lines += [f"*Otherwise than in the paper*: {chosen.deviations}", ""]
     return "\n".join(lines)
@@ -105,4 +115,4 @@ def _file(paper: str) -> str:
     return f"paper-{paper}" if paper else "beyond"
 
 
-__all__ = ["section", "shown", "write"]
+__all__ = ["draw", "section", "shown", "write"]

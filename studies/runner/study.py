@@ -96,6 +96,27 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """A picture of a page.
+
+    Attributes:
+        name: of its file, without `.svg`.
+        words: what it shows, for those who cannot see it.
+    """
+
+    name: str
+    words: str
+    svg: str
+
+    def markdown(self) -> str:
+        return f"![{self.words}]({self.name}.svg)\n"
+
+
+def no_plots(rows: Sequence[Row]) -> list[Plot]:
+    return []
+
+
+@dataclass(frozen=True)
 class Study:
     """One experiment.
 
@@ -110,6 +131,7 @@ class Study:
         minutes: of the scale `small` on two idle cores.
         deviations: what is otherwise than in the paper.
         reads: the folders of the public data that it needs.
+        plots: the measurements as pictures.
     """
 
     name: str
@@ -122,3 +144,4 @@ class Study:
     minutes: float
     deviations: str
     reads: tuple[str, ...] = ()
+    plots: Callable[[Sequence[Row]], list[Plot]] = no_plots

@@ -8,7 +8,7 @@ from studies.attacked import attacked
 from confide.auditing.attack import Options
 from confide.utils.console import Console
 from confide.utils.errors import InputError
-from studies import exposure, extraction, user_inference
+from studies import exposure, extraction
 from tests.test_resume import config as resumable
 
 QUIET = Console(quiet=True)
@@ -56,16 +56,13 @@ def test_every_method_of_the_exposure_study_is_in_one_panel_with_the_bare_model(
     assert suffixes == {"", " numbers caught", " numbers missed"}
 
 
-def test_extraction_and_user_inference_print_what_they_found():
+def test_extraction_prints_what_it_found():
     row = extraction.Row(0.1, 12.34, 20.0, 200, (0.25, 0.2, 0.31), 0.01, 0.3)
     line = extraction._table([row]).splitlines()[-1]
     assert line == "| noise multiplier 0.1 | 12.4 | 20.00 | 200 | 25.0% (20.0% to 31.0%) | 1.0% | 30.0% |"
-    user = user_inference.Row("ULS", "one user: all rows", 8.0, 9.0, 50, (0.5, 0.4, 0.6), (0.01, 0, 0.1), 0.9)
-    line = user_inference._table([user]).splitlines()[-1]
-    assert line == "| ULS | one user | 8 | 9.00 | 50 | 0.500 (0.400 to 0.600) | 1.0% (0% to 10%) | 90% |"
 
 
-@pytest.mark.parametrize("study", [exposure, extraction, user_inference])
+@pytest.mark.parametrize("study", [exposure, extraction])
 def test_a_folder_without_the_data_is_refused(study, tmp_path):
     with pytest.raises(InputError, match="folder"):
         study.run(tmp_path, tmp_path / "work")

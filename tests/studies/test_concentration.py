@@ -1,8 +1,10 @@
-"""The concentration study: what is measured and what follows, in its tables and its picture."""
+"""The concentration study: what is measured and what follows, in its findings, its tables and its picture."""
 
 import numpy as np
 import pytest
-from studies.concentration import filter_noise, sampling_noise
+from studies.concentration import NEARNESS, NOISE, filter_noise, noises, sampling_noise
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, judged
+from studies.runner.study import Scale, Work
 
 from confide.planning.nearness import USERS, Nearness
 from confide.privacy.accounting.concentration import Filtered
@@ -10,39 +12,63 @@ from studies import concentration
 from tests.studies.test_suggestion import data  # noqa: F401  # a fixture
 
 
-def test_its_tables_tell_what_was_measured_and_where_the_noises_cross(tmp_path, data, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(concentration, "DRAWN_KS", (100, 64))  # 10 and 16 users of some forty a step
-    monkeypatch.setattr(concentration, "EPSILONS", (1.0, 8.0))
+def test_it_measures_each_sample_and_the_noises_of_the_users_that_there_are(tmp_path, data, monkeypatch):  # noqa: F811
+    size = {
+        "model": "bundled",
+        "documents": 200,
+        "ks": (1, 4),
+        "epsilons": (1.0, 8.0),
+        "drawn_ks": (100, 64),
+        "seeds": 2,
+    }
+    monkeypatch.setitem(concentration._SIZES, Scale.SMALL, size)
     asked = []
 
     def nearness(job, k, key):
-        asked.append((k, key, job.mechanism.rows_per_unit))
+        asked.append((k, key.stream("nearness", "users").permutation(1000).tolist()))
         vectors = np.random.default_rng(k).normal(size=(USERS, 8)) * k
         return Nearness(
             k, np.linalg.norm(vectors, axis=1), np.linalg.norm(vectors[:, None] - vectors, axis=-1)
         )
 
     monkeypatch.setattr(concentration, "nearness", nearness)
-    found = concentration.run(data, tmp_path)
-    assert [(k, key) for k, key, _ in asked] == [(k, concentration.KEY) for k in (1, 4, 16)]
-    first, second = found["noise"]
-    users, delta = first["users"], first["delta"]
-    assert 30 < users < 40
-    assert first["filter"] == Filtered(users, 100, 1.0, delta).noise_multiplier / users
-    assert second["filter"] < first["filter"]
-    noise = sampling_noise(users, 1024 / 64, 100, 8.0, delta)
-    assert second["sampling"][64] == noise
-    assert second["crossing"][64] == pytest.approx(noise / second["filter"])
-    measured, noises = (table.splitlines() for table in found["markdown"].split("\n\n"))
-    assert len(measured) == 2 + 3
-    assert len(noises) == 2 + 2
-    row = found["distances"][2]
-    cells = [cell.strip() for cell in measured[-1].strip("|").split("|")]
-    assert cells[0] == "16"
-    assert float(cells[5]) == pytest.approx(row["tau"], rel=0.01)
-    assert float(cells[6]) == pytest.approx(row["tau"] / row["median_norm"], abs=0.006)
-    assert len(noises[-1].strip("|").split("|")) == len(noises[0].strip("|").split("|"))
-    assert "<svg" in (tmp_path / "concentration.svg").read_text()
+    rows = concentration.measure(Work(data, tmp_path, Scale.SMALL))
+    assert [k for k, _ in asked] == [1, 4, 1, 4]
+    assert asked[0][1] == asked[1][1] != asked[2][1]  # the same users for each k, others for each key
+    measured = [row for row in rows if row["what"] == NEARNESS]
+    assert [row["key"] for row in measured] == [1, 1, 2, 2]
+    assert measured[0]["ratio"] == measured[0]["tau"] / measured[0]["median_norm"]
+    noise = [row for row in rows if row["what"] == NOISE]
+    assert [(row["epsilon"], row["k"]) for row in noise] == [(1.0, 100), (1.0, 64), (8.0, 100), (8.0, 64)]
+    assert 30 < noise[0]["users"] < 40
+    distances, filtered = concentration.tables(rows)
+    assert len(distances.cells) == 2
+    assert len(filtered.cells) == 2
+    assert {len(line) for line in filtered.cells} == {len(filtered.columns)}
+    assert {len(line) for line in distances.cells} == {len(distances.columns)}
+
+
+def test_noises_cross_where_they_are_equal():
+    users, delta = 40, 1e-3
+    first, second = noises(users, 8.0, delta, (100, 64))
+    assert first["filter"] == Filtered(users, 100, 8.0, delta).noise_multiplier / users
+    assert second["sampling"] == sampling_noise(users, 1024 / 64, 100, 8.0, delta)
+    assert second["crossing"] * second["filter"] == pytest.approx(second["sampling"])
+
+
+def outcomes(crossings, ratios):
+    """Verdicts of made-up crossings by (k, epsilon), and of ratios by key for one k."""
+    rows = [{"what": NOISE, "k": k, "epsilon": e, "crossing": value} for (k, e), value in crossings.items()]
+    rows += [{"what": NEARNESS, "k": 4, "clipped_ratio": ratio} for ratio in ratios]
+    return [each.verdict for each in judged(concentration.findings(rows))]
+
+
+def test_claims_follow_the_outcome():
+    near = {(2, 1.0): 0.05, (2, 8.0): 0.09, (50, 1.0): 0.09, (50, 8.0): 0.3}
+    assert outcomes(near, (1.2, 1.3, 1.1)) == [REPRODUCED, REPRODUCED, UNDECIDED, REPRODUCED, REPRODUCED]
+    far = {(2, 1.0): 0.2, (2, 8.0): 0.3}
+    assert outcomes(far, (0.1, 0.11, 0.1)) == [NOT_REPRODUCED] * 4
+    assert outcomes(far, (0.4, 0.1, 0.9))[-2:] == [UNDECIDED, UNDECIDED]
 
 
 @pytest.mark.parametrize(("epsilon", "part"), [(1.0, 1), (8.0, 1), (3.0, 8)])

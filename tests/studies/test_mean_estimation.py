@@ -2,19 +2,11 @@
 
 import numpy as np
 import pytest
-from studies.mean_estimation import (
-    D,
-    K,
-    N,
-    People,
-    Result,
-    Setting,
-    claim,
-    clipped_sum,
-    drawn,
-    interval,
-)
+from studies.estimated_means import D, K, N, People, Result, Setting, clipped_sum, drawn
+from studies.mean_estimation import Size, interval
+from studies.runner.findings import REPRODUCED, judged
 
+from studies import estimated_means
 from studies import mean_estimation as study
 
 
@@ -77,9 +69,9 @@ def test_rows_and_whole_users_are_drawn_as_they_are(who):
 @pytest.mark.parametrize("k", [None, 4, 16])
 def test_without_noise_the_mean_of_all_rows_is_found(who, k, monkeypatch):
     monkeypatch.setattr(Setting, "noise_multiplier", lambda self, k: 0.0)
-    setting = Setting(budget=64.0 if k is None else 16.0 * k, within=2.0)
-    errors = study.trained(
-        setting, k, who, np.array([1e6], np.float32), np.array([1 / 16], np.float32), steps=200
+    setting = Setting(budget=64.0 if k is None else 16.0 * k, within=2.0, steps=200)
+    errors = estimated_means.trained(
+        setting, k, who, np.array([1e6], np.float32), np.array([1 / 16], np.float32)
     )
     best = ((who.user_means.mean(1) - who.mean) ** 2).sum(1)
     assert errors[:, 0] == pytest.approx(best, abs=3.0)
@@ -88,32 +80,59 @@ def test_without_noise_the_mean_of_all_rows_is_found(who, k, monkeypatch):
 
 def test_noise_spreads_as_the_accountant_says(who, monkeypatch):
     """One step of a learning rate of 1 from 0: what is beyond the clipped sum is s C / n in every coordinate."""
-    setting, clip = Setting(epsilon=1.0, budget=64.0), np.array([2.0], np.float32)
+    setting, clip = Setting(epsilon=1.0, budget=64.0, steps=1), np.array([2.0], np.float32)
     many = People(
         np.repeat(who.mean[:1], 400, 0) * 0,
         np.repeat(who.rows[:1], 400, 0) * 0,
         np.zeros((400, N, D), np.float32),
     )
-    errors = study.trained(setting, 16, many, clip, np.array([1.0], np.float32), steps=1)
+    errors = estimated_means.trained(setting, 16, many, clip, np.array([1.0], np.float32))
     scale = setting.noise_multiplier(16) * 2.0 / (64 / 16)
     assert errors.mean() == pytest.approx(D * scale**2, rel=0.05)
 
 
-def test_a_claim_holds_only_if_its_interval_lies_above_zero():
-    generator = np.random.default_rng(0)
-    noise = generator.standard_normal(100)
+def test_intervals_are_those_of_students_t():
+    noise = np.random.default_rng(0).standard_normal(100)
     low, high = interval(noise - noise.mean())
     assert (low + high) / 2 == pytest.approx(0)
     assert high == pytest.approx(1.984 * noise.std(ddof=1) / 10, rel=1e-3)
-    assert claim("", noise - noise.mean() + 1.1 * high)["holds"]
-    assert not claim("", noise - noise.mean() + 0.9 * high)["holds"]
-    assert not claim("", -10 + noise)["holds"]
 
 
-def made_up(error):
-    """Results whose error a function of (setting, k) tells, with a little spread."""
-    spread = 0.01 * np.random.default_rng(0).standard_normal(study.REPORTED)
-    return lambda setting, k: Result(error(setting, k), error(setting, k) + spread, 0.125, 0.01)
+SIZE = Size(budgets=(32.0, 64.0))
+
+
+def made_up(error, monkeypatch):
+    """Let the error be a function of (setting, k), with a little spread; return the measurements."""
+    spread = 0.01 * np.random.default_rng(0).standard_normal(SIZE.default.trials[1])
+
+    def result(setting, k):
+        return Result(error(setting, k), error(setting, k) + spread, 0.125, 0.01)
+
+    monkeypatch.setattr(study, "result", result)
+    monkeypatch.setattr(Setting, "noise_multiplier", lambda self, k: 1.0)
+    return [row for asked in SIZE.asked() for row in study.errors(*asked)]
+
+
+def choices(**ks):
+    """What each strategy is made to choose at epsilon 8, for all trials."""
+    names = (study.OWN, study.PRINTED, study.LEAST, study.ORACLE, study.COHORT, study.GROUP, study.RANDOM)
+    return [
+        {
+            "what": "choice",
+            "epsilon": 8.0,
+            "budget": budget,
+            "strategy": name,
+            "k": ks.get(name, 1),
+            "key": key,
+        }
+        for name in names
+        for budget in (32.0, 64.0)
+        for key in range(1, 73)
+    ]
+
+
+def verdicts(rows):
+    return {each.finding.claim: each.verdict == REPRODUCED for each in judged(study.findings(rows))}
 
 
 def test_claims_follow_the_outcome(monkeypatch):
@@ -121,31 +140,62 @@ def test_claims_follow_the_outcome(monkeypatch):
         gain = setting.within * setting.budget / setting.epsilon
         return 1.0 if k in (None, 1) else 1 / (1 + gain / 1000 + k / 1000)
 
-    monkeypatch.setattr(study, "result", made_up(as_in_the_paper))
-    assert all(one["holds"] for one in study.claims())
-    monkeypatch.setattr(study, "result", made_up(lambda setting, k: 1.0 if k is None else 1.2))
-    assert not any(one["holds"] for one in study.claims())
+    of_figure = 11
+    rows = made_up(as_in_the_paper, monkeypatch) + choices()
+    found = [*verdicts(rows).values()]
+    assert found[:of_figure] == [True] * of_figure
+    rows = made_up(lambda setting, k: 1.0 if k is None else 1.2, monkeypatch) + choices()
+    found = [*verdicts(rows).values()]
+    assert found[:of_figure] == [False] * of_figure
 
 
-def test_strategies_are_judged_against_the_best_split(monkeypatch):
-    """Error that the noise variance decides: then the least of it is the best split."""
-    norm = study.norms()
+def test_the_k_of_uls_is_chosen_by_the_trials_that_are_not_reported_on(monkeypatch):
+    rows = made_up(lambda setting, k: 1.0 if k is None else 1.0 + abs(k - 4), monkeypatch)
+    measured = study.Measured(rows)
+    assert measured.best_k(Setting()) == 4
+    for row in rows:
+        row["tuned"] = abs((row["k"] or 0) - 2)
+    assert study.Measured(rows).best_k(Setting()) == 2
+    assert [*measured.swept("budget")] == [16.0, 64.0, 256.0, 1024.0]
+    assert measured.swept("budget")[64.0] == measured.swept("epsilon")[1.0] == Setting()
+
+
+def test_strategies_are_judged_by_what_they_lose(monkeypatch):
+    rows = made_up(lambda setting, k: 1.0 if k is None else 1.0 + k, monkeypatch)  # k = 1 is the best split
+    lost = study.Measured(rows + choices(**{study.GROUP: 2})).suboptimalities(8.0)
+    assert lost[study.OWN].mean() == pytest.approx(0, abs=1e-3)
+    assert lost[study.GROUP].mean() == pytest.approx(0.5, abs=0.01)
+    assert lost[study.GROUP].shape == (2, 72)
+    simple = (study.GROUP, study.COHORT, study.RANDOM)
+    claims = [*verdicts(rows + choices(**dict.fromkeys(simple, 2))).values()][-4:]
+    assert claims == [True, True, True, True]
+    claims = [*verdicts(rows + choices(**{study.OWN: 2})).values()][-4:]
+    assert claims == [False, False, False, False]
+
+
+def test_strategies_choose_as_they_say(monkeypatch):
+    """Error that the noise variance decides: then the least of it is what the oracle finds, too."""
+    norm = study.norms(SIZE)
 
     def by_noise(setting, k):
-        return norm[k] * setting.noise_multiplier(k) / (setting.budget / k)
+        error = norm[k] * setting.noise_multiplier(k) / (setting.budget / k)
+        return Result(error, np.array([error]), 0.125, 0.01)
 
-    monkeypatch.setattr(study, "result", made_up(by_noise))
-    monkeypatch.setattr(study, "budgets", lambda: [32.0, 64.0])
-    found = study.suboptimalities(8.0)
-    assert found["least noise variance"].mean() == pytest.approx(0, abs=1e-9)
-    assert found["max group size"].mean() > 0.05
-    assert found["random"].mean() > 0.01
-    assert all(parts.shape == (2, study.REPORTED) for parts in found.values())
-    assert found["Estimate-and-Double"].mean() <= found["max group size"].mean()
+    monkeypatch.setattr(study, "result", by_noise)
+    picked = {}
+    for row in study.chosen(SIZE, 8.0):
+        picked.setdefault((row["strategy"], row["budget"]), set()).add(row["k"])
+    assert picked[study.COHORT, 64.0] == {1}
+    assert picked[study.GROUP, 64.0] == {4}
+    assert picked[study.RANDOM, 64.0] == {1, 2, 4}
+    assert picked[study.PRINTED, 64.0] == picked[study.GROUP, 64.0]
+    assert picked[study.LEAST, 64.0] == picked[study.ORACLE, 64.0] == picked[study.OWN, 64.0]
+    errors = {k: by_noise(Setting(8.0, 64.0), k).error for k in (1, 2, 4)}
+    assert picked[study.LEAST, 64.0] == {min(errors, key=errors.get)}
 
 
 def test_norms_shrink_with_rows():
-    found = study.norms()
+    found = study.norms(SIZE)
     assert found[1] > 1.05 * found[2] > 1.05 * found[4]
     assert found[16] == pytest.approx(np.sqrt((2 + 1 / K) * D), rel=0.15)
     assert found[1] == pytest.approx(np.sqrt(3 * D), rel=0.15)

@@ -1,45 +1,61 @@
 """The study of noise variance: its numbers by hand, its shares by count, the counterexample by an event alone."""
 
+from itertools import product
+
 import pytest
 from scipy import stats
 from studies.noise_variance import ALIKE, ORTHOGONAL, Case
+from studies.runner.findings import REPRODUCED, judged
 
 from confide.privacy.accounting import MixtureOfGaussians, least_noise
 from studies import noise_variance as study
 
 
 def test_variances_are_those_of_the_equations():
-    row = study.variances(epsilon=4.0, budget=128.0)
+    found = study.variances(epsilon=4.0, budget=128.0)
     els = least_noise(MixtureOfGaussians.binomial(32, 128 / 32768, 1000), 4.0, 1e-6)
     uls = least_noise(MixtureOfGaussians.bernoulli(32 / 1024, 1000), 4.0, 1e-6)
-    assert row["els"] == pytest.approx((els * 10 / 128) ** 2)
-    assert row["uls"][ALIKE][32] == pytest.approx((uls * 10 / 32) ** 2)
-    assert row["uls"][ORTHOGONAL][32] == pytest.approx((uls * 10 / 2 / 32) ** 2)
-    assert set(row["uls"][ALIKE]) == {4, 32}  # 256 users would get half a row each
+    assert found[0]["value"] == pytest.approx((els * 10 / 128) ** 2)
+    of_users = {(row["gradients"], row["n"]): row["value"] for row in found[1:]}
+    assert of_users[ALIKE, 32] == pytest.approx((uls * 10 / 32) ** 2)
+    assert of_users[ORTHOGONAL, 32] == pytest.approx((uls * 10 / 2 / 32) ** 2)
+    assert {n for _, n in of_users} == {4, 32}  # 256 users would get half a row each
+
+
+EPSILONS, BUDGETS = (0.25, 1.0, 4.0, 16.0), tuple(float(2**i) for i in range(4, 14))
 
 
 def rows(els, alike, orthogonal):
-    return [
-        {
-            "epsilon": epsilon,
-            "budget": budget,
-            "els": els,
-            "uls": {ALIKE: {4: alike, 16: alike}, ORTHOGONAL: {4: orthogonal(epsilon, budget), 16: 9.0}},
-        }
-        for epsilon in study.EPSILONS
-        for budget in study.BUDGETS
-    ]
+    """Made-up variances of settings with 4 and with 16 users, and the conjecture at a point of each grid."""
+    found = []
+    for epsilon, budget in product(EPSILONS, BUDGETS):
+        common = {"what": "variance", "epsilon": epsilon, "budget": budget}
+        found.append(common | {"method": "ELS", "value": els})
+        for n in (4, 16):
+            for name, value in ((ALIKE, alike), (ORTHOGONAL, orthogonal(epsilon, budget) if n == 4 else 9.0)):
+                found.append(common | {"method": "ULS", "gradients": name, "n": n, "value": value})
+    for grid, refuted in ((study.USUAL, 0), (study.EXTREME, 1)):
+        found.append({"what": "conjecture", "grid": grid, "value": 1.0 + refuted, "is_refuted": refuted})
+    return found
+
+
+def verdicts(rows):
+    return [each.verdict == REPRODUCED for each in judged(study.findings(rows))]
 
 
 def test_claims_are_counted():
     won = rows(1.0, 2.0, lambda epsilon, budget: 0.5 if epsilon < 10 and budget > 16 else 2.0)
     assert study.share(won, ALIKE) == 0
     assert study.share(won, ORTHOGONAL) == pytest.approx(0.5 * 3 / 4 * 9 / 10)
-    assert [one["holds"] for one in study.claims(won)] == [True, True, False, True, True]
-    with_four = study.share(won[:2], ORTHOGONAL, least_k=4)  # 4 users at 16 and at 32 rows
-    assert with_four == 1 / 2
+    of_epsilon = study.share(won, ORTHOGONAL, epsilon=4.0)
+    assert of_epsilon == pytest.approx(0.5 * 9 / 10)
+    assert verdicts(won) == [True, True, False, True, True, False, False, True, True, False]
+    few = [row for row in won if row["what"] == "variance" and row["epsilon"] == 0.25 and row["budget"] <= 32]
+    assert study.share(few, ORTHOGONAL, least_k=4) == 1 / 2  # 4 users at 16 and at 32 rows
     lost = rows(1.0, 0.5, lambda epsilon, budget: 0.5)
-    assert [one["holds"] for one in study.claims(lost)] == [False, False, False, False, False]
+    assert verdicts(lost) == [False] * 8 + [True, False]
+    always = [row | ({"value": 0.5} if row.get("gradients") == ORTHOGONAL else {}) for row in lost]
+    assert verdicts(always)[5:7] == [True, True]
 
 
 def test_the_conjecture_fails_where_delta_is_nearly_the_probability_of_being_drawn():
@@ -61,10 +77,12 @@ def test_no_event_refutes_it_at_the_delta_of_a_guarantee():
 
 def test_a_grid_reports_its_worst_point():
     good, bad = Case(8, 0.5, 1, 0.5, 1e-6), Case(2, 0.5, 1, 0.1, 0.45)
-    found = study.looked_at(iter([good, bad]))
-    assert (found["points"], found["above_one"], found["refuted"]) == (2, 1, 1)
-    assert found["at"] == {"K": 2, "p": 0.5, "steps": 1, "epsilon": 0.1, "delta": 0.45}
-    assert found["largest_ratio"] == bad.ratio()
+    found = study.looked_at(study.USUAL, [good, bad])
+    assert [row["is_refuted"] for row in found] == [0, 1]
+    assert found[1]["value"] == bad.ratio()
+    line = study._conjecture_table(found + study.looked_at(study.EXTREME, [good])).cells[0]
+    assert line[:4] == ["usual", "2", "1", "1"]
+    assert line[-1] == "K 2, p 0.5, steps 1, epsilon 0.1, delta 0.45"
 
 
 def test_the_usual_grid_holds_deltas_far_below_the_rate():

@@ -1,5 +1,7 @@
 """Every study at the scale `tiny`: it trains or computes, is judged, and makes its tables."""
 
+import re
+
 import pytest
 from studies.registry import names, study
 from studies.runner import pages, register
@@ -30,4 +32,7 @@ def test_a_study_runs_to_its_page(name, folder):
     section = pages.section(chosen, rows, entries)
     for title in (table.title for table in chosen.tables(rows)):
         assert title in section
+    pages.draw(chosen, rows, folder / "pictures")
+    for picture in re.findall(r"!\[.+\]\((.+)\)", section):
+        assert "<svg" in (folder / "pictures" / picture).read_text()
     assert "nan" not in section.lower().replace("finance", "")
