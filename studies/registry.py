@@ -19,6 +19,7 @@ _MODULES = {
     "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
     "user-inference": "user_inference",
+    "optimisers": "optimisers",
 }
 
 
