@@ -19,6 +19,11 @@ from tests.privacy.mechanisms.test_adaptive import ROWS, SHAPE, _probabilities, 
 
 
 @pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    return small.graph(tmp_path_factory.mktemp("graph") / "g", [1] * ROWS)
+
+
+@pytest.fixture(scope="module")
 def scorer(tmp_path_factory):
     """A tiny GPT-2 that reads with the bundled tokenizer."""
     folder = small.saved(tmp_path_factory.mktemp("scorer"), "gpt2")
