@@ -10,6 +10,7 @@ _MODULES = {
     "group-or-user": "group_or_user",
     "user-selection": "user_selection",
     "user-k": "user_k",
+    "clip-norm": "clip_norm",
     "els-uls": "els_uls",
     "step-time": "step_time",
     "concentration": "concentration",

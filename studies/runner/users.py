@@ -90,9 +90,12 @@ def gap(rows: Sequence[Row], text: str, one: str, other: str, epsilon: float) ->
 def settings(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> str:
     """Write the settings that were chosen for an arm at an epsilon."""
     place = (text, arm, epsilon, "test")
-    found = {
-        row["settings"]
-        for row in rows
-        if (row["text"], row["arm"], row["privacy.epsilon"], row["part"]) == place
-    }
+    return chosen(
+        [row for row in rows if (row["text"], row["arm"], row["privacy.epsilon"], row["part"]) == place]
+    )
+
+
+def chosen(rows: Sequence[Row]) -> str:
+    """Write the settings that rows were made with, each once."""
+    found = {row["settings"] for row in rows}
     return "; ".join(", ".join(f"{value:g}" for value in json.loads(each).values()) for each in sorted(found))
