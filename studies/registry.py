@@ -19,6 +19,7 @@ _MODULES = {
     "noise-variance": "noise_variance",
     "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
+    "dp-sgd-grid": "dp_sgd_grid",
     "user-inference": "user_inference",
 }
 
