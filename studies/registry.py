@@ -11,6 +11,7 @@ _MODULES = {
     "user-selection": "user_selection",
     "user-k": "user_k",
     "clip-norm": "clip_norm",
+    "adapters": "adapters",
     "els-uls": "els_uls",
     "step-time": "step_time",
     "concentration": "concentration",
