@@ -12,6 +12,7 @@ _MODULES = {
     "user-k": "user_k",
     "clip-norm": "clip_norm",
     "adapters": "adapters",
+    "model-sizes": "model_sizes",
     "els-uls": "els_uls",
     "step-time": "step_time",
     "concentration": "concentration",
