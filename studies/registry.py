@@ -22,6 +22,7 @@ _MODULES = {
     "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
     "dp-sgd-grid": "dp_sgd_grid",
+    "mask-token": "mask_token",
     "user-inference": "user_inference",
 }
 
