@@ -10,6 +10,9 @@ _MODULES = {
     "group-or-user": "group_or_user",
     "user-selection": "user_selection",
     "user-k": "user_k",
+    "clip-norm": "clip_norm",
+    "adapters": "adapters",
+    "model-sizes": "model_sizes",
     "els-uls": "els_uls",
     "step-time": "step_time",
     "concentration": "concentration",
@@ -18,6 +21,8 @@ _MODULES = {
     "noise-variance": "noise_variance",
     "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
+    "dp-sgd-grid": "dp_sgd_grid",
+    "mask-token": "mask_token",
     "user-inference": "user_inference",
     "optimisers": "optimisers",
 }

@@ -105,6 +105,11 @@ class Policy(Detector):
         description="field that lists the sensitive spans of the text: [start, end], [start, end, kind] or "
         "{start, end, kind}",
     )
+    masks: dict[str, str] = Field(
+        default_factory=dict,
+        description="kind: token, as `PERSON: <NAME>`: stands where nothing else is found, and a causal LM learns it "
+        "as any other token; the kinds of these places are then public. Elsewhere stands one mask, which is not learnt",
+    )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="the share of sensitive text that is found, as you claim it: only 1.0 makes the guarantee a "
