@@ -19,7 +19,7 @@ from typing import Any
 from confide.utils.errors import InputError
 from studies.runner.study import Row, Work
 from studies.runner.texts import TEXTS
-from studies.runner.training import Trained, trained
+from studies.runner.training import Measure, Trained, trained
 
 Keys = Mapping[str, Any]
 """Values by the name of a config's key. An epsilon of infinity trains without clipping and noise, on the same draws."""
@@ -65,6 +65,7 @@ class Grid:
         at: where all arms are compared: values by key, crossed.
         tuned_at: the places where settings are chosen; elsewhere those of the nearest such place are used.
         seeds: run keys that count.
+        measures: what is measured besides the loss of the runs that count.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Grid:
     at: Mapping[str, Sequence[Any]]
     tuned_at: Mapping[str, Sequence[Any]]
     seeds: int
+    measures: Measure | None = None
 
     def __post_init__(self) -> None:
         budgets = {arm.name: len(arm.trials()) for arm in self.arms}
@@ -164,7 +166,8 @@ class _Cell:
                 **keys,
             }
         )
-        return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs")
+        measures = None if seed == TRIAL else self.grid.measures
+        return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs", measures)
 
 
 def nested(keys: Keys) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from confide.config.loading import check
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.runs.loop import fine_tune
+from confide.runs.loop import Outcome, fine_tune
 from confide.runs.provenance import code_version
 from confide.utils.console import Console
 from confide.utils.files import write_text
@@ -27,6 +27,16 @@ class _Unreleased(Run):
     releases = False
 
 
+class Measure(Protocol):
+    """What is measured of a trained run besides its loss, before the run is thrown away.
+
+    A frozen dataclass of plain values: its `repr` tells one question from another, and it goes to other processes. An
+    attack on the trained model is `audit(Job.of(run, console), options)`.
+    """
+
+    def __call__(self, run: Run, outcome: Outcome) -> Row: ...
+
+
 @dataclass(frozen=True)
 class Trained:
     """A run to train and measure.
@@ -37,6 +47,7 @@ class Trained:
         is_twin: without clipping and noise, on the same draws.
         trains: False to measure the model as it was.
         folder: where it works; its result lies beside.
+        measures: adds columns; not called where nothing is trained.
     """
 
     columns: Row
@@ -44,11 +55,23 @@ class Trained:
     is_twin: bool
     trains: bool
     folder: Path
+    measures: Measure | None = None
 
     @classmethod
-    def of(cls, columns: Row, raw: dict[str, Any], is_twin: bool, trains: bool, root: Path) -> Trained:
-        asked = json.dumps([raw, is_twin, trains], sort_keys=True)
-        return cls(columns, raw, is_twin, trains, root / hashlib.sha256(asked.encode()).hexdigest()[:16])
+    def of(
+        cls,
+        columns: Row,
+        raw: dict[str, Any],
+        is_twin: bool,
+        trains: bool,
+        root: Path,
+        measures: Measure | None = None,
+    ) -> Trained:
+        asked = json.dumps(
+            [raw, is_twin, trains, *([] if measures is None else [repr(measures)])], sort_keys=True
+        )
+        folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return cls(columns, raw, is_twin, trains, folder, measures)
 
     @property
     def result(self) -> Path:
@@ -73,6 +96,8 @@ class Trained:
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
                 }
+            if self.measures is not None:
+                measured |= self.measures(run, outcome)
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured

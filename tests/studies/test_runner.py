@@ -3,6 +3,7 @@
 import json
 import lzma
 import math
+from dataclasses import dataclass
 
 import pytest
 from studies.runner import grid as grids
@@ -12,8 +13,12 @@ from studies.runner.grid import TRIAL, Arm, Grid
 from studies.runner.study import Scale, Study, Table, Work
 from studies.runner.tables import change, losses, perplexity
 from studies.runner.texts import PARTS, TEXTS, Text, part_of
+from studies.runner.training import Trained, trained
 
+from confide.runs.job import Job
+from confide.utils.console import Console
 from confide.utils.errors import InputError
+from tests.test_resume import config
 
 RATES = {"train.learning_rate": (1.0, 2.0, 3.0)}
 
@@ -129,6 +134,37 @@ def test_other_settings_have_another_folder(posts, monkeypatch):
     arms = [Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els")]
     _, asked = ran(made(*arms), posts, monkeypatch, lambda run: 1.0)
     assert len({run.folder for run in asked}) == len(asked)
+
+
+@dataclass(frozen=True)
+class StepsFound:
+    times: int
+
+    def __call__(self, run, outcome):
+        steps, _ = Job.of(run, Console(quiet=True)).trained()
+        return {"found": self.times * steps, "planned": outcome.of}
+
+
+def test_a_trained_run_is_measured_before_it_is_thrown_away(tmp_path):
+    raw = config(tmp_path / "a", train__steps=2, train__eval_on_start=False).model_dump(mode="json")
+    del raw["run"]
+    work = Work(None, tmp_path / "work", Scale.TINY)
+    runs = [
+        Trained.of({"key": times}, raw, False, True, work.folder / "runs", StepsFound(times))
+        for times in (1, 3)
+    ]
+    assert len({run.folder for run in (*runs, Trained.of({}, raw, False, True, work.folder / "runs"))}) == 3
+    rows = trained(runs, work, "runs")
+    assert [(row["found"], row["planned"]) for row in rows] == [(2, 2), (6, 2)]
+    assert not any(run.folder.exists() for run in runs)
+    assert trained(runs, work, "runs") == rows
+
+
+def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
+    arms = [Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els")]
+    _, asked = ran(made(*arms, measures=StepsFound(1)), posts, monkeypatch, lambda run: 1.0)
+    assert {run.columns["key"] == TRIAL for run in asked if run.measures is None} == {True}
+    assert {run.columns["key"] for run in asked if run.measures == StepsFound(1)} == {1, 2}
 
 
 def test_a_text_that_the_study_does_not_have_is_refused(posts):
