@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from confide.config.loading import check
 from confide.runs.folder import Run
@@ -20,21 +20,14 @@ from confide.utils.console import Console
 from confide.utils.files import write_text
 from studies.runner.study import Row, Work
 
+Look = Callable[[Run, Outcome], Row]
+"""Measures more of a finished run, while its model is there. Its `repr` says all that it depends on."""
+
 
 class _Unreleased(Run):
     """A run of a study: what it trained is measured and thrown away."""
 
     releases = False
-
-
-class Measure(Protocol):
-    """What is measured of a trained run besides its loss, before the run is thrown away.
-
-    A frozen dataclass of plain values: its `repr` tells one question from another, and it goes to other processes. An
-    attack on the trained model is `audit(Job.of(run, console), options)`.
-    """
-
-    def __call__(self, run: Run, outcome: Outcome) -> Row: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class Trained:
         is_twin: without clipping and noise, on the same draws.
         trains: False to measure the model as it was.
         folder: where it works; its result lies beside.
-        measures: adds columns; not called where nothing is trained.
+        look: what is measured beside the loss.
     """
 
     columns: Row
@@ -55,7 +48,7 @@ class Trained:
     is_twin: bool
     trains: bool
     folder: Path
-    measures: Measure | None = None
+    look: Look | None = None
 
     @classmethod
     def of(
@@ -65,13 +58,12 @@ class Trained:
         is_twin: bool,
         trains: bool,
         root: Path,
-        measures: Measure | None = None,
+        look: Look | None = None,
     ) -> Trained:
-        asked = json.dumps(
-            [raw, is_twin, trains, *([] if measures is None else [repr(measures)])], sort_keys=True
-        )
+        looked = () if look is None else (repr(look),)
+        asked = json.dumps([raw, is_twin, trains, *looked], sort_keys=True)
         folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
-        return cls(columns, raw, is_twin, trains, folder, measures)
+        return cls(columns, raw, is_twin, trains, folder, look)
 
     @property
     def result(self) -> Path:
@@ -91,13 +83,14 @@ class Trained:
                 raise KeyboardInterrupt
             assert outcome.final is not None
             measured = {"loss": outcome.final["loss"], "perplexity": outcome.final["perplexity"]}
+            measured |= {f"loss after {phase}": found["loss"] for phase, found in outcome.after.items()}
             if not self.is_twin:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
                 }
-            if self.measures is not None:
-                measured |= self.measures(run, outcome)
+            if self.look is not None:
+                measured |= self.look(run, outcome)
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from studies.runner import grid as grids
 from studies.runner import pages, register, store, texts
-from studies.runner.findings import Finding
+from studies.runner.findings import Finding, judged
 from studies.runner.grid import TRIAL, Arm, Grid
 from studies.runner.study import Scale, Study, Table, Work
 from studies.runner.tables import change, losses, perplexity
@@ -161,10 +161,14 @@ def test_a_trained_run_is_measured_before_it_is_thrown_away(tmp_path):
 
 
 def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
-    arms = [Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els")]
-    _, asked = ran(made(*arms, measures=StepsFound(1)), posts, monkeypatch, lambda run: 1.0)
-    assert {run.columns["key"] == TRIAL for run in asked if run.measures is None} == {True}
-    assert {run.columns["key"] for run in asked if run.measures == StepsFound(1)} == {1, 2}
+    arms = [
+        Arm(name, {"privacy.mechanism": name}, RATES, look=look)
+        for name, look in (("uls", StepsFound(1)), ("els", None))
+    ]
+    _, asked = ran(made(*arms), posts, monkeypatch, lambda run: 1.0)
+    looked = {(run.columns["arm"], run.columns["key"]) for run in asked if run.look == StepsFound(1)}
+    assert looked == {("uls", 1), ("uls", 2)}
+    assert {run.look for run in asked if run.columns["arm"] == "els"} == {None}
 
 
 def test_a_text_that_the_study_does_not_have_is_refused(posts):
@@ -228,6 +232,21 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
     assert "confide study example --scale small --data data" in paper
     assert "2.77 (2.71 to 2.84)" in paper
+
+
+def test_a_finding_says_what_its_values_are_of():
+    by_number = Finding(
+        "It does.", "Figure 1", "bits", (1.0, 2.0, 3.0), unit="bits", over="numbers of all keys"
+    )
+    by_key = Finding("It does.", "Figure 1", "bits", (1.0, 2.0, 3.0), unit="bits")
+    entries = [
+        register.entry(example(), Scale.SMALL, each, ROWS, "2026-01-02")
+        for each in judged([by_number, by_key])
+    ]
+    assert pages.shown(entries[0]) == "2 (-0.4841 to 4.484; 3 numbers of all keys)"
+    assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
+    del entries[1]["over"]  # as those that were kept before
+    assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
 
 
 def test_cells_have_means_and_intervals():
