@@ -18,6 +18,7 @@ _MODULES = {
     "noise-variance": "noise_variance",
     "mean-estimation": "mean_estimation",
     "adaptive": "adaptive",
+    "exposure": "exposure",
     "blow-up": "blow_up",
     "user-inference": "user_inference",
 }
