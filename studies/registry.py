@@ -20,6 +20,7 @@ _MODULES = {
     "adaptive": "adaptive",
     "exposure": "exposure",
     "blow-up": "blow_up",
+    "extraction": "extraction",
     "user-inference": "user_inference",
 }
 
