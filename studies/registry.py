@@ -22,6 +22,8 @@ _MODULES = {
     "blow-up": "blow_up",
     "extraction": "extraction",
     "user-inference": "user_inference",
+    "user-level": "user_level",
+    "recipe": "recipe",
 }
 
 
