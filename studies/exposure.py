@@ -1,168 +1,279 @@
-"""How far planted numbers can be told from the model (Wu et al. 2022, Figure 1; Shi et al. 2022, Figures 2 to 4).
+"""How far planted numbers can be told from the model, by method and copies (Wu et al. 2022, Figure 1; 001)."""
 
-"My ID is 341752" stands 1, 10, 100 or 1,000 times in the Schema-Guided Dialogues, and the number's exact rank among
-all 10^6 of six digits is looked up in the model: without privacy, by DP-SGD, with adaptive noise, redacted, and
-fine-tuned twice, where the detector catches the numbers and where it misses them. Six digits in a row are what it
-catches; the rest of what is sensitive is annotated in the data. Exposure is log2(10^6 / rank): at most 19.9, 1.44 on
-average for a model that has not seen the number.
-"""
+from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
 from typing import Any
 
-from confide.auditing.attack import Options
-from confide.runs.preparation import load
+from confide.auditing import exposure
+from confide.auditing.candidates import Candidates
+from confide.auditing.trie import Trie
+from confide.runs.folder import Run
+from confide.runs.loop import Outcome
 from confide.utils.chart import Panel, panels_svg
-from confide.utils.console import Console
-from confide.utils.files import write_text
-from studies import corpora, main
-from studies.attacked import attacked, epsilon_of, in_table, is_estimate
+from confide.utils.rounding import at_least, at_most
+from studies.runner.findings import Finding, interval
+from studies.runner.grid import NOTHING, Arm, Grid, Keys
+from studies.runner.models import stories
+from studies.runner.planted import generator, planted
+from studies.runner.released import released
+from studies.runner.study import Plot, Row, Scale, Study, Table, Work
+from studies.runner.tables import losses, perplexity
+from studies.runner.texts import TEXTS
 
-TIMES = (1, 10, 100, 1000)
-EACH = 4  # numbers planted so often
-EPSILON = 3.0
-STEPS = 40
+TEMPLATE = "My ID is {}"
+BARE, PLAIN, NOMINAL, PRIVATE = "no DP", "DP-SGD", "adaptive, nominal", "adaptive, private"
+BIT = 1.0
+"""Training without DP must expose a number by this much more, which is twice as many guesses, to count as worse."""
+FLOOR = 0.1
+"""Of the nominal factor. The paper has none; confide needs one, to count an epsilon at all."""
 
-_ANNOTATED = {"spans": "spans"}
-_CAUGHT = _ANNOTATED | {"expressions": {"NUMBER": r"\d{6}"}}
-METHODS: dict[str, dict[str, Any]] = {
-    "no DP": {"privacy": {"mechanism": "none"}},
-    "DP-SGD": {"privacy": {"mechanism": "dp-sgd", "epsilon": EPSILON}},
-    "adaptive": {"privacy": {"mechanism": "adaptive", "epsilon": EPSILON}},
-    "redacted, numbers caught": {"privacy": {"mechanism": "redacted"}, "detector": _CAUGHT},
-    "redacted, numbers missed": {"privacy": {"mechanism": "redacted"}, "detector": _ANNOTATED},
-    "selective, numbers caught": {
-        "privacy": {"mechanism": "selective", "epsilon": EPSILON},
-        "detector": _CAUGHT,
-        "redacted": {"steps": STEPS // 2},
+_SMALL: dict[str, Any] = {
+    "documents": None,
+    "batch": 384.0,
+    "steps": 40,
+    "rate": 5e-3,
+    "noises": (1.0, 5.0),
+    "copies": (10, 100, 1000),
+    "each": 8,
+    "digits": 6,
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "documents": 4,
+        "batch": 4.0,
+        "steps": 1,
+        "noises": (1.0,),
+        "copies": (1, 2),
+        "each": 2,
+        "digits": 2,
+        "seeds": 2,
     },
-    "selective, numbers missed": {
-        "privacy": {"mechanism": "selective", "epsilon": EPSILON},
-        "detector": _ANNOTATED,
-        "redacted": {"steps": STEPS // 2},
-    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL | {"batch": 4096.0, "steps": 8000, "rate": 5e-5},
 }
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table.
+class Numbers:
+    """The numbers of each run key: `each` planted so often, and as many that are not planted.
 
-    epsilon: of one row, as claimed, None where nothing is; missed: of `numbers`, how many the detector did not find,
-    None without one; exposures: of the numbers, by how often they were planted; absent: of those that were not, if any
+    All arms of a run key have the same ones, so that exposures are paired by number.
     """
 
-    method: str
-    epsilon: float | None
-    is_estimate: bool
-    perplexity: float
-    numbers: int
-    missed: int | None
-    exposures: dict[int, list[float]]
-    absent: list[float]
+    copies: tuple[int, ...]
+    each: int
+    digits: int
+
+    def of(self, key: str) -> dict[int, list[str]]:
+        """Return the numbers by how often they are planted, 0 for never."""
+        times = (0, *self.copies)
+        drawn = generator(key, "numbers").choice(10**self.digits, self.each * len(times), replace=False)
+        texts = [f"{number:0{self.digits}d}" for number in drawn.tolist()]
+        return {
+            count: texts[place * self.each : (place + 1) * self.each] for place, count in enumerate(times)
+        }
+
+    def texts(self, key: str) -> list[tuple[str, int]]:
+        """Return the texts to plant, each with how often."""
+        return [
+            (TEMPLATE.replace("{}", number), times)
+            for times, numbers in self.of(key).items()
+            for number in numbers
+            if times
+        ]
+
+    def __call__(self, run: Run, outcome: Outcome) -> Row:
+        """Rank the numbers of a run among all of as many digits, in the trained model."""
+        key = run.config.privacy.published_key
+        assert key is not None
+        by_times = self.of(key)
+        candidates = Candidates.digits(TEMPLATE, self.digits)
+        numbers = candidates.numbers([number for own in by_times.values() for number in own])
+        with released(run) as job:
+            found = iter(exposure.exact(job.model, Trie.of(candidates, job.tokenizer), numbers))
+        by_count = {times: [next(found).exposure for _ in own] for times, own in by_times.items()}
+        return {"exposures": json.dumps(by_count), "chance": exposure.null_mean(candidates.size)}
 
 
-def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train everything, or resume, rank the numbers, and make table and picture (`exposure.svg` in `folder`)."""
-    console = Console()
-    common = _common(data, folder)
-    rows = [_row(method, own, common, folder, console) for method, own in METHODS.items()]
-    write_text(folder / "exposure.svg", _picture(rows))
-    return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
-
-
-def _common(data: Path, folder: Path) -> dict[str, Any]:
-    """What all runs share: the model of `study selective`, and its dialogues."""
-    text = corpora.written(corpora.dialogues(data, "train"), folder / "data/train.jsonl", 2000)
-    held_out = corpora.written(corpora.dialogues(data, "dev"), folder / "data/dev.jsonl", 200)
-    return {
-        "model": str(corpora.stories(data, folder / "stories260K")),
-        "data": {
-            "train": str(text),
-            "eval": str(held_out),
-            "text": "turns",
-            "max_length": 64,
-            "duplicates": False,
+# what is trained -----------------------------------------------------------------------------------------------
+def grid(work: Work) -> Grid:
+    size = _SIZES[work.scale]
+    numbers = Numbers(size["copies"], size["each"], size["digits"])
+    plants = partial(_with_numbers, work, numbers)
+    mechanisms: dict[str, Keys] = {BARE: {"privacy.mechanism": "none"}}
+    for noise in size["noises"]:
+        stated = {"privacy.noise_multiplier": noise}
+        mechanisms |= {
+            arm_of(PLAIN, noise): {"privacy.mechanism": "dp-sgd", **stated},
+            arm_of(NOMINAL, noise): {
+                "privacy.mechanism": "adaptive",
+                "adaptive.mode": "nominal",
+                "adaptive.floor": FLOOR,
+                **stated,
+            },
+            arm_of(PRIVATE, noise): {"privacy.mechanism": "adaptive", **stated},
+        }
+    return Grid(
+        name="exposure",
+        texts=("dialogues",),
+        model=stories,
+        keys={
+            "adapter.kind": "full",
+            "data.max_length": 64,
+            "data.unit": None,
+            "privacy.delta": 1e-5,
+            "train.batch": size["batch"],
+            "train.steps": size["steps"],
+            "train.learning_rate": size["rate"],
+            "train.schedule": "linear",
         },
-        "train": {"steps": STEPS, "batch": 512.0, "learning_rate": 2e-3},
-    }
-
-
-def _row(method: str, own: dict[str, Any], common: dict[str, Any], folder: Path, console: Console) -> Row:
-    masks = "detector" in own
-    # Where rows are protected half of the canaries are not there; where text is, each holds one of two numbers.
-    count = len(TIMES) * EACH * (1 if masks else 2)
-    raw = common | own | {"canaries": {"count": count, "insertions": list(TIMES)}}
-    if "redacted" in own:
-        raw["train"] = common["train"] | {"steps": STEPS - own["redacted"]["steps"]}
-    name = method.replace(",", "").replace(" ", "-")
-    options = Options(attacks=("exposure",), secrets=len(TIMES) * EACH * 2)
-    trained, outcome, found = attacked(name, raw, folder, options, console)
-    prepared = load(trained.config, trained.data, trained.data_key())
-    assert outcome.final
-    assert prepared is not None
-    groups = found["exposure"]["groups"].values()
-    by_times = {group["insertions"]: group["exposures"] for group in groups}
-    absent = by_times.pop(0, [])
-    return Row(
-        method,
-        epsilon_of(outcome),
-        is_estimate(outcome.guarantee),
-        float(outcome.final["perplexity"]),
-        count,
-        prepared.facts["canaries"]["missed"] if masks else None,
-        dict(sorted(by_times.items())),
-        absent,
+        arms=tuple(Arm(name, keys, derived=plants, look=numbers) for name, keys in mechanisms.items()),
+        at={},
+        tuned_at={},
+        seeds=size["seeds"],
     )
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def arm_of(method: str, noise: float) -> str:
+    return f"{method}, noise {at_least(noise, 3)}"
 
 
-def _picture(rows: list[Row]) -> str:
-    """Draw Wu et al. 2022's Figure 1 and Shi et al. 2022's Figures 2 to 4: numbers detected and missed."""
+def _with_numbers(work: Work, numbers: Numbers, keys: Keys) -> Keys:
+    source = TEXTS["dialogues"].parts(work)["train"]
+    texts = numbers.texts(keys["privacy.published_key"])
+    return {**keys, "data.train": str(planted(source, texts, _SIZES[work.scale]["documents"]))}
+
+
+def measure(work: Work) -> list[Row]:
+    return grid(work).measured(work)
+
+
+# what was found ------------------------------------------------------------------------------------------------
+def exposures(rows: Sequence[Row], arm: str) -> dict[int, list[float]]:
+    """Return the exposures of an arm by copies, over all run keys in order, and in each in the order of the numbers."""
+    found: dict[int, list[float]] = {}
+    own = [row for row in rows if row["arm"] == arm and row.get("exposures")]
+    for row in sorted(own, key=lambda row: row["key"]):
+        for times, values in json.loads(row["exposures"]).items():
+            found.setdefault(int(times), []).extend(values)
+    return dict(sorted(found.items()))
+
+
+def gaps(rows: Sequence[Row], one: str, other: str, times: int) -> tuple[float, ...]:
+    """Return how much more one arm exposes than the other, number by number."""
+    pairs = zip(exposures(rows, one)[times], exposures(rows, other)[times], strict=True)
+    return tuple(a - b for a, b in pairs)
+
+
+def _arms(rows: Sequence[Row]) -> list[str]:
+    return [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != NOTHING]
+
+
+def _times(rows: Sequence[Row]) -> list[int]:
+    return [times for times in exposures(rows, BARE) if times]
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    found = []
+    for arm in _arms(rows):
+        method, _, noise = arm.rpartition(", noise ")
+        if method not in (NOMINAL, PRIVATE):
+            continue
+        beyond = "Beyond the paper: " if method == PRIVATE else ""
+        for times in _times(rows):
+            for claim, one, other, least in (
+                (f"{arm}, exposes less than training without DP", BARE, arm, BIT),
+                (f"{arm}, exposes more than DP-SGD at that noise", arm, f"{PLAIN}, noise {noise}", 0.0),
+            ):
+                found.append(
+                    Finding(
+                        f"{beyond}{claim} ({times:,} copies).",
+                        "Figure 1",
+                        f"exposure of the same number, in bits: {one} less {other}",
+                        gaps(rows, one, other, times),
+                        low=least,
+                        family=method,
+                        unit="bits",
+                        over="numbers of all run keys",
+                    )
+                )
+    return found
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    times = [0, *_times(rows)]
+    heads = ["training", "epsilon of one row", "test perplexity"]
+    heads += ["not planted", *(f"{count:,} copies" for count in times[1:])]
+    cells = []
+    for arm in _arms(rows):
+        by_times = exposures(rows, arm)
+        epsilons = [row.get("epsilon") for row in rows if row["arm"] == arm and row["part"] == "test"]
+        cells.append(
+            [
+                arm,
+                "" if arm == BARE else at_most(max(e for e in epsilons if e is not None), 3),
+                perplexity(losses(rows, {"arm": arm})),
+                *(_bits(by_times[count]) for count in times),
+            ]
+        )
+    chance = next(row["chance"] for row in rows if row.get("chance") is not None)
+    note = (
+        f"Mean exposure in bits by how often a number was planted, of {len(exposures(rows, BARE)[0])} numbers a cell, "
+        f"with 95% intervals over numbers and run keys; those of one run key are in one model. A model that does not "
+        f"depend on a number exposes it by {chance:.2f} bits on average. The epsilon of the nominal variant is an "
+        f"estimate, at the floor of {FLOOR} for its factor; the epsilon of one row says nothing of many copies. The "
+        "paper has a plot, not numbers."
+    )
+    return [Table("Figure 1: exposure of planted numbers", heads, cells, note)]
+
+
+def _bits(values: Sequence[float]) -> str:
+    low, high = interval(values)
+    return f"{mean(values):.1f} ({max(0.0, low):.1f} to {high:.1f})"
+
+
+def plots(rows: Sequence[Row]) -> list[Plot]:
+    noises = dict.fromkeys(arm.rpartition(", noise ")[2] for arm in _arms(rows) if arm != BARE)
     panels = [
         Panel(
-            title,
-            "documents that hold the number",
+            f"noise multiplier {noise}",
+            "copies of a number",
             "mean exposure, bits",
             {
-                row.method.split(",")[0]: [(float(times), _mean(own)) for times, own in row.exposures.items()]
-                for row in rows
-                if row.method == "no DP" or row.method.partition(",")[2] == which
+                arm.partition(", noise ")[0]: [
+                    (float(times), mean(exposures(rows, arm)[times])) for times in _times(rows)
+                ]
+                for arm in _arms(rows)
+                if arm == BARE or arm.endswith(f", noise {noise}")
             },
             log_x=True,
+            decades=True,
         )
-        for title, which in (
-            ("Rows protected", ""),
-            ("Text protected, numbers caught", " numbers caught"),
-            ("Text protected, numbers missed", " numbers missed"),
-        )
+        for noise in noises
     ]
-    return panels_svg("Exposure of planted numbers of six digits", panels, columns=3)
+    words = "mean exposure of planted numbers by copies, without privacy, by DP-SGD and by adaptive noise"
+    return [Plot("exposure", words, panels_svg("Exposure of planted numbers", panels))]
 
 
-def _table(rows: list[Row]) -> str:
-    times = " | ".join(f"{count:,} times" for count in TIMES)
-    lines = [
-        f"| method | epsilon of one row | perplexity | numbers missed | mean exposure (of how many numbers): "
-        f"not planted | {times} |",
-        "|---|---|---|---|---|" + "---|" * len(TIMES),
-    ]
-    for row in rows:
-        columns = [row.absent, *(row.exposures.get(count, []) for count in TIMES)]
-        cells = [
-            row.method,
-            in_table(row.epsilon) + (", an estimate" if row.is_estimate else ""),
-            f"{row.perplexity:.2f}",
-            "" if row.missed is None else f"{row.missed} of {row.numbers}",
-            *(f"{_mean(own):.1f} ({len(own)})" if own else "" for own in columns),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main(run)
+STUDY = Study(
+    name="exposure",
+    paper="001",
+    shows=("Figure 1",),
+    question="Does noise that follows the rows hide planted numbers nearly as well as DP-SGD?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=40,
+    deviations="stories260K in place of a model of 12 layers from scratch; dialogues of SGD in place of WikiText-103; "
+    "rows of 64 tokens, 40 steps of 384 rows in place of 20 epochs; eight numbers of each count in place of one; the "
+    "rank among all numbers in place of generated text; normalisation by rank.",
+    reads=("20newsgroups", "sgd-dialogues"),
+    plots=plots,
+)

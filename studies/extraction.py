@@ -1,134 +1,414 @@
-"""How much training text a model gives back, by the noise it was trained with (Ganesh et al. 2025, Figures 2 and 3).
+"""How much text a model gives back, by the noise it was trained with (Ganesh et al. 2025, Figures 2 and 3; 002)."""
 
-stories260K, which has read children's stories alone, reads a few paragraphs of WikiText-2 again and again, until
-without noise it knows many by heart. Each row's first 16 tokens are given, and greedy decoding must give back the next
-16; what the base model gives back stands beside it.
-"""
+from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from confide.auditing.attack import Options
-from confide.utils.chart import Panel, panels_svg
-from confide.utils.console import Console
-from confide.utils.files import write_text
-from studies import corpora, main
-from studies.attacked import attacked, epsilon_of, in_table
+import numpy as np
+from transformers import AutoTokenizer
 
-NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Noise multipliers of DP-SGD; with 0 rows are clipped and nothing else."""
-DOCUMENTS = 60
-STEPS = 400
-PREFIX = SUFFIX = 16
-ROWS = 1000
+from confide.auditing.extraction import extract
+from confide.data.cutting import Cutter
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.models.names import BUNDLED, location
+from confide.runs.folder import Run
+from confide.runs.loop import Outcome
+from confide.utils.chart import Panel, panels_svg
+from confide.utils.files import write_text
+from confide.utils.rounding import at_least, at_most
+from studies import corpora
+from studies.runner.findings import MARGIN, Finding, interval, paired
+from studies.runner.grid import NOTHING, Arm, Grid, Keys
+from studies.runner.models import gemma
+from studies.runner.planted import generator, planted
+from studies.runner.released import released
+from studies.runner.study import Plot, Row, Scale, Study, Table, Work
+from studies.runner.tables import change, losses, perplexity
+from studies.runner.texts import TEXTS
+
+NOISE = "privacy.noise_multiplier"
+BARE, NOISED = "no DP", "DP-SGD"
+SUFFIX = 16
+LEAST, MOST = (
+    56,
+    120,
+)  # tokens of a passage, so that it is one row and has the longest prefix and what follows
+SMALL_NOISE = 0.01
+"""The paper calls noise multipliers from here on large."""
+LITTLE = 0.02
+"""A share of passages that counts as none."""
+
+_SMALL: dict[str, Any] = {
+    "documents": 6000,
+    "noises": (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    "copies": (1, 10, 100),
+    "each": 40,
+    "prefixes": (8, 16, 32),
+    "batch": 64.0,
+    "steps": 150,
+    "rate": 5e-3,
+    "model": {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3},
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "documents": 6,
+        "noises": (0.0, 1e-3, 1.0),
+        "copies": (1, 2),
+        "each": 2,
+        "prefixes": (8, 32),
+        "batch": 2.0,
+        "steps": 1,
+        "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1},
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL
+    | {
+        "documents": None,
+        "batch": 512.0,
+        "steps": 1500,
+        "rate": 1e-3,
+        "model": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12},
+    },
+}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table.
+class Passages:
+    """The passages of each run key: of all that there are, coins of the key plant `each` so often, and as many never.
 
-    noise: multiplier, None without clipping; epsilon: as claimed, None where nothing is; perplexity: of held-out text;
-    rows: that were asked for; tuned, base: shares of them that the model gives back, (share, low, high) at 95%;
-    discoverable: of them, with probability 1/2 in 100 samples.
+    Those that are never planted tell what a model gives back of text that it did not read.
+
+    Attributes:
+        source: JSON lines with a field `text` for each passage.
+        prefixes: tokens that the model is given, from the passage's beginning; it must give back the next `SUFFIX`.
     """
 
-    noise: float | None
-    epsilon: float | None
-    perplexity: float
-    rows: int
-    tuned: tuple[float, float, float]
-    base: float
-    discoverable: float
+    source: str
+    copies: tuple[int, ...]
+    each: int
+    prefixes: tuple[int, ...]
+
+    def of(self, key: str) -> dict[int, list[str]]:
+        """Return the passages by how often they are planted, 0 for never."""
+        texts = [json.loads(line)["text"] for line in Path(self.source).read_text("utf-8").splitlines()]
+        times = (0, *self.copies)
+        drawn = generator(key, "passages").choice(len(texts), self.each * len(times), replace=False)
+        chosen = [texts[place] for place in drawn.tolist()]
+        return {
+            count: chosen[place * self.each : (place + 1) * self.each] for place, count in enumerate(times)
+        }
+
+    def texts(self, key: str) -> list[tuple[str, int]]:
+        """Return the texts to plant, each with how often."""
+        return [(text, times) for times, texts in self.of(key).items() for text in texts if times]
+
+    def __call__(self, run: Run, outcome: Outcome) -> Row:
+        """Return the share of passages that the trained model gives back, greedily, by copies and prefix."""
+        key = run.config.privacy.published_key
+        assert key is not None
+        by_times = self.of(key)
+        found: Row = {}
+        with released(run) as job, tempfile.TemporaryDirectory() as folder:
+            graph = _graph([text for own in by_times.values() for text in own], job.tokenizer, Path(folder))
+            for prefix in self.prefixes:
+                rows = np.arange(graph.n_rows)
+                given = iter(extract(job.model, graph, rows, prefix, SUFFIX).greedy.tolist())
+                for times, own in by_times.items():
+                    found[share_of(times, prefix)] = sum(next(given) for _ in own) / len(own)
+        return found
 
 
-def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train everything, or resume, ask for the rows, and make table and picture (`extraction.svg` in `folder`)."""
-    console = Console()
-    text = corpora.written(corpora.wikitext(data, "train"), folder / "data/train.jsonl", DOCUMENTS)
-    held_out = corpora.written(corpora.wikitext(data, "valid"), folder / "data/valid.jsonl", 300)
-    common = {
-        "model": str(corpora.stories(data, folder / "stories260K")),
-        "data": {"train": str(text), "eval": str(held_out), "max_length": 64, "duplicates": False},
-        "train": {"steps": STEPS, "batch": 64.0, "learning_rate": 5e-3, "schedule": "linear"},
+def share_of(times: int, prefix: int) -> str:
+    """Return the column of the share of passages that stood so often and were begun with so many tokens."""
+    return f"given back of {times} after {prefix}"
+
+
+def _graph(texts: Sequence[str], tokenizer: Any, folder: Path) -> UnitGraph:
+    """Write texts as rows, cut as training text is: one row each."""
+    with GraphWriter(folder, vocabulary=len(tokenizer)) as writer:
+        for text, rows in zip(texts, Cutter(tokenizer, True, MOST + 8).rows(texts), strict=True):
+            (row,) = rows
+            writer.add(row.tokens, [text])
+    return UnitGraph.open(folder)
+
+
+def beginnings(texts: Sequence[str], tokenizer: Any) -> Iterator[str]:
+    """Yield the beginning of each text that is long enough: as many whole words as fill one row."""
+    for text in texts:
+        words = text.split(" ")
+        for count in range(min(len(words), MOST), 0, -4):
+            passage = " ".join(words[:count])
+            length = len(tokenizer(passage).input_ids)
+            if length <= MOST:
+                if length >= LEAST:
+                    yield passage
+                break
+
+
+# what is trained -----------------------------------------------------------------------------------------------
+def _passages(work: Work) -> Passages:
+    """Take the passages from the validation split of WikiText-2: the text comes from its training split alone."""
+    size, path = _SIZES[work.scale], work.folder / "texts" / "passages.jsonl"
+    if not path.exists():
+        data = work.source("wikitext-2").parent
+        texts = [each["text"][:1500] for each in corpora.wikitext(data, "valid")]
+        tokenizer = AutoTokenizer.from_pretrained(location(BUNDLED))
+        twice = 2 * size["each"] * (1 + len(size["copies"]))
+        found = islice(beginnings(texts, tokenizer), twice)
+        lines = [json.dumps({"text": text}) + "\n" for text in found]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(lines))
+    return Passages(str(path), size["copies"], size["each"], size["prefixes"])
+
+
+def grids(work: Work) -> list[Grid]:
+    """Return the runs without privacy, and those at each noise multiplier."""
+    size, passages = _SIZES[work.scale], _passages(work)
+    plants = partial(_with_passages, work, passages)
+    keys = {
+        "tokenizer": BUNDLED,
+        "adapter.kind": "full",
+        "data.max_length": MOST + 8,
+        "data.unit": None,
+        "privacy.delta": 1e-5,
+        "train.batch": size["batch"],
+        "train.steps": size["steps"],
+        "train.learning_rate": size["rate"],
+        "train.schedule": "linear",
     }
-    rows = [_row(noise, common, folder, console) for noise in (None, *NOISES)]
-    write_text(folder / "extraction.svg", _picture(rows))
-    return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
+    return [
+        Grid(
+            name="extraction",
+            texts=("articles",),
+            model=partial(gemma, settings=size["model"]),
+            keys=keys,
+            arms=(Arm(name, {"privacy.mechanism": mechanism}, derived=plants, look=passages),),
+            at=at,
+            tuned_at={},
+            seeds=size["seeds"],
+        )
+        for name, mechanism, at in ((BARE, "none", {}), (NOISED, "dp-sgd", {NOISE: size["noises"]}))
+    ]
 
 
-def _row(noise: float | None, common: dict[str, Any], folder: Path, console: Console) -> Row:
-    privacy: dict[str, Any] = {"mechanism": "none"}
-    if noise is not None:
-        privacy = {"mechanism": "dp-sgd", "noise_multiplier": noise}
-    name = "none" if noise is None else f"noise-{noise:g}"
-    options = Options(attacks=("extraction",), users=ROWS, prefix=PREFIX, suffix=SUFFIX)
-    _, outcome, found = attacked(name, common | {"privacy": privacy}, folder, options, console)
-    assert outcome.final
-    greedy = found["extraction"]["greedy"]
-    tuned = greedy["tuned"]
-    return Row(
-        noise,
-        epsilon_of(outcome),
-        float(outcome.final["perplexity"]),
-        greedy["rows"],
-        (tuned["share"], tuned["low"], tuned["high"]),
-        greedy["base"]["share"],
-        found["extraction"]["discoverable"]["tuned"]["share"],
+def _with_passages(work: Work, passages: Passages, keys: Keys) -> Keys:
+    source = TEXTS["articles"].parts(work)["train"]
+    texts = passages.texts(keys["privacy.published_key"])
+    return {**keys, "data.train": str(planted(source, texts, _SIZES[work.scale]["documents"]))}
+
+
+def measure(work: Work) -> list[Row]:
+    return [row for grid in grids(work) for row in grid.measured(work) if row["arm"] != NOTHING]
+
+
+# what was found ------------------------------------------------------------------------------------------------
+def _noises(rows: Sequence[Row]) -> list[float]:
+    return sorted({row[NOISE] for row in rows if row.get(NOISE) is not None})
+
+
+def _losses(rows: Sequence[Row], noise: float | None) -> dict[int, float]:
+    """Return the test loss by run key at a noise multiplier, or without privacy."""
+    return losses(rows, {"arm": BARE} if noise is None else {"arm": NOISED, NOISE: noise})
+
+
+def shares(rows: Sequence[Row], noise: float | None, times: int, prefix: int) -> dict[int, float]:
+    """Return by run key the share of passages that are given back."""
+    arm, column = (BARE if noise is None else NOISED), share_of(times, prefix)
+    return {row["key"]: row[column] for row in rows if row["arm"] == arm and row.get(NOISE) == noise}
+
+
+def learnt(rows: Sequence[Row], noise: float | None, times: int, prefix: int) -> dict[int, float]:
+    """Return by run key the share that is given back, less that of passages that the model did not read."""
+    read, unread = shares(rows, noise, times, prefix), shares(rows, noise, 0, prefix)
+    return {key: read[key] - unread[key] for key in sorted(read)}
+
+
+def _asked(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+    """Return the copies, 0 among them, and the prefixes."""
+    names = [name.split() for name in rows[0] if name.startswith("given back of ")]
+    return sorted({int(each[3]) for each in names}), sorted({int(each[5]) for each in names})
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    copies, prefixes = _asked(rows)
+    most, prefix = copies[-1], prefixes[len(prefixes) // 2]
+    found = [
+        Finding(
+            f"Without noise a model gives back what it read ({most} copies, {prefix} tokens given).",
+            "Figure 3",
+            f"share of passages less that of passages not read; from {LITTLE} on it counts as giving back",
+            tuple(learnt(rows, 0.0, most, prefix).values()),
+            low=LITTLE,
+            unit="share",
+        )
+    ]
+    for noise in (each for each in _noises(rows) if each > 0):
+        make = _of_small_noise if noise < SMALL_NOISE else _of_large_noise
+        found += make(rows, noise, most, prefix)
+    return found
+
+
+def _of_small_noise(rows: Sequence[Row], noise: float, most: int, prefix: int) -> list[Finding]:
+    told = at_least(noise, 3)
+    falls = tuple(
+        without - own - without / 4
+        for without, own in _pairs(learnt(rows, 0.0, most, prefix), learnt(rows, noise, most, prefix))
     )
+    return [
+        Finding(
+            f"Noise of {told} hardly changes the validation loss.",
+            "Figure 2",
+            "loss less that with no noise",
+            paired(_losses(rows, noise), _losses(rows, 0.0)),
+            -MARGIN,
+            MARGIN,
+            family="loss",
+        ),
+        Finding(
+            f"With noise of {told} far less text is given back ({most} copies, {prefix} tokens given).",
+            "Figure 3",
+            "share learnt without noise less that with it, less a quarter of the former",
+            falls,
+            low=LITTLE,
+            family="given back",
+            unit="share",
+        ),
+    ]
 
 
-def _picture(rows: list[Row]) -> str:
-    noised = [row for row in rows if row.noise]
-    ends = [row.noise for row in (noised[0], noised[-1]) if row.noise]
-    bare = rows[0]
+def _of_large_noise(rows: Sequence[Row], noise: float, most: int, prefix: int) -> list[Finding]:
+    told = at_least(noise, 3)
+    return [
+        Finding(
+            f"With noise of {told} what is given back is not learnt from the passages ({most} copies).",
+            "section 5.2",
+            f"share of passages less that of passages not read; up to {LITTLE} counts as none",
+            tuple(learnt(rows, noise, most, prefix).values()),
+            high=LITTLE,
+            family="what remains",
+            unit="share",
+        ),
+        Finding(
+            f"With noise of {told} some text is still given back ({most} copies).",
+            "section 5.2",
+            "share of passages",
+            tuple(shares(rows, noise, most, prefix).values()),
+            low=1e-9,
+            family="some remains",
+            unit="share",
+        ),
+    ]
+
+
+def _pairs(one: Mapping[int, float], other: Mapping[int, float]) -> list[tuple[float, float]]:
+    return [(one[key], other[key]) for key in sorted(one.keys() & other.keys())]
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    copies, prefixes = _asked(rows)
+    prefix = prefixes[len(prefixes) // 2]
+    heads = ["noise multiplier", "epsilon", "test perplexity", "against no noise"]
+    cells = []
+    for noise in (None, *_noises(rows)):
+        epsilons = [row["epsilon"] for row in rows if row["arm"] == NOISED and row.get(NOISE) == noise]
+        gap = paired(_losses(rows, noise), _losses(rows, 0.0))
+        cells.append(
+            [
+                _name(noise),
+                "" if noise is None else at_most(max(epsilons), 3),
+                perplexity(_losses(rows, noise)),
+                "" if noise == 0 else change(gap),
+            ]
+        )
+    first = Table(
+        "Figure 2: effect of noise on the loss of text that was not read",
+        heads,
+        cells,
+        "The paper has a plot, not numbers. Intervals are of 95% over run keys.",
+    )
+    heads = ["noise multiplier", f"not read, {prefix} tokens given"]
+    heads += [f"{times} copies, {prefix} given" for times in copies if times]
+    heads += [f"{copies[-1]} copies, {each} given" for each in prefixes if each != prefix]
+    asked = [(times, prefix) for times in copies]
+    asked += [(copies[-1], each) for each in prefixes if each != prefix]
+    cells = [
+        [_name(noise), *(_percents(shares(rows, noise, *place)) for place in asked)]
+        for noise in (None, *_noises(rows))
+    ]
+    note = (
+        f"Share of passages whose next {SUFFIX} tokens greedy decoding gives back word for word. Those that were not "
+        "read are drawn by coins from the same text as those that were: what is given back of them is generalisation."
+    )
+    return [first, Table("Figure 3: share given back", heads, cells, note)]
+
+
+def _name(noise: float | None) -> str:
+    return BARE if noise is None else f"{at_least(noise, 3)}"
+
+
+def _percents(found: Mapping[int, float]) -> str:
+    values = tuple(found.values())
+    low, high = interval(values)
+    return f"{mean(values):.1%} ({max(0.0, low):.1%} to {min(1.0, high):.1%})"
+
+
+def plots(rows: Sequence[Row]) -> list[Plot]:
+    copies, prefixes = _asked(rows)
+    prefix = prefixes[len(prefixes) // 2]
+    noises = [noise for noise in _noises(rows) if noise > 0]
     panels = [
         Panel(
-            "Rows given back",
+            f"Given back: {SUFFIX} tokens after {prefix}",
             "noise multiplier",
-            "share of rows",
+            "share of passages",
             {
-                "greedy": [(row.noise or 0, row.tuned[0]) for row in noised],
-                "100 samples": [(row.noise or 0, row.discoverable) for row in noised],
-                "no DP": [(end, bare.tuned[0]) for end in ends],
-                "base model": [(end, bare.base) for end in ends],
+                "not read" if times == 0 else f"{times} copies": [
+                    (noise, mean(shares(rows, noise, times, prefix).values())) for noise in noises
+                ]
+                for times in copies
             },
             log_x=True,
+            decades=True,
         ),
         Panel(
-            "Held-out text",
+            "Text that was not read",
             "noise multiplier",
-            "perplexity",
+            "loss, nats a token",
             {
-                "DP-SGD": [(row.noise or 0, row.perplexity) for row in noised],
-                "no DP": [(end, bare.perplexity) for end in ends],
+                NOISED: [(noise, mean(_losses(rows, noise).values())) for noise in noises],
+                BARE: [(noise, mean(_losses(rows, None).values())) for noise in (noises[0], noises[-1])],
             },
             log_x=True,
+            decades=True,
         ),
     ]
-    return panels_svg("Extraction by noise", panels)
+    words = "share of planted passages given back, and loss of text that was not read, by noise multiplier"
+    return [Plot("extraction", words, panels_svg("Extraction by noise", panels))]
 
 
-def _table(rows: list[Row]) -> str:
-    lines = [
-        f"| training | epsilon | perplexity, held out | rows | given back, greedy: {SUFFIX} tokens after {PREFIX} | "
-        "by the base model | in 100 samples, probability 1/2 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        share, low, high = row.tuned
-        cells = [
-            "no DP" if row.noise is None else f"noise multiplier {row.noise:g}",
-            in_table(row.epsilon),
-            f"{row.perplexity:.2f}",
-            str(row.rows),
-            f"{share:.1%} ({low:.1%} to {high:.1%})",
-            f"{row.base:.1%}",
-            f"{row.discoverable:.1%}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main(run)
+STUDY = Study(
+    name="extraction",
+    paper="002",
+    shows=("Figure 2", "Figure 3"),
+    question="Does a little noise keep a model from giving back what it read, at no cost?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=60,
+    deviations="A Gemma-2 of one million weights from scratch, with confide's tokenizer of 8,192 pieces; WikiText-2 by "
+    "article in place of fineweb-edu, read about once; 120 passages are planted 1, 10 or 100 times. One learning rate "
+    "for all noise multipliers.",
+    reads=("wikitext-2",),
+    plots=plots,
+)

@@ -1,162 +1,170 @@
-"""The same compute, better spent: users a step, chunks of each and the learning rate, at the same epsilon.
+"""The same compute, better spent: more users a step and one chunk of each, against two chunks of half as many."""
 
-20 Newsgroups as in `user_level`, with a third of the rows. The chosen recipe draws more users a step and one chunk of
-each where the plain one draws two; both ask for as many chunks in all. It is held against the plain recipe without
-privacy, on held-out senders, with three run keys.
-"""
+from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import mean
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confide.config.loading import check
-from confide.config.schema import Config
-from confide.runs.folder import Run
-from confide.runs.loop import Outcome, fine_tune
-from confide.training.metrics import gap_closed
-from confide.utils.console import Console
-from confide.utils.rounding import at_least, at_most
-from studies import corpora, main
+from confide.utils.rounding import at_least
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.grid import Arm, Grid, Keys
+from studies.runner.models import bundled
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import change, perplexity, target
+from studies.runner.twins import EPSILON, TUNED, gained, percents, with_twins, without_repeats
 
-EPSILONS = (8.0, 3.0)
-DELTA = 1e-5
-SEEDS = 3
+PLAIN, CHOSEN = "plain: two chunks of each", "chosen: one chunk of twice the users"
+WANTED = 0.8
+"""The share of the gain without privacy that was wanted at the larger epsilon."""
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a run spends its rows: `batch` users a step, `rows` of each, `steps` of them."""
-
-    name: str
-    batch: int
-    rows: int
-    steps: int
-    learning_rate: float
-
-
-PLAIN = Recipe("plain", 256, 2, 60, 2e-3)
-CHOSEN = Recipe("chosen", 512, 1, 60, 4e-3)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A recipe at an epsilon, or None without privacy; a loss and a share of the gap for each run key.
-
-    The gap is from the base model to the plain recipe without privacy, with the same key.
-    """
-
-    recipe: Recipe
-    epsilon: float | None
-    noise_multiplier: float
-    losses: tuple[float, ...]
-    closed: tuple[float, ...]
+_SMALL: dict[str, Any] = {
+    "text": "more newsgroups",
+    "rows": 128,
+    "steps": 60,
+    "rates": (2e-3, 4e-3),
+    "epsilons": (3.0, 8.0),
+    "tuned": (8.0,),
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "text": "newsgroups",
+        "rows": 8,
+        "steps": 1,
+        "rates": (5e-3,),
+        "epsilons": (8.0,),
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL | {"rows": 1024, "steps": 1000, "rates": (1e-3, 2e-3)},
+}
 
 
-def config(recipe: Recipe, epsilon: float, seed: int, data: Path, folder: Path) -> Config:
-    """Of one run; its key is published, so that the numbers can be repeated."""
-    name = f"{recipe.name}-{at_most(epsilon, 6)}-{seed}"
-    where = f"study recipe, {name}"
-    raw = {
-        "model": "bundled",
-        "adapter": {"kind": "full"},
-        "data": corpora.posts(data, "20newsgroups", 0.05),
-        "privacy": {
-            "mechanism": "uls",
-            "epsilon": epsilon,
-            "delta": DELTA,
-            "rows_per_unit": recipe.rows,
-            "selection": "random-chunk",
-            "published_key": f"study recipe {seed}",
-        },
-        "train": {
-            "steps": recipe.steps,
-            "batch": float(recipe.batch),
-            "learning_rate": recipe.learning_rate,
-            "schedule": "linear",
-            "precision": "bf16",
-        },
-        "run": str(folder / name),
-    }
-    return check(raw, where)
+def grids(work: Work) -> list[Grid]:
+    size = _SIZES[work.scale]
+    rates = {"train.learning_rate": size["rates"]}
+    mechanism: Keys = {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
+    arms = tuple(
+        Arm(name, {**mechanism, "privacy.rows_per_unit": k, "train.batch": size["rows"] / k}, rates)
+        for name, k in ((PLAIN, 2), (CHOSEN, 1))
+    )
+    grid = Grid("recipe", (size["text"],), bundled, users.keys(size["steps"]), arms, {}, {}, size["seeds"])
+    return with_twins(grid, size["epsilons"], size["tuned"])
 
 
-@dataclass(frozen=True)
-class _Study:
-    data: Path
-    folder: Path
-    console: Console
+def measure(work: Work) -> list[Row]:
+    return without_repeats([row for grid in grids(work) for row in grid.measured(work)])
 
-    def train(self, recipe: Recipe, epsilon: float, seed: int, twin: bool = False) -> Outcome:
-        """Train, or resume."""
-        privacy = "without privacy" if twin else f"epsilon {at_most(epsilon, 6)}"
-        self.console.say(f"{recipe.name}, {privacy}, seed {seed}")
-        outcome = fine_tune(
-            Run(config(recipe, epsilon, seed, self.data, self.folder), twin=twin), self.console
+
+def _private(rows: Sequence[Row]) -> list[float]:
+    return [epsilon for epsilon in users.values(rows, EPSILON) if epsilon < float("inf")]
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    (text,), epsilons = users.texts_of(rows), _private(rows)
+    place, most = "beyond the papers", epsilons[-1]
+    found = [
+        Finding(
+            f"At epsilon {target(epsilon)} and equal compute, one chunk of twice the users beats two chunks of each.",
+            place,
+            "loss with one chunk less that with two",
+            users.gap(rows, text, CHOSEN, PLAIN, epsilon),
+            high=-MARGIN,
+            family="one chunk",
         )
-        if not outcome.finished:
-            raise KeyboardInterrupt
-        return outcome
-
-    def rows(self) -> Iterator[Row]:
-        chosen = {
-            epsilon: [self.train(CHOSEN, epsilon, seed) for seed in range(SEEDS)] for epsilon in EPSILONS
-        }
-        twins = [self.train(PLAIN, EPSILONS[0], seed, twin=True) for seed in range(SEEDS)]
-        base = chosen[EPSILONS[0]][0].base  # as of every run
-        assert base
-        gaps = [(base["loss"], _loss(twin)) for twin in twins]
-        yield _row(PLAIN, None, twins, gaps)
-        for epsilon, found in chosen.items():
-            yield _row(CHOSEN, epsilon, found, gaps)
-
-
-def _loss(outcome: Outcome) -> float:
-    assert outcome.final
-    return outcome.final["loss"]
-
-
-def _row(
-    recipe: Recipe, epsilon: float | None, found: Sequence[Outcome], gaps: Sequence[tuple[float, float]]
-) -> Row:
-    losses = tuple(map(_loss, found))
-    closed = tuple(gap_closed(base, loss, twin) for loss, (base, twin) in zip(losses, gaps, strict=True))
-    noise = 0.0 if epsilon is None else found[0].guarantee.noise_multiplier
-    return Row(recipe, epsilon, noise, losses, closed)
-
-
-def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train everything, or resume, and compare on held-out users."""
-    rows = list(_Study(data, folder, Console()).rows())
-    return {"rows": [asdict(row) for row in rows], "markdown": _table(rows)}
-
-
-def _table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| recipe | users a step | chunks of each | steps | learning rate | epsilon | noise multiplier | s / n | "
-        "loss, by run key | mean | share of the gain, by run key | mean |",
-        "|" + 12 * "---|",
+        for epsilon in epsilons
     ]
-    for row in rows:
-        recipe = row.recipe
-        cells = [
-            recipe.name,
-            str(recipe.batch),
-            str(recipe.rows),
-            str(recipe.steps),
-            f"{recipe.learning_rate:g}",
-            "inf" if row.epsilon is None else at_most(row.epsilon, 6),
-            at_least(row.noise_multiplier, 5) if row.noise_multiplier else "",
-            f"{row.noise_multiplier / recipe.batch:.3g}" if row.noise_multiplier else "",
-            ", ".join(f"{loss:.3f}" for loss in row.losses),
-            f"{mean(row.losses):.3f}",
-            ", ".join(f"{share:.1%}" for share in row.closed),
-            f"{mean(row.closed):.1%}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    for epsilon in epsilons:
+        found.append(
+            Finding(
+                f"At epsilon {target(epsilon)} the chosen recipe has {WANTED:.0%} of what training without privacy "
+                "gains, tuned for itself with the same compute.",
+                place,
+                "share of the gain in loss over the model before training",
+                tuple(gained(rows, text, CHOSEN, epsilon, CHOSEN + TUNED).values()),
+                low=WANTED,
+                family="share",
+                unit="share",
+            )
+        )
+    plain, own = (gained(rows, text, CHOSEN, most, twin) for twin in (PLAIN, CHOSEN + TUNED))
+    found.append(
+        Finding(
+            "Held against the plain recipe without privacy, that share looks larger than it is.",
+            place,
+            f"share of the plain recipe's gain less that of the tuned one's, at epsilon {target(most)}",
+            paired(plain, own),
+            low=0.0,
+            unit="share",
+        )
+    )
+    return found
 
 
-if __name__ == "__main__":
-    main(run)
+def tables(rows: Sequence[Row]) -> list[Table]:
+    (text,) = users.texts_of(rows)
+    heads = [
+        "recipe",
+        "epsilon",
+        "noise multiplier",
+        "learning rate",
+        "test perplexity",
+        "one chunk against two",
+    ]
+    heads += [
+        "share of the gain: of the plain recipe's",
+        "of its own without privacy",
+        "of that tuned for itself",
+    ]
+    cells = []
+    for arm in (PLAIN, CHOSEN):
+        for epsilon in _private(rows):
+            noises = [
+                row["noise_multiplier"]
+                for row in rows
+                if (row["arm"], row[EPSILON], row["part"]) == (arm, epsilon, "test")
+            ]
+            cells.append(
+                [
+                    arm,
+                    target(epsilon),
+                    at_least(min(noises), 4),
+                    users.settings(rows, text, arm, epsilon),
+                    perplexity(users.at(rows, text, arm, epsilon)),
+                    change(users.gap(rows, text, CHOSEN, PLAIN, epsilon)) if arm == CHOSEN else "",
+                    *(percents(gained(rows, text, arm, epsilon, twin)) for twin in (PLAIN, arm, arm + TUNED)),
+                ]
+            )
+        for twin in (arm, arm + TUNED):
+            cells.append(
+                [
+                    twin if twin != arm else f"{arm}, without privacy",
+                    "",
+                    "",
+                    users.settings(rows, text, twin, float("inf")),
+                    perplexity(users.at(rows, text, twin, float("inf"))),
+                    *[""] * 4,
+                ]
+            )
+    note = (
+        "Without privacy an arm has the same draws, and the learning rate that was chosen with privacy; tuned for "
+        "itself it has the one that was chosen without. Intervals are of 95% over run keys."
+    )
+    return [Table("Two ways to spend the same compute", heads, cells, note)]
+
+
+STUDY = Study(
+    name="recipe",
+    paper="",
+    shows=(),
+    question="Are more users a step worth more than more text of each?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=70,
+    deviations="The bundled base model, trained whole, on the first 12,000 posts of 20 Newsgroups; 7,680 rows of 64 "
+    "tokens in all.",
+    reads=("20newsgroups",),
+)

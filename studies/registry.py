@@ -20,10 +20,15 @@ _MODULES = {
     "accountants": "accountants",
     "noise-variance": "noise_variance",
     "mean-estimation": "mean_estimation",
+    "adaptive": "adaptive",
+    "exposure": "exposure",
     "blow-up": "blow_up",
+    "extraction": "extraction",
     "dp-sgd-grid": "dp_sgd_grid",
     "mask-token": "mask_token",
     "user-inference": "user_inference",
+    "user-level": "user_level",
+    "recipe": "recipe",
     "optimisers": "optimisers",
 }
 

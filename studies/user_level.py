@@ -1,98 +1,157 @@
-"""User-level fine-tuning on real text (000 and 003): base, private and non-private on the same draws.
+"""User-level fine-tuning where users are many and where they are few: before, with privacy, and without it."""
 
-20 Newsgroups has thousands of senders, Enron 124: the same target costs very different amounts of noise,
-which is the point. The run keys are published here so that the numbers can be repeated; the guarantee of
-each run says so.
-"""
+from __future__ import annotations
 
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confide.config.loading import check
-from confide.config.schema import Config
-from confide.runs.folder import Run
-from confide.runs.loop import Outcome, fine_tune
-from confide.training.metrics import gap_closed
-from confide.utils.console import Console
-from confide.utils.rounding import at_least, at_most
-from studies import corpora, main
+from confide.utils.rounding import at_least
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.grid import NOTHING, Arm, Grid
+from studies.runner.models import bundled
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import perplexity, target
+from studies.runner.twins import EPSILON, TUNED, base, gained, percents, with_twins, without_repeats
 
-_SHARED: dict[str, Any] = {
-    "model": "bundled",
-    "adapter": {"kind": "full"},
-    "privacy": {"mechanism": "uls", "epsilon": 8.0, "rows_per_unit": 4, "selection": "random-chunk"},
+ULS = users.ULS
+MANY, FEW = "more newsgroups", "enron by sender"
+HALF = 0.5
+
+_SMALL: dict[str, Any] = {
+    "users": {MANY: 128.0, FEW: 60.0},  # a step
+    "steps": 30,
+    "k": 4,
+    "rates": (2e-3, 4e-3),
+    "epsilons": (8.0,),
+    "seeds": 3,
 }
-_TRAIN = {"steps": 60, "learning_rate": 2e-3, "schedule": "linear", "precision": "bf16"}
-# By data set: the share of senders held out, and users a step.
-_DATA = {"20newsgroups": (0.05, 400.0), "enron-sent": (0.1, 60.0)}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {"users": {"newsgroups": 4.0, "articles": 2.0}, "steps": 1, "k": 2, "rates": (5e-3,), "seeds": 2},
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL | {"users": {MANY: 400.0, FEW: 60.0}, "steps": 1000, "rates": (1e-3, 2e-3)},
+}
 
 
-def config(name: str, data: Path, folder: Path) -> Config:
-    """The config of one data set of the study."""
-    held_out, batch = _DATA[name]
-    raw = _SHARED | {
-        "data": corpora.posts(data, name, held_out),
-        "train": _TRAIN | {"batch": batch},
-        "run": str(folder / name),
-    }
-    raw["privacy"] = raw["privacy"] | {"published_key": f"study user-level {name}"}
-    return check(raw, f"study user-level, {name}")
+def grids(work: Work) -> list[Grid]:
+    """Return the grids of each text."""
+    size = _SIZES[work.scale]
+    found = []
+    for text in work.chosen(tuple(size["users"])):
+        keys = {
+            "privacy.mechanism": "uls",
+            "privacy.selection": "random-chunk",
+            "privacy.rows_per_unit": size["k"],
+            "train.batch": size["users"][text],
+        }
+        arms = (Arm(ULS, keys, {"train.learning_rate": size["rates"]}),)
+        grid = Grid("user-level", (text,), bundled, users.keys(size["steps"]), arms, {}, {}, size["seeds"])
+        found += with_twins(grid, size["epsilons"], size["epsilons"])
+    return found
 
 
-def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train both twins on both data sets, or resume, and compare them on held-out users."""
-    console, rows = Console(), []
-    for name in _DATA:
-        settings = config(name, data, folder)
-        console.say(f"{name}: with user-level privacy")
-        private = fine_tune(Run(settings), console)
-        console.say(f"{name}: the non-private twin")
-        twin = fine_tune(Run(settings, twin=True), console)
-        if not (private.finished and twin.finished):
-            raise KeyboardInterrupt
-        rows.append(_facts(name, settings, private, twin))
-    return {"rows": rows, "markdown": _table(rows)}
+def measure(work: Work) -> list[Row]:
+    return without_repeats([row for grid in grids(work) for row in grid.measured(work)])
 
 
-def _facts(name: str, settings: Config, private: Outcome, twin: Outcome) -> dict[str, Any]:
-    base, ours, theirs, guarantee = private.base, private.final, twin.final, private.guarantee
-    assert base
-    assert ours
-    assert theirs
-    return {
-        "data": name,
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
-        "noise_multiplier": guarantee.noise_multiplier,
-        "sampling_probability": guarantee.sampling_probability[0],
-        "steps": guarantee.steps,
-        "users_a_step": settings.train.batch,
-        "base": base,
-        "private": ours,
-        "nonprivate": theirs,
-        "gap_closed": gap_closed(base["loss"], ours["loss"], theirs["loss"]),
-    }
+def _epsilon(rows: Sequence[Row]) -> float:
+    return next(float(row[EPSILON]) for row in rows if row[EPSILON] and math.isfinite(row[EPSILON]))
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| data | users a step | q | steps | noise multiplier | epsilon, delta | loss: base | private | "
-        "not private | perplexity: base | private | not private | share of the gain |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        sides = [row["base"], row["private"], row["nonprivate"]]
-        losses = " | ".join(f"{side['loss']:.3f}" for side in sides)
-        perplexities = " | ".join(f"{side['perplexity']:.0f}" for side in sides)
-        lines.append(
-            f"| {row['data']} | {row['users_a_step']:g} | "
-            f"{at_most(row['sampling_probability'], places=4)} | {row['steps']} | "
-            f"{at_least(row['noise_multiplier'], 5)} | {at_most(row['epsilon'], 3)}, "
-            f"{at_most(row['delta'], 2)} | {losses} | {perplexities} | "
-            f"{row['gap_closed']:.0%} |"
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    epsilon, place = _epsilon(rows), "beyond the papers"
+    shares = {text: gained(rows, text, ULS, epsilon, ULS + TUNED) for text in users.texts_of(rows)}
+    found = []
+    for text, own in shares.items():
+        after = users.at(rows, text, ULS, epsilon)
+        found.append(
+            Finding(
+                f"User-level training at epsilon {target(epsilon)} is better than the model before it ({text}).",
+                place,
+                "loss after training less that before",
+                tuple(loss - base(rows, text) for loss in after.values()),
+                high=-MARGIN,
+                family="at all",
+            )
         )
-    return "\n".join(lines)
+        found.append(
+            Finding(
+                f"At epsilon {target(epsilon)} it has half of what training without privacy gains ({text}).",
+                place,
+                "share of the gain in loss of training without privacy, tuned for itself",
+                tuple(own.values()),
+                low=HALF,
+                family="half",
+                unit="share",
+            )
+        )
+    if len(shares) > 1:
+        (many, share), (few, other) = list(shares.items())[:2]
+        found.append(
+            Finding(
+                "Where users are many, that share is larger.",
+                place,
+                f"share with {many} less that with {few}",
+                paired(share, other),
+                low=0.0,
+                unit="share",
+            )
+        )
+    return found
 
 
-if __name__ == "__main__":
-    main(run)
+def tables(rows: Sequence[Row]) -> list[Table]:
+    epsilon = _epsilon(rows)
+    heads = [
+        "text",
+        "epsilon",
+        "noise multiplier",
+        "perplexity: before",
+        "private",
+        "without privacy",
+        "tuned for itself",
+    ]
+    heads += ["share of the gain without privacy", "of that tuned for itself"]
+    cells = []
+    for text in users.texts_of(rows):
+        noise = min(
+            row["noise_multiplier"]
+            for row in rows
+            if (row["text"], row["arm"], row[EPSILON], row["part"]) == (text, ULS, epsilon, "test")
+        )
+        before = [row["perplexity"] for row in rows if (row["text"], row["arm"]) == (text, NOTHING)]
+        cells.append(
+            [
+                text,
+                target(epsilon),
+                at_least(noise, 4),
+                f"{before[0]:.1f}",
+                perplexity(users.at(rows, text, ULS, epsilon)),
+                perplexity(users.at(rows, text, ULS, math.inf)),
+                perplexity(users.at(rows, text, ULS + TUNED, math.inf)),
+                percents(gained(rows, text, ULS, epsilon)),
+                percents(gained(rows, text, ULS, epsilon, ULS + TUNED)),
+            ]
+        )
+    note = (
+        "Without privacy is the same training on the same draws, with the learning rate that was chosen with privacy; "
+        "tuned for itself, with the one that was chosen without. Test perplexity of users that nothing was trained or "
+        "chosen on, with 95% intervals over run keys."
+    )
+    return [Table("User-level training", heads, cells, note)]
+
+
+STUDY = Study(
+    name="user-level",
+    paper="",
+    shows=(),
+    question="What does protecting whole users cost where they are many, and where they are few?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=80,
+    deviations="The bundled base model, trained whole; posts of thousands of senders, and mail of a hundred.",
+    reads=("20newsgroups", "wikitext-2", "enron-sent"),
+)

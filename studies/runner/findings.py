@@ -29,11 +29,12 @@ class Finding:
         claim: the paper's claim, as a sentence.
         place: where the paper makes it, as `Table 6`.
         statistic: what each value is.
-        values: one for each run key; a single one if the statistic is computed and not sampled.
+        values: one for each run key, or for what `over` says; a single one if the statistic is computed.
         low, high: the claim holds if the statistic's mean lies between them.
         family: claims of one family are judged together.
         is_exact: the statistic is computed from a formula, so its interval is the value itself.
         unit: `nats` are shown as a change of the perplexity; everything else as it is.
+        over: what there is one value for.
     """
 
     claim: str
@@ -45,6 +46,7 @@ class Finding:
     family: str = ""
     is_exact: bool = False
     unit: str = "nats"
+    over: str = "run keys"
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the interval of the mean by Student's t; without limits if there is only one value."""

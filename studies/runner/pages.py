@@ -82,7 +82,7 @@ def shown(entry: Entry) -> str:
         return write(entry["mean"]) if low == high else f"{low} to {high}"
     if low is None or high is None:
         return f"{write(entry['mean'])}, of one run key"
-    return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} run keys)"
+    return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} {entry.get('over', 'run keys')})"
 
 
 def _findings(entries: Sequence[Entry]) -> str:

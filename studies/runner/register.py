@@ -60,6 +60,7 @@ def entry(
         "confidence": None if finding.is_exact else round(found.confidence, 6),
         "holds_between": [_finite(finding.low), _finite(finding.high)],
         "keys": len(finding.values),
+        "over": finding.over,
         "study": study.name,
         "scale": str(scale),
         "command": command(study, scale, text),

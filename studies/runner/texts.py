@@ -115,6 +115,18 @@ def _articles(lines: IO[str]) -> Iterator[Document]:
             yield {"article": article, "text": text}
 
 
+def _dialogues(lines: IO[str]) -> Iterator[Document]:
+    """Yield dialogues, one line a turn; `annotated` has the characters of what the data's own annotation marks."""
+    for line in lines:
+        dialogue = json.loads(line)
+        text, annotated = "", []
+        for turn in dialogue["turns"]:
+            text += f"{turn['speaker']}: "
+            annotated += [[len(text) + start, len(text) + end, slot] for start, end, slot in turn["spans"]]
+            text += turn["text"] + "\n"
+        yield {"dialogue": dialogue["dialogue_id"], "text": text.strip(), "annotated": annotated}
+
+
 TEXTS = {
     "newsgroups": Text(
         "20 Newsgroups, the first 4,000 posts",
@@ -131,6 +143,31 @@ TEXTS = {
         "{text}",
         _articles,
         of_unit=8,
+    ),
+    "dialogues": Text(
+        "the first 2,000 of the Schema-Guided Dialogues",
+        "sgd-dialogues/train.jsonl.xz",
+        "dialogue",
+        "{text}",
+        _dialogues,
+        2000,
+    ),
+    "more newsgroups": Text(
+        "20 Newsgroups, the first 12,000 posts",
+        "20newsgroups/20_newsgroups.jsonl.xz",
+        "from",
+        "{subject}\n{body}",
+        _posts,
+        12_000,
+    ),
+    "enron by sender": Text(
+        "sent mail of Enron, the first 60 of each sender",
+        "enron-sent/enron_sent.jsonl.xz",
+        "from",
+        "{subject}\n{body}",
+        _posts,
+        60_000,  # all: they lie there by sender
+        of_unit=60,
     ),
     "enron": Text(
         "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts

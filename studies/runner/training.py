@@ -14,11 +14,14 @@ from typing import Any
 from confide.config.loading import check
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.runs.loop import fine_tune
+from confide.runs.loop import Outcome, fine_tune
 from confide.runs.provenance import code_version
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from studies.runner.study import Row, Work
+
+Look = Callable[[Run, Outcome], Row]
+"""Measures more of a finished run, while its model is there. Its `repr` says all that it depends on."""
 
 
 class _Unreleased(Run):
@@ -37,6 +40,7 @@ class Trained:
         is_twin: without clipping and noise, on the same draws.
         trains: False to measure the model as it was.
         folder: where it works; its result lies beside.
+        look: what is measured beside the loss.
     """
 
     columns: Row
@@ -44,11 +48,22 @@ class Trained:
     is_twin: bool
     trains: bool
     folder: Path
+    look: Look | None = None
 
     @classmethod
-    def of(cls, columns: Row, raw: dict[str, Any], is_twin: bool, trains: bool, root: Path) -> Trained:
-        asked = json.dumps([raw, is_twin, trains], sort_keys=True)
-        return cls(columns, raw, is_twin, trains, root / hashlib.sha256(asked.encode()).hexdigest()[:16])
+    def of(
+        cls,
+        columns: Row,
+        raw: dict[str, Any],
+        is_twin: bool,
+        trains: bool,
+        root: Path,
+        look: Look | None = None,
+    ) -> Trained:
+        looked = () if look is None else (repr(look),)
+        asked = json.dumps([raw, is_twin, trains, *looked], sort_keys=True)
+        folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return cls(columns, raw, is_twin, trains, folder, look)
 
     @property
     def result(self) -> Path:
@@ -68,11 +83,14 @@ class Trained:
                 raise KeyboardInterrupt
             assert outcome.final is not None
             measured = {"loss": outcome.final["loss"], "perplexity": outcome.final["perplexity"]}
+            measured |= {f"loss after {phase}": found["loss"] for phase, found in outcome.after.items()}
             if not self.is_twin:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
                 }
+            if self.look is not None:
+                measured |= self.look(run, outcome)
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured

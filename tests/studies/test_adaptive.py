@@ -1,14 +1,14 @@
-"""The adaptive study: which settings it trains, and what epsilon its gammas would have if they were public."""
+"""The adaptive study: what epsilon its gammas would have if they were public, its floors, and its findings."""
 
-import json
-from types import SimpleNamespace
+import math
 
 import pytest
+from studies.adaptive import EPSILON, NOISE, NORMALISATIONS, PLAIN, PRIVATE, nominal
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.study import Scale, Work
 
 from confide.privacy.accounting import MixtureOfGaussians
-from studies import adaptive, corpora
-
-NOTHING = {"loss": 3.0, "perplexity": 20.0}
+from studies import adaptive
 
 
 def test_gammas_as_if_public_are_composed_as_what_they_were_at_least():
@@ -17,54 +17,66 @@ def test_gammas_as_if_public_are_composed_as_what_they_were_at_least():
     def plain(noise, steps):
         return MixtureOfGaussians.bernoulli(rate, steps).curve(noise, 1e-3).epsilon(delta)
 
-    whole = adaptive._public([sigma] * 20, sigma, rate, delta)
+    whole = adaptive.public([sigma] * 20, sigma, rate, delta)
     assert whole == pytest.approx(plain(sigma, 20), abs=0.02)
     assert whole >= plain(sigma, 20)
-    half = adaptive._public([sigma] * 10 + [sigma / 2] * 10, sigma, rate, delta)
+    half = adaptive.public([sigma] * 10 + [sigma / 2] * 10, sigma, rate, delta)
     assert max(whole, plain(sigma / 2, 10)) < half < plain(sigma / 2, 20)
-    rounded = adaptive._public([0.999 * sigma] * 20, sigma, rate, delta)  # counts as 0.98
-    assert rounded >= plain(0.98 * sigma, 20) > whole
+    rounded = adaptive.public([0.999 * sigma] * 20, sigma, rate, delta)  # counts as 0.99
+    assert rounded >= plain(0.99 * sigma, 20) > whole
 
 
-def test_nominal_at_equal_epsilon_has_the_noise_whose_mean_gamma_is_that_of_plain_noise(
-    tmp_path, monkeypatch
-):
-    for name in ("stories", "wikitext", "written"):
-        monkeypatch.setattr(corpora, name, lambda *args: tmp_path / "none.jsonl")
-    monkeypatch.setattr(corpora, "stories", lambda *args: "bundled")
-    trained = []
+def test_the_floor_at_equal_epsilon_is_the_mean_gamma_rounded_down(tmp_path):
+    rows = [
+        {"arm": nominal("rank"), "gamma": 0.512},
+        {"arm": nominal("rank"), "gamma": 0.506},
+        {"arm": nominal("perplexity"), "gamma": 0.0009},
+        {"arm": PRIVATE, "gamma": 0.8},
+        {"arm": PLAIN, "gamma": 1.0},
+        {"arm": PRIVATE},  # a trial
+    ]
+    gammas = adaptive.mean_gammas(rows)
+    assert gammas == {nominal("rank"): 0.5, nominal("perplexity"): 0.01, PRIVATE: 0.8}
+    work = Work(None, tmp_path, Scale.SMALL)
+    arms = {arm.name: arm.keys for arm in adaptive.at_equal_epsilon(work, gammas).arms}
+    assert arms[nominal("rank")]["adaptive.floor"] == 0.5
+    assert arms[PRIVATE]["adaptive.floor"] == 0.8
+    at_noise = {arm.name: arm.keys for arm in adaptive.at_equal_noise(work).arms}
+    assert list(at_noise) == [PLAIN, *map(nominal, NORMALISATIONS), PRIVATE]
+    assert at_noise[nominal("rank")]["adaptive.floor"] == adaptive.FLOOR
+    assert at_noise[nominal("log-perplexity")]["adaptive.normalise"] == "log-perplexity"
+    assert "adaptive.floor" not in at_noise[PRIVATE]
 
-    def fine_tune(run, console):
-        privacy, nominal = run.config.privacy, run.config.adaptive.mode == "nominal"
-        trained.append(run.config)
-        sigma = privacy.noise_multiplier or (0.0 if privacy.mechanism == "none" else 0.9)
-        gammas = [0.5, 0.75] if privacy.mechanism == "adaptive" else [1.0, 1.0]
-        run.folder.mkdir(parents=True)
-        lines = [{"phase": "main"}, *({"noise_multiplier": sigma * gamma} for gamma in gammas)]
-        run.ledger_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        guarantee = SimpleNamespace(
-            notion="none" if privacy.mechanism == "none" else "example-level DP",
-            noise_multiplier=sigma,
-            epsilon=8.0 if nominal else 3.0,
-            sampling_probability=(0.05, 0.05),
-            delta=1e-5,
-            estimates=("gamma tells of the rows",) if nominal and gammas[0] < 1 else (),
-        )
-        base = {"loss": 4.99, "perplexity": 147.0}
-        return SimpleNamespace(finished=True, final=NOTHING, base=base, steps=2, guarantee=guarantee)
 
-    monkeypatch.setattr(adaptive, "fine_tune", fine_tune)
-    found = adaptive.run(tmp_path / "data", tmp_path / "work")
-    assert len(found["rows"]) == len(trained) == 1 + 2 * 3 + 4
-    asked = {config.run.rpartition("/")[2]: config for config in trained}
-    assert asked["nominal-equal"].privacy.noise_multiplier == pytest.approx(0.9 / 0.625)
-    assert asked["dp-sgd-equal"].privacy.epsilon == asked["private-equal"].privacy.epsilon == 3.0
-    assert asked["private-floor"].adaptive.floor == 0.79  # 4.99 / log(512), rounded down
-    assert {asked[f"nominal-{sigma}"].adaptive.floor for sigma in (1, 5)} == {adaptive.FLOOR}
-    rows = {row["method"]: row for row in found["rows"]}
-    assert rows["no DP"]["epsilon"] is None
-    assert rows["DP-SGD"]["public"] is None
-    assert rows["adaptive, nominal (001)"]["gamma"] == pytest.approx(0.625)
-    assert rows["adaptive, private"]["is_theorem"]
-    assert not rows["adaptive, nominal (001)"]["is_theorem"]
-    assert "an estimate, at the floor" in found["markdown"]
+def made(gains, at_epsilon, costs):
+    """Runs of DP-SGD and one adaptive arm, with these gains by noise multiplier and at one epsilon."""
+    rows = []
+    for key in (1, 2, 3):
+        common = {"part": "test", "key": key, "steps": 16, "is_proved": 1, "noise_multiplier": 1.0}
+        for column, gain_at in ((NOISE, gains), (EPSILON, {3.0: at_epsilon})):
+            for value, gain in gain_at.items():
+                place = {column: value, **common}
+                noisy = 3.0 + key / 10
+                rows.append(
+                    {"arm": PLAIN, "loss": noisy, "gamma": 1.0, "epsilon": 1.0, "public": 1.0} | place
+                )
+                own = {"loss": noisy - gain + key / 1000, "gamma": 0.5, "epsilon": 9.0, "public": 1.0 + costs}
+                rows.append({"arm": nominal("rank")} | own | place)
+    return rows
+
+
+def test_claims_follow_the_outcome():
+    growing = {0.5: 0.1, 1.0: 0.2, 2.0: 0.3, 5.0: 0.5}
+    found = judged(adaptive.findings(made(growing, 0.0, 2.0)))
+    assert {each.verdict for each in found} == {REPRODUCED}
+    shrinking = {noise: -gain for noise, gain in growing.items()}
+    found = judged(adaptive.findings(made(shrinking, 0.2, -2.0)))
+    assert {each.verdict for each in found} == {NOT_REPRODUCED}
+    assert len(found) == 4 + 1 + 4 + 1
+    slope = next(each for each in found if "grows" in each.finding.claim)
+    assert slope.finding.values[0] == pytest.approx(-0.4 / math.log(10), rel=0.1)
+
+
+def test_a_gain_is_of_the_same_run_key():
+    rows = made({1.0: 0.2, 2.0: 0.2}, 0.0, 1.0)
+    assert adaptive.gain(rows, nominal("rank"), {NOISE: 1.0}) == pytest.approx({1: 0.199, 2: 0.198, 3: 0.197})

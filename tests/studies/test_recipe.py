@@ -1,58 +1,79 @@
-"""The recipe study: what it trains, and its table."""
+"""What an arm gains of what training without privacy gains, and the studies that ask it: recipe, user-level."""
 
-from types import SimpleNamespace
+import math
 
 import pytest
-from studies.recipe import CHOSEN, EPSILONS, PLAIN, SEEDS
+from studies.recipe import CHOSEN, PLAIN
+from studies.runner import twins
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.grid import NOTHING
+from studies.runner.study import Scale, Work
+from studies.runner.twins import EPSILON, TUNED, gained, without_repeats
 
-from confide.utils.errors import InputError
-from studies import corpora, recipe
-
-
-def test_recipes_ask_for_as_many_chunks():
-    assert len({each.batch * each.rows * each.steps for each in (PLAIN, CHOSEN)}) == 1
-
-
-def test_the_gap_of_each_key_is_that_of_its_own_twin(tmp_path, monkeypatch):
-    asked = []
-
-    def train(self, given, epsilon, seed, twin=False):
-        asked.append((given.name, epsilon, seed, twin))
-        loss = 4.0 + seed if twin else 5.0 + seed if epsilon == EPSILONS[0] else 6.0
-        # as in a run: a twin starts from the private run's base, and measures none
-        base = None if twin else {"loss": 8.0}
-        guarantee = SimpleNamespace(noise_multiplier=0.0 if twin else 0.512)
-        return SimpleNamespace(base=base, final={"loss": loss}, guarantee=guarantee)
-
-    monkeypatch.setattr(recipe._Study, "train", train)
-    found = recipe.run(tmp_path, tmp_path / "work")
-    assert len(asked) == len(set(asked)) == 3 * SEEDS
-    base, chosen, small = found["rows"]
-    assert base["closed"] == (1.0,) * SEEDS
-    assert chosen["closed"] == (3 / 4, 2 / 3, 1 / 2)
-    assert small["closed"] == (2 / 4, 2 / 3, 1.0)
-    lines = found["markdown"].splitlines()
-    assert lines[3] == (
-        "| chosen | 512 | 1 | 60 | 0.004 | 8 | 0.512 | 0.001 | 5.000, 6.000, 7.000 | 6.000 | "
-        "75.0%, 66.7%, 50.0% | 63.9% |"
-    )
-    assert lines[2].startswith("| plain | 256 | 2 | 60 | 0.002 | inf |  |  | 4.000, 5.000, 6.000 |")
+from studies import recipe, user_level
 
 
-def test_a_folder_without_the_data_is_refused(tmp_path):
-    with pytest.raises(InputError, match="20newsgroups"):
-        recipe.run(tmp_path, tmp_path / "work")
+def rows(losses, text="more newsgroups", before=7.0):
+    """Runs of three keys with a loss by (arm, epsilon), and the model before training."""
+    common = {"text": text, "part": "test", "settings": "{}", "noise_multiplier": 0.7}
+    found = [common | {"arm": NOTHING, "key": 0, EPSILON: None, "loss": before, "perplexity": 1096.6}]
+    for (arm, epsilon), loss in losses.items():
+        for key in (1, 2, 3):
+            found.append(common | {"arm": arm, EPSILON: epsilon, "key": key, "loss": loss + key / 1000})
+    return found
 
 
-def test_each_run_has_its_own_folder_and_a_published_key(tmp_path):
-    source = tmp_path / corpora.POSTS["20newsgroups"]
-    source.parent.mkdir(parents=True)
-    source.touch()
-    made = [
-        recipe.config(each, epsilon, seed, tmp_path, tmp_path)
-        for each in (PLAIN, CHOSEN)
-        for epsilon in EPSILONS
-        for seed in range(SEEDS)
+def test_a_share_is_of_the_gain_of_the_twin_that_is_named():
+    found = rows({("a", 8.0): 5.0, ("a", math.inf): 3.0, ("a" + TUNED, math.inf): 2.0}, before=7.0)
+    own, tuned = (gained(found, "more newsgroups", "a", 8.0, twin) for twin in (None, "a" + TUNED))
+    assert own == pytest.approx(dict.fromkeys((1, 2, 3), 0.5), abs=1e-3)
+    assert tuned == pytest.approx(dict.fromkeys((1, 2, 3), 0.4), abs=1e-3)
+    assert twins.percents(own) == "50% (50% to 50%)"
+
+
+def test_the_model_before_training_is_told_once_for_each_text():
+    found = rows({("a", 8.0): 5.0}) + rows({}) + rows({}, text="other")
+    assert [row["text"] for row in without_repeats(found) if row["arm"] == NOTHING] == [
+        "more newsgroups",
+        "other",
     ]
-    assert len({config.run for config in made}) == len(made)
-    assert len({config.privacy.published_key for config in made}) == SEEDS
+
+
+def test_both_recipes_spend_as_much_and_twins_are_tuned_with_as_many_trials(tmp_path):
+    private, bare = recipe.grids(Work(None, tmp_path, Scale.SMALL))
+    for grid in (private, bare):
+        assert {arm.keys["train.batch"] * arm.keys["privacy.rows_per_unit"] for arm in grid.arms} == {128}
+    assert [len(arm.trials()) for arm in (*private.arms, *bare.arms)] == [2] * 4
+    assert private.at[EPSILON] == (3.0, 8.0, math.inf)
+    assert math.inf not in private.tuned_at[EPSILON]  # the twin keeps what was chosen with privacy
+    assert bare.at[EPSILON] == bare.tuned_at[EPSILON] == (math.inf,)
+    assert {arm.name for arm in bare.arms} == {PLAIN + TUNED, CHOSEN + TUNED}
+
+
+def outcome(plain, chosen, tuned):
+    made = {}
+    for arm, loss in ((PLAIN, plain), (CHOSEN, chosen)):
+        made |= {(arm, 3.0): loss, (arm, 8.0): loss, (arm, math.inf): 5.0, (arm + TUNED, math.inf): tuned}
+    return rows(made)
+
+
+def test_claims_of_the_recipe_follow_the_outcome():
+    found = judged(recipe.findings(outcome(plain=5.6, chosen=5.3, tuned=4.95)))
+    assert [each.verdict for each in found] == [REPRODUCED] * 5
+    found = judged(recipe.findings(outcome(plain=5.3, chosen=5.6, tuned=5.2)))
+    assert [each.verdict for each in found] == [NOT_REPRODUCED] * 5
+
+
+def user_rows(many, few):
+    found = []
+    for text, loss in ((user_level.MANY, many), (user_level.FEW, few)):
+        losses = {(user_level.ULS, 8.0): loss, (user_level.ULS, math.inf): 5.0}
+        found += rows(losses | {(user_level.ULS + TUNED, math.inf): 5.0}, text)
+    return found
+
+
+def test_claims_of_user_level_training_follow_the_outcome():
+    found = judged(user_level.findings(user_rows(5.2, 5.9)))
+    assert [each.verdict for each in found] == [REPRODUCED] * 5
+    found = judged(user_level.findings(user_rows(7.5, 7.1)))
+    assert [each.verdict for each in found] == [NOT_REPRODUCED] * 5

@@ -3,17 +3,22 @@
 import json
 import lzma
 import math
+from dataclasses import dataclass
 
 import pytest
 from studies.runner import grid as grids
 from studies.runner import pages, register, store, texts
-from studies.runner.findings import Finding
+from studies.runner.findings import Finding, judged
 from studies.runner.grid import TRIAL, Arm, Grid
 from studies.runner.study import Scale, Study, Table, Work
 from studies.runner.tables import change, losses, perplexity
 from studies.runner.texts import PARTS, TEXTS, Text, part_of
+from studies.runner.training import Trained, trained
 
+from confide.runs.job import Job
+from confide.utils.console import Console
 from confide.utils.errors import InputError
+from tests.test_resume import config
 
 RATES = {"train.learning_rate": (1.0, 2.0, 3.0)}
 
@@ -131,6 +136,41 @@ def test_other_settings_have_another_folder(posts, monkeypatch):
     assert len({run.folder for run in asked}) == len(asked)
 
 
+@dataclass(frozen=True)
+class StepsFound:
+    times: int
+
+    def __call__(self, run, outcome):
+        steps, _ = Job.of(run, Console(quiet=True)).trained()
+        return {"found": self.times * steps, "planned": outcome.of}
+
+
+def test_a_trained_run_is_measured_before_it_is_thrown_away(tmp_path):
+    raw = config(tmp_path / "a", train__steps=2, train__eval_on_start=False).model_dump(mode="json")
+    del raw["run"]
+    work = Work(None, tmp_path / "work", Scale.TINY)
+    runs = [
+        Trained.of({"key": times}, raw, False, True, work.folder / "runs", StepsFound(times))
+        for times in (1, 3)
+    ]
+    assert len({run.folder for run in (*runs, Trained.of({}, raw, False, True, work.folder / "runs"))}) == 3
+    rows = trained(runs, work, "runs")
+    assert [(row["found"], row["planned"]) for row in rows] == [(2, 2), (6, 2)]
+    assert not any(run.folder.exists() for run in runs)
+    assert trained(runs, work, "runs") == rows
+
+
+def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
+    arms = [
+        Arm(name, {"privacy.mechanism": name}, RATES, look=look)
+        for name, look in (("uls", StepsFound(1)), ("els", None))
+    ]
+    _, asked = ran(made(*arms), posts, monkeypatch, lambda run: 1.0)
+    looked = {(run.columns["arm"], run.columns["key"]) for run in asked if run.look == StepsFound(1)}
+    assert looked == {("uls", 1), ("uls", 2)}
+    assert {run.look for run in asked if run.columns["arm"] == "els"} == {None}
+
+
 def test_a_text_that_the_study_does_not_have_is_refused(posts):
     with pytest.raises(InputError, match="this study has made-up, not enron"):
         Work(posts.data, posts.folder, posts.scale, text="enron").chosen(("made-up",))
@@ -192,6 +232,21 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
     assert "confide study example --scale small --data data" in paper
     assert "2.77 (2.71 to 2.84)" in paper
+
+
+def test_a_finding_says_what_its_values_are_of():
+    by_number = Finding(
+        "It does.", "Figure 1", "bits", (1.0, 2.0, 3.0), unit="bits", over="numbers of all keys"
+    )
+    by_key = Finding("It does.", "Figure 1", "bits", (1.0, 2.0, 3.0), unit="bits")
+    entries = [
+        register.entry(example(), Scale.SMALL, each, ROWS, "2026-01-02")
+        for each in judged([by_number, by_key])
+    ]
+    assert pages.shown(entries[0]) == "2 (-0.4841 to 4.484; 3 numbers of all keys)"
+    assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
+    del entries[1]["over"]  # as those that were kept before
+    assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
 
 
 def test_cells_have_means_and_intervals():

@@ -1,0 +1,59 @@
+"""The exposure study: which numbers are planted how often, how they are paired, and its findings."""
+
+import json
+
+from studies.exposure import BARE, NOMINAL, PLAIN, Numbers, arm_of, exposures, findings, gaps
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.planted import planted
+
+NUMBERS = Numbers((10, 1000), 4, 6)
+
+
+def test_every_run_of_a_key_plants_the_same_numbers():
+    first = NUMBERS.of("key 1")
+    assert {times: len(own) for times, own in first.items()} == {0: 4, 10: 4, 1000: 4}
+    assert len({number for own in first.values() for number in own}) == 12
+    assert first == NUMBERS.of("key 1") != NUMBERS.of("key 2")
+    texts = dict(NUMBERS.texts("key 1"))
+    assert sorted(texts.values()) == [10] * 4 + [1000] * 4
+    assert not any(number in text for number in first[0] for text in texts)
+
+
+def test_texts_are_planted_behind_the_documents(tmp_path):
+    source = tmp_path / "train.jsonl"
+    source.write_text("".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(5)))
+    path = planted(source, [("mine", 2), ("yours", 1)], most=3)
+    texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    assert texts == ["document 0", "document 1", "document 2", "mine", "mine", "yours"]
+    assert planted(source, [("mine", 2), ("yours", 1)]) != path
+    assert planted(source, [("mine", 1), ("yours", 1)], most=3) != path
+
+
+def rows(bare, plain, nominal):
+    """Runs of two keys, the second first, in which the numbers of one count have such exposures."""
+    return [
+        {
+            "arm": arm,
+            "key": key,
+            "part": "test",
+            "loss": 2.0,
+            "epsilon": 1.0,
+            "chance": 1.44,
+            "exposures": json.dumps(
+                {"0": [1.0, 2.0], "10": [value + key + number / 10 for number in range(2)]}
+            ),
+        }
+        for key in (2, 1)
+        for arm, value in ((BARE, bare), (arm_of(PLAIN, 1.0), plain), (arm_of(NOMINAL, 1.0), nominal))
+    ]
+
+
+def test_exposures_are_paired_by_key_and_number():
+    found = rows(9.0, 3.0, 5.0)
+    assert exposures(found, BARE)[10] == [10.0, 10.1, 11.0, 11.1]
+    assert [round(gap, 6) for gap in gaps(found, BARE, arm_of(PLAIN, 1.0), 10)] == [6.0] * 4
+
+
+def test_claims_follow_the_outcome():
+    assert [each.verdict for each in judged(findings(rows(9.0, 3.0, 5.0)))] == [REPRODUCED] * 2
+    assert [each.verdict for each in judged(findings(rows(5.5, 6.0, 5.0)))] == [NOT_REPRODUCED] * 2
