@@ -20,9 +20,9 @@ _SMALL: dict[str, Any] = {
     "texts": users.TEXTS,
     "rows": 64,
     "betas": (USUAL, 0.6, 0.3, 0.0),
-    "steps": (8, 32, 128),
-    "rates": (2e-3, 4e-3, 8e-3),
-    "epsilons": (1.0, 8.0),
+    "steps": (8, 32, 96),
+    "rates": (4e-3, 8e-3),
+    "epsilons": (8.0,),
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
@@ -131,7 +131,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=90,
+    minutes=25,
     deviations="",
     reads=users.READS,
 )
