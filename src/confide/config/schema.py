@@ -151,8 +151,10 @@ class Program(Section):
     keep: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5, description="c: least-noise: the least share of effective rows, (sum w)^2 / sum w^2"
     )
-    solver: Literal["auto", "highs", "pdlp"] = Field(
-        "auto", description="highs for small programs, pdlp for large ones"
+    solver: Literal["auto", "highs", "pdlp", "greedy"] = Field(
+        "auto",
+        description="highs for small programs, pdlp for large ones; greedy keeps whole rows as long as there is room, "
+        "without a program",
     )
 
 

@@ -12,7 +12,7 @@ from confide.data.shape import Shape
 from confide.privacy.accounting import Accountant, Targets, achieved, least_noise_for_secrets
 from confide.privacy.guarantee import PRIORS
 from confide.privacy.mechanisms.values import VALUE, Alternative, ClaimParts, DataNeeds, PrivacyParameters
-from confide.privacy.mechanisms.weighted import WeightedRows, solved
+from confide.privacy.mechanisms.weighted import WeightedRows, kept_greedily, solved
 from confide.privacy.row_weights import Spread, largest_c, need
 from confide.privacy.secret_targets import resolve
 from confide.sensitive.detectors import asked, kinds
@@ -61,7 +61,8 @@ class Choice:
 class SecretProtection(WeightedRows):
     """Rows are weighted by a linear program, so that every secret gets as much as its (p, r) allows.
 
-    The program is Algorithm 2 of Ganesh et al. 2025.
+    The program is Algorithm 2 of Ganesh et al. 2025. `secrets.program.solver: greedy` keeps rows one by one in its place,
+    whole, as long as each of their secrets has room: rows with few secrets first.
 
     Formal guarantee: (p, r)-secret protection for each secret, by zero-out: whoever guesses a secret with
     probability at most p from all that is public (base model, which rows hold it, formats, lists) guesses it with
@@ -101,7 +102,10 @@ class SecretProtection(WeightedRows):
         assert shape.offsets is not None
         needs = np.full(shape.units, np.inf)
         np.minimum.at(needs, targets.unit, need(kind, targets.prior, targets.posterior))
-        return solved(shape, c * largest_c(shape.offsets, needs) * needs, program.solver)
+        limits = c * largest_c(shape.offsets, needs) * needs
+        if program.solver == "greedy":
+            return kept_greedily(shape, np.floor(limits).astype(np.int64))
+        return solved(shape, limits, program.solver)
 
     def sweep(
         self, shape: Shape, accountants: tuple[Accountant, ...] = ("blow-up", "kl")
