@@ -17,6 +17,7 @@ _MODULES = {
     "accountants": "accountants",
     "noise-variance": "noise_variance",
     "mean-estimation": "mean_estimation",
+    "secret-protection": "secret_protection",
     "blow-up": "blow_up",
     "user-inference": "user_inference",
 }

@@ -103,6 +103,12 @@ def _posts(lines: IO[str]) -> Iterator[Document]:
         yield {name: post[name] for name in ("from", "subject", "body")}
 
 
+def _abstracts(lines: IO[str]) -> Iterator[Document]:
+    for line in lines:
+        paper = json.loads(line)
+        yield {name: paper[name] for name in ("id", "text")}
+
+
 def _articles(lines: IO[str]) -> Iterator[Document]:
     """Yield the paragraphs of WikiText-2; an article's unit is its number and its heading."""
     article, number = "", 0
@@ -131,6 +137,13 @@ TEXTS = {
         "{text}",
         _articles,
         of_unit=8,
+    ),
+    "abstracts": Text(
+        "abstracts of arXiv, each its own unit",
+        "arxiv-abstracts-small/abstracts.jsonl.xz",
+        "id",
+        "{text}",
+        _abstracts,
     ),
     "enron": Text(
         "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts

@@ -141,6 +141,22 @@ def test_greedy_keeps_whole_rows_within_the_same_limits(tmp_path, c):
         assert min(room[n] for n, unit in enumerate(UNITS) if row in unit) == 0
 
 
+def test_renyi_asks_for_noise_in_between_and_says_how(monkeypatch):
+    monkeypatch.setattr(secret, "SWEEP", (1.0,))
+    noise = {}
+    for accountant in ("blow-up", "renyi", "kl"):
+        made = build({"accountant": accountant})
+        setting = calibrate(made, shape(), None, None, None)
+        noise[accountant] = setting.noise_multiplier
+        claimed = state_guarantee(
+            setting, STEPS, False, config({"accountant": accountant}), {"date": "today"}
+        )
+        assert ("Renyi" in claimed.accountant) == (accountant == "renyi")
+        plan = next(made.alternatives(shape()))
+        assert plan.facts["noise"][accountant] == noise[accountant] == plan.noise_multiplier
+    assert noise["blow-up"] < noise["renyi"] < noise["kl"]
+
+
 @pytest.mark.parametrize(
     ("accountant", "sweep"), [("blow-up", (1.0, 2.0**-6)), ("kl", SWEEP)], ids=["blow-up", "kl"]
 )
