@@ -20,6 +20,8 @@ _MODULES = {
     "secret-protection": "secret_protection",
     "blow-up": "blow_up",
     "user-inference": "user_inference",
+    "owners": "owners",
+    "code-base": "code_base",
 }
 
 

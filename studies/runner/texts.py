@@ -103,6 +103,18 @@ def _posts(lines: IO[str]) -> Iterator[Document]:
         yield {name: post[name] for name in ("from", "subject", "body")}
 
 
+def _mails(lines: IO[str]) -> Iterator[Document]:
+    for line in lines:
+        mail = json.loads(line)
+        to = {address.strip().lower() for name in ("to", "cc") for address in mail[name].split(",")}
+        yield {
+            "from": mail["from"].strip().lower(),
+            "to": sorted(to - {""}),
+            "subject": mail["subject"],
+            "body": mail["body"],
+        }
+
+
 def _abstracts(lines: IO[str]) -> Iterator[Document]:
     for line in lines:
         paper = json.loads(line)
@@ -146,6 +158,11 @@ TEXTS = {
         _abstracts,
     ),
     "enron": Text(
-        "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts
+        "sent mail of Enron, the first 40 of each sender",
+        "enron-sent/enron_sent.jsonl.xz",
+        "from",
+        "{subject}\n{body}",
+        _mails,
+        of_unit=40,
     ),
 }
