@@ -20,6 +20,7 @@ _MODULES = {
     "secret-protection": "secret_protection",
     "blow-up": "blow_up",
     "user-inference": "user_inference",
+    "audit": "audit",
     "owners": "owners",
     "code-base": "code_base",
 }

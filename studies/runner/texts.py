@@ -41,6 +41,7 @@ class Text:
         most: how many documents are read at `small`; None for all. Of these, validation and test have two of a unit
             and 160 in all.
         of_unit: how many documents of a unit are read at `small`; None for all.
+        tiny: how many documents are read at `tiny`; the training part then has two of a unit, if `of_unit` is given.
     """
 
     title: str
@@ -50,10 +51,11 @@ class Text:
     documents: Callable[[IO[str]], Iterator[Document]]
     most: int | None = None
     of_unit: int | None = None
+    tiny: int = 200
 
     def parts(self, work: Work) -> dict[str, Path]:
         """Write the three parts, or find them as they were written: JSON lines, by the names of `PARTS`."""
-        most = {Scale.TINY: 200, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
+        most = {Scale.TINY: self.tiny, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
         held_out = {Scale.TINY: 8, Scale.SMALL: 160, Scale.FULL: None}[work.scale]
         folder = work.folder / "texts" / f"{Path(self.source).parts[0]}-{most or 'all'}-{held_out or 'all'}"
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
@@ -61,12 +63,15 @@ class Text:
             source, building = work.source(self.source), folder.with_name(f".{folder.name}.new")
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            self._write(source, most, held_out, building)
+            self._write(source, most, held_out, work.scale is Scale.TINY, building)
             building.rename(folder)
         return paths
 
-    def _write(self, source: Path, most: int | None, held_out: int | None, folder: Path) -> None:
+    def _write(
+        self, source: Path, most: int | None, held_out: int | None, is_tiny: bool, folder: Path
+    ) -> None:
         of_part, of_unit = Counter[str](), Counter[str]()
+        most_of_unit = _HELD_OUT_OF_UNIT if is_tiny and self.of_unit else self.of_unit
         with ExitStack() as opened:
             files = {
                 part: opened.enter_context(open(folder / f"{part}.jsonl", "w", encoding="utf-8"))
@@ -78,7 +83,7 @@ class Text:
                 part = part_of(unit)
                 if held_out is not None:
                     in_all, of_one = (
-                        (None, self.of_unit) if part == "train" else (held_out, _HELD_OUT_OF_UNIT)
+                        (None, most_of_unit) if part == "train" else (held_out, _HELD_OUT_OF_UNIT)
                     )
                     if _is_full(of_part[part], in_all) or _is_full(of_unit[unit], of_one):
                         continue
@@ -164,5 +169,6 @@ TEXTS = {
         "{subject}\n{body}",
         _mails,
         of_unit=40,
+        tiny=8000,
     ),
 }
