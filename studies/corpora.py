@@ -136,8 +136,8 @@ def _with_tokenizer(source: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
-def roberta(folder: Path) -> Path:
-    """The config.json of a small model shaped as RoBERTa, with the bundled tokenizer beside it.
+def roberta(folder: Path, layers: int = 4) -> Path:
+    """The config.json of a small model shaped as RoBERTa, 128 wide, with the bundled tokenizer beside it.
 
     Each text then begins with a token of its own, from whose state such a classifier reads the class.
     """
@@ -159,8 +159,8 @@ def roberta(folder: Path) -> Path:
             "architectures": ["RobertaForMaskedLM"],
             "vocab_size": len(tokenizer),
             "hidden_size": 128,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
+            "num_hidden_layers": layers,
+            "num_attention_heads": layers,
             "intermediate_size": 512,
             "max_position_embeddings": 128 + tokenizer.pad_token_id + 1,
             "type_vocab_size": 1,

@@ -22,6 +22,7 @@ _MODULES = {
     "mean-estimation": "mean_estimation",
     "adaptive": "adaptive",
     "exposure": "exposure",
+    "secret-protection": "secret_protection",
     "blow-up": "blow_up",
     "extraction": "extraction",
     "dp-sgd-grid": "dp_sgd_grid",
@@ -30,6 +31,9 @@ _MODULES = {
     "user-level": "user_level",
     "recipe": "recipe",
     "optimisers": "optimisers",
+    "audit": "audit",
+    "owners": "owners",
+    "code-base": "code_base",
 }
 
 

@@ -24,6 +24,8 @@ from studies.runner.training import Look, Trained, trained
 Keys = Mapping[str, Any]
 """Values by the name of a config's key. An epsilon of infinity trains without clipping and noise, on the same draws."""
 
+_OTHER_TARGETS = ("secret",)  # mechanisms whose noise follows from something else than an epsilon
+
 TRIAL = 0  # the run key of trials; those that count have 1, 2 ...
 NOTHING = "no training"
 
@@ -147,8 +149,10 @@ class _Cell:
         key = {"privacy.published_key": f"study {self.text} {seed}"}
         keys = dict(arm.derived({**key, **grid.keys, **arm.keys, **place, **settings}))
         is_twin = math.isinf(keys.get("privacy.epsilon", 1.0))
-        if is_twin:
-            keys["privacy.epsilon"] = 1.0  # of the run that it is the twin of, which is never trained
+        if is_twin:  # the run that it is the twin of is never trained
+            del keys["privacy.epsilon"]
+            if keys["privacy.mechanism"] not in _OTHER_TARGETS:
+                keys["privacy.epsilon"] = 1.0
         raw = nested(
             {
                 "model": str(self.model),

@@ -101,7 +101,11 @@ class _Training:
     """The job of each process."""
 
     def ready(self) -> Callable[[Trained], Row]:
-        return Trained.measure
+        return _measured
+
+
+def _measured(run: Trained) -> Row:
+    return run.measure()
 
 
 def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:
