@@ -220,7 +220,7 @@ def asked(work: Work) -> Iterator[_Tried]:
                         "eval_on_start": False,
                     },
                 }
-                columns = {"study": STUDY.name, "scale": str(work.scale)}
+                columns: Row = {"study": STUDY.name, "scale": str(work.scale)}
                 columns |= {"mechanism": mechanism, "fault": fault, "key": seed}
                 yield _Tried.of(columns, raw, False, True, work.folder / "runs")  # type: ignore[misc]
 

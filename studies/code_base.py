@@ -133,7 +133,7 @@ def _share(rows: Sequence[Row], part: str, whole: str) -> list[float]:
 def findings(rows: Sequence[Row]) -> list[Finding]:
     found: list[Finding] = []
 
-    def add(claim: str, statistic: str, values: Sequence[float], **bounds: float) -> None:
+    def add(claim: str, statistic: str, values: Sequence[float], **bounds: Any) -> None:
         if values:
             found.append(
                 Finding(
