@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import confide
 from confide.config.schema import Repository
