@@ -11,6 +11,7 @@ _MODULES = {
     "user-selection": "user_selection",
     "user-k": "user_k",
     "els-uls": "els_uls",
+    "group-size": "group_size",
     "step-time": "step_time",
     "concentration": "concentration",
     "enron-cleaning": "enron_cleaning",

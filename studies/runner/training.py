@@ -72,6 +72,7 @@ class Trained:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
+                    "rows_per_unit": outcome.guarantee.rows_per_unit,
                 }
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
