@@ -14,6 +14,7 @@ _MODULES = {
     "adapters": "adapters",
     "model-sizes": "model_sizes",
     "els-uls": "els_uls",
+    "group-size": "group_size",
     "step-time": "step_time",
     "concentration": "concentration",
     "enron-cleaning": "enron_cleaning",

@@ -88,6 +88,7 @@ class Trained:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
+                    "rows_per_unit": outcome.guarantee.rows_per_unit,
                 }
             if self.look is not None:
                 measured |= self.look(run, outcome)
