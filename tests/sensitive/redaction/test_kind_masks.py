@@ -90,10 +90,8 @@ def test_documents_have_the_masks_of_the_config(tmp_path):
     with RedactedDocuments(settings(), tokenizer, tmp_path / "spans.db", 1) as redacted:
         (rows,) = redacted.rows([Document(text, ("u",), None, "here")])
     shown = tokenizer.decode([token for row in rows for token in row.masked.tolist()])
-    assert shown.count("<NAME>") == 2
-    assert shown.count("<DATE>") == 1
-    assert shown.count("<mask>") == 2
-    assert not any(secret in shown for secret in ("Ann", "Bob", "01", "K77", "K1"))
+    plain = "<NAME> met <NAME> on <DATE> with <mask> and nobody else, nor <mask> again"
+    assert plain.replace(" ", "") in "".join(shown.split())
 
 
 def test_a_mask_of_a_kind_is_learnt_and_the_one_mask_is_not():
