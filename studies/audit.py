@@ -220,9 +220,9 @@ def asked(work: Work) -> Iterator[_Tried]:
                         "eval_on_start": False,
                     },
                 }
-                columns = {"study": STUDY.name, "scale": str(work.scale)}
+                columns: Row = {"study": STUDY.name, "scale": str(work.scale)}
                 columns |= {"mechanism": mechanism, "fault": fault, "key": seed}
-                yield _Tried.of(columns, raw, False, True, work.folder / "runs")  # type: ignore[misc]
+                yield _Tried.of(columns, raw, False, True, work.folder / "runs")
 
 
 # what was found ------------------------------------------------------------------------------------------------

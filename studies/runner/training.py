@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from confide.config.loading import check
 from confide.runs.folder import Run
@@ -46,7 +46,7 @@ class Trained:
     folder: Path
 
     @classmethod
-    def of(cls, columns: Row, raw: dict[str, Any], is_twin: bool, trains: bool, root: Path) -> Trained:
+    def of(cls, columns: Row, raw: dict[str, Any], is_twin: bool, trains: bool, root: Path) -> Self:
         asked = json.dumps([raw, is_twin, trains], sort_keys=True)
         return cls(columns, raw, is_twin, trains, root / hashlib.sha256(asked.encode()).hexdigest()[:16])
 
