@@ -222,7 +222,7 @@ def asked(work: Work) -> Iterator[_Tried]:
                 }
                 columns: Row = {"study": STUDY.name, "scale": str(work.scale)}
                 columns |= {"mechanism": mechanism, "fault": fault, "key": seed}
-                yield _Tried.of(columns, raw, False, True, work.folder / "runs")  # type: ignore[misc]
+                yield _Tried.of(columns, raw, False, True, work.folder / "runs")
 
 
 # what was found ------------------------------------------------------------------------------------------------

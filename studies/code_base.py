@@ -7,10 +7,11 @@ for imports of the room, by Python's own parser, and for names that only the roo
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import confide
 from confide.config.schema import Repository
@@ -70,7 +71,7 @@ def left(texts: Mapping[str, str], room: str, masked: set[str]) -> Row:
     importers = {path for path in texts.keys() - own if imports_room(texts[path], room)}
     names = own_names(texts, own)
     open_files = texts.keys() - masked
-    seen = {path: names & set(_NAME.findall(texts[path])) for path in open_files}
+    seen = {path: names & _words(texts[path]) for path in open_files}
     whole = sum(map(len, texts.values()))
     return {
         "files": len(texts),
@@ -88,17 +89,18 @@ def left(texts: Mapping[str, str], room: str, masked: set[str]) -> Row:
 
 def imports_room(text: str, room: str) -> bool:
     """Say whether a module's own statements import a room of confide or something in it."""
-    secret = f"confide.{room}"
+    return any(f"{name}.".startswith(f"confide.{room}.") for name in _imported(text))
+
+
+@cache
+def _imported(text: str) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            named: Iterable[str] = (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            named = (f"{node.module}.{alias.name}" for alias in node.names)
-        else:
-            continue
-        if any(f"{name}.".startswith(f"{secret}.") for name in named):
-            return True
-    return False
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def own_names(texts: Mapping[str, str], own: set[str]) -> set[str]:
@@ -109,10 +111,15 @@ def own_names(texts: Mapping[str, str], own: set[str]) -> set[str]:
     return {name for name in here - elsewhere if _is_telling(name)}
 
 
-def _defined(text: str) -> Iterable[str]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
+@cache
+def _defined(text: str) -> frozenset[str]:
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return frozenset(node.name for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+
+
+@cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_NAME.findall(text))
 
 
 def _is_telling(name: str) -> bool:
@@ -134,18 +141,13 @@ def _share(rows: Sequence[Row], part: str, whole: str) -> list[float]:
 def findings(rows: Sequence[Row]) -> list[Finding]:
     found: list[Finding] = []
 
-    def add(claim: str, statistic: str, values: Sequence[float], **bounds: Any) -> None:
+    def add(
+        claim: str, statistic: str, values: Sequence[float], low: float = -math.inf, high: float = math.inf
+    ) -> None:
+        place = "beyond the papers"
         if values:
             found.append(
-                Finding(
-                    claim,
-                    "beyond the papers",
-                    statistic,
-                    tuple(values),
-                    is_exact=True,
-                    unit="share",
-                    **bounds,
-                )
+                Finding(claim, place, statistic, tuple(values), low, high, is_exact=True, unit="share")
             )
 
     add(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from confide.config.loading import check
 from confide.runs.folder import Run
@@ -59,7 +59,7 @@ class Trained:
         trains: bool,
         root: Path,
         look: Look | None = None,
-    ) -> Trained:
+    ) -> Self:
         looked = () if look is None else (repr(look),)
         asked = json.dumps([raw, is_twin, trains, *looked], sort_keys=True)
         folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
