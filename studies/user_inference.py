@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from confide.auditing.attack import Options
+from confide.auditing.attack import Options, audit
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.runs.loop import Outcome
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
 from studies import corpora
-from studies.attacked import attacked, epsilon_of, in_table
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.models import stories
-from studies.runner.rows import version
 from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.training import Trained, trained
 
 CHUNKS = 4  # of a user where users are drawn
 FPR = 0.01
@@ -67,33 +68,27 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class _Attacked:
-    """A run to train and attack.
+class Told:
+    """How well user inference tells the users that a model was trained on from others.
 
     Attributes:
-        name: of its folder, and of its published run key.
+        users, rows: the most users on each side, and the most rows of each.
     """
 
-    name: str
-    columns: Row
-    raw: dict[str, Any]
-    folder: Path
-    options: Options
+    users: int
+    rows: int
 
-    def measure(self) -> Row:
-        _, outcome, found = attacked(self.name, self.raw, self.folder, self.options, Console(quiet=True))
-        assert outcome.final
+    def __call__(self, run: Run, outcome: Outcome) -> Row:
+        options = Options(attacks=("users",), users=self.users, rows=self.rows)
+        found = audit(Job.of(run, Console(quiet=True)), options).to_json()
         rates = found["users"]["rates"]
         low = next(rate for rate in rates["true_positive_rate"] if rate["fpr"] == FPR)
         bounds = dict(map(tuple, found["ceiling"]["true_positive_rate"])) if "ceiling" in found else {}
-        epsilon = epsilon_of(outcome)
+        guarantee = outcome.guarantee
+        protects = guarantee.notion != "none"
         return {
-            **self.columns,
-            **version(),
-            "unit": "" if epsilon is None else outcome.guarantee.unit.partition(":")[0],
-            "epsilon": epsilon,
-            "loss": float(outcome.final["loss"]),
-            "perplexity": float(outcome.final["perplexity"]),
+            "unit": guarantee.unit.partition(":")[0] if protects else "",
+            "epsilon": guarantee.epsilon if protects else None,
             "users": rates["members"],
             "auroc": rates["auroc"]["value"],
             "tpr": low["value"],
@@ -101,29 +96,12 @@ class _Attacked:
         }
 
 
-@dataclass(frozen=True)
-class _Attacking:
-    """The job of each process."""
-
-    def ready(self) -> Callable[[_Attacked], Row]:
-        return _Attacked.measure
-
-
 def measure(work: Work) -> list[Row]:
     """Train and attack every method with every run key, or read what was found."""
-    runs = list(asked(work))
-    rows = []
-    with (
-        work.crew.workers(_Attacking(), "a process that trains and attacks") as workers,
-        work.console.track(f"{STUDY.name}: runs", len(runs)) as track,
-    ):
-        for row in workers.map(runs):
-            rows.append(row)
-            track()
-    return rows
+    return trained(asked(work), work, f"{STUDY.name}: runs")
 
 
-def asked(work: Work) -> list[_Attacked]:
+def asked(work: Work) -> list[Trained]:
     size, model = _SIZES[work.scale], stories(work)
     data = corpora.posts(work.source("20newsgroups").parent, "20newsgroups", 0.5)
     if size["documents"] is not None:
@@ -135,17 +113,21 @@ def asked(work: Work) -> list[_Attacked]:
         "micro_tokens": 2048,
         "eval_on_start": False,
     }
-    options = Options(attacks=("users",), users=size["users"], rows=size["rows"])
+    look = Told(size["users"], size["rows"])
     found = []
     for method, own in METHODS.items():
         batch = size["batch"] / (CHUNKS if method in BY_USER else 1)
         if method != NONE:
             own = own | {"epsilon": size["epsilon"]}
-        raw = {"data": data, "model": str(model), "privacy": own, "train": train | {"batch": batch}}
         for seed in range(1, size["seeds"] + 1):
             columns = {"study": STUDY.name, "scale": str(work.scale), "method": method, "key": seed}
-            name = f"{method.replace(' ', '-')}-{seed}"
-            found.append(_Attacked(name, columns, raw, work.folder / STUDY.name, options))
+            raw = {
+                "data": data,
+                "model": str(model),
+                "privacy": own | {"published_key": f"study user-inference {seed}"},
+                "train": train | {"batch": batch},
+            }
+            found.append(Trained.of(columns, raw, False, True, work.folder / "runs", look))
     return found
 
 
@@ -169,7 +151,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     for method in (ROWS, ELS, ULS):
         found.append(
             Finding(
-                f"With {method} at epsilon {in_table(epsilon)} it cannot be told.",
+                f"With {method} at epsilon {at_most(epsilon, 3)} it cannot be told.",
                 place,
                 f"AUROC of user inference; up to {CHANCE} counts as chance",
                 tuple(_by_key(rows, method, "auroc").values()),
@@ -213,7 +195,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             [
                 method,
                 first["unit"],
-                in_table(first["epsilon"]),
+                "inf" if first["epsilon"] is None else at_most(first["epsilon"], 3),
                 f"{sum(row['perplexity'] for row in own) / len(own):.2f}",
                 str(first["users"]),
                 _measured([row["auroc"] for row in own], lambda value: f"{value:.3f}", at_least, at_most),

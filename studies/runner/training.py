@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ Look = Callable[[Run, Outcome], Row]
 """Measures more of a finished run, while its model is there. Its `repr` says all that it depends on."""
 
 
-class _Unreleased(Run):
+class Unreleased(Run):
     """A run of a study: what it trained is measured and thrown away."""
 
     releases = False
@@ -72,18 +72,19 @@ class Trained:
     def measure(self) -> Row:
         """Train, or resume, and measure."""
         began = time.monotonic()
-        run = _Unreleased(check(self.raw | {"run": str(self.folder)}, str(self.folder)), twin=self.is_twin)
+        run = Unreleased(check(self.raw | {"run": str(self.folder)}, str(self.folder)), twin=self.is_twin)
         if not self.trains:
             found = Job.of(run, Console(quiet=True)).evaluate()
             assert found is not None
-            measured: Row = {"loss": found["loss"], "perplexity": found["perplexity"]}
+            measured = figures(found)
         else:
             outcome = fine_tune(run)
             if not outcome.finished:
                 raise KeyboardInterrupt
             assert outcome.final is not None
-            measured = {"loss": outcome.final["loss"], "perplexity": outcome.final["perplexity"]}
-            measured |= {f"loss after {phase}": found["loss"] for phase, found in outcome.after.items()}
+            measured = figures(outcome.final)
+            for phase, found in outcome.after.items():
+                measured |= {f"{name} after {phase}": value for name, value in figures(found).items()}
             if not self.is_twin:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
@@ -95,6 +96,12 @@ class Trained:
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured
+
+
+def figures(found: Mapping[str, float | int]) -> Row:
+    """Return what a study keeps of an evaluation: perplexity, or where rows have classes, accuracy and their number."""
+    names = ("loss", "perplexity") if "perplexity" in found else ("loss", "accuracy", "rows")
+    return {name: found[name] for name in names}
 
 
 @dataclass(frozen=True)

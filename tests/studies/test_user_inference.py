@@ -55,13 +55,15 @@ def test_the_table_has_intervals_over_run_keys_and_never_a_share_below_zero():
     assert study.tables(rows(hidden, hidden, tpr=0.0, keys=1))[0].cells[-1][5:7] == ["0.501", "0.1%"]
 
 
-def test_all_methods_compute_as_many_rows_and_each_run_has_a_key_of_its_own(tmp_path, monkeypatch):
+def test_all_methods_compute_as_many_rows_with_the_same_run_keys(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "stories", lambda work: tmp_path)
     source = tmp_path / "20newsgroups/20_newsgroups.jsonl.xz"
     source.parent.mkdir()
     source.touch()
     asked = study.asked(Work(tmp_path, tmp_path / "work", Scale.SMALL))
-    assert len({run.name for run in asked}) == len(asked) == 20
+    assert len({run.folder for run in asked}) == len(asked) == 20
+    keys = {(run.columns["key"], run.raw["privacy"]["published_key"]) for run in asked}
+    assert len(keys) == len({key for _, key in keys}) == 5
     for run in asked:
         by_user = run.columns["method"] in study.BY_USER
         assert run.raw["train"]["batch"] * (study.CHUNKS if by_user else 1) == 128
