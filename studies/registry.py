@@ -12,6 +12,8 @@ _MODULES = {
     "user-k": "user_k",
     "els-uls": "els_uls",
     "group-size": "group_size",
+    "cohorts": "cohorts",
+    "users-what-if": "users_what_if",
     "step-time": "step_time",
     "concentration": "concentration",
     "enron-cleaning": "enron_cleaning",

@@ -7,18 +7,32 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from confide.config.loading import check
+from confide.distributed.ranks import Ranks
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.runs.loop import fine_tune
+from confide.runs.loop import opened
 from confide.runs.provenance import code_version
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from studies.runner.study import Row, Work
+
+
+class After(Protocol):
+    """What is measured of a trained model beside its loss. It may be sent to other processes.
+
+    Attributes:
+        name: of the results' files; another one for other settings.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, job: Job) -> Row: ...
 
 
 class _Unreleased(Run):
@@ -37,6 +51,7 @@ class Trained:
         is_twin: without clipping and noise, on the same draws.
         trains: False to measure the model as it was.
         folder: where it works; its result lies beside.
+        after: what else is measured of the trained model.
     """
 
     columns: Row
@@ -44,11 +59,16 @@ class Trained:
     is_twin: bool
     trains: bool
     folder: Path
+    after: After | None = None
 
     @classmethod
     def of(cls, columns: Row, raw: dict[str, Any], is_twin: bool, trains: bool, root: Path) -> Trained:
         asked = json.dumps([raw, is_twin, trains], sort_keys=True)
         return cls(columns, raw, is_twin, trains, root / hashlib.sha256(asked.encode()).hexdigest()[:16])
+
+    def followed(self, after: After) -> Trained:
+        """Return the same run, of which something else is measured, too."""
+        return replace(self, after=after, folder=self.folder.with_name(f"{self.folder.name}-{after.name}"))
 
     @property
     def result(self) -> Path:
@@ -63,20 +83,30 @@ class Trained:
             assert found is not None
             measured: Row = {"loss": found["loss"], "perplexity": found["perplexity"]}
         else:
-            outcome = fine_tune(run)
+            measured = self._trained(run)
+        measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return measured
+
+    def _trained(self, run: Run) -> Row:
+        with opened(run, Console(quiet=True), Ranks()) as loop:
+            outcome = loop.go(None)
             if not outcome.finished:
                 raise KeyboardInterrupt
             assert outcome.final is not None
-            measured = {"loss": outcome.final["loss"], "perplexity": outcome.final["perplexity"]}
+            measured: Row = {"loss": outcome.final["loss"], "perplexity": outcome.final["perplexity"]}
             if not self.is_twin:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
                     "rows_per_unit": outcome.guarantee.rows_per_unit,
                 }
-        measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return measured
+            return measured if self.after is None else measured | self.after(loop.job)
+
+
+def job_of(raw: dict[str, Any], folder: Path, work: Work) -> Job:
+    """Return the job of a config that is looked at and does not train."""
+    return Job.of(Run(check(raw | {"run": str(folder)}, str(folder))), work.console)
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,12 @@ def keys(steps: int, **more: Any) -> dict[str, Any]:
 
 
 def arm(
-    kind: str, rows: int, options: Keys, name: str | None = None, users: int | None = None, **more: Any
+    kind: str, rows: int | None, options: Keys, name: str | None = None, users: int | None = None, **more: Any
 ) -> Arm:
     """Return an arm of one of the three mechanisms, whose steps ask for `rows` rows.
 
     Args:
+        rows: None if arms are compared at values of `train.batch`.
         name: in tables; the mechanism's own by default.
         users: so many users a step, and as many rows as they then give, in place of `rows`.
         more: selection, for another one than the mechanism's own.
@@ -52,8 +53,10 @@ def arm(
     return Arm(name or kind, made, options, _batch(kind, rows, users))
 
 
-def _batch(kind: str, rows: int, users: int | None) -> Callable[[Keys], Keys]:
+def _batch(kind: str, rows: int | None, users: int | None) -> Callable[[Keys], Keys]:
     def derived(keys: Keys) -> Keys:
+        if rows is None:
+            return keys
         k = keys["privacy.rows_per_unit"]
         batch = rows if kind != ULS else rows / k if users is None else users
         return {**keys, "train.batch": float(batch)}
