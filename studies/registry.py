@@ -15,6 +15,8 @@ _MODULES = {
     "model-sizes": "model_sizes",
     "els-uls": "els_uls",
     "group-size": "group_size",
+    "cohorts": "cohorts",
+    "users-what-if": "users_what_if",
     "step-time": "step_time",
     "concentration": "concentration",
     "enron-cleaning": "enron_cleaning",

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,6 +65,11 @@ class Trained:
         folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
         return cls(columns, raw, is_twin, trains, folder, look)
 
+    def followed(self, look: Look) -> Self:
+        """Return the same run, of which something else is measured."""
+        name = hashlib.sha256(repr(look).encode()).hexdigest()[:8]
+        return replace(self, look=look, folder=self.folder.with_name(f"{self.folder.name}-{name}"))
+
     @property
     def result(self) -> Path:
         return self.folder.with_suffix(".json")
@@ -96,6 +101,11 @@ class Trained:
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured
+
+
+def job_of(raw: dict[str, Any], folder: Path, work: Work) -> Job:
+    """Return the job of a config that is looked at and does not train."""
+    return Job.of(Run(check(raw | {"run": str(folder)}, str(folder))), work.console)
 
 
 def figures(found: Mapping[str, float | int]) -> Row:
