@@ -133,7 +133,8 @@ def load_alone(folder: Path, base: str | None = None) -> tuple[Any, Any]:
     place = model_files.place("--base", name, location(name), False)
     with model_files.said_plainly("--base", name):
         found = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, use_safetensors=True)
-    if len(tokenizer) > len(found.get_input_embeddings().weight):
+    embeddings: Any = found.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
         found.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     return _with_adapter(found, folder), tokenizer
 
