@@ -83,6 +83,17 @@ def ran(grid, work, monkeypatch, loss):
     return grid.measured(work), asked
 
 
+def test_a_twin_needs_no_epsilon_where_noise_follows_from_something_else(posts, monkeypatch):
+    twins = [
+        Arm(name, {"privacy.mechanism": name, "privacy.epsilon": math.inf}) for name in ("secret", "uls")
+    ]
+    place = {"train.steps": (1,)}
+    _, asked = ran(made(*twins, at=place, tuned_at=place), posts, monkeypatch, lambda run: 1.0)
+    found = {run.columns["arm"]: (run.is_twin, run.raw["privacy"].get("epsilon")) for run in asked}
+    assert found["secret"] == (True, None)
+    assert found["uls"] == (True, 1.0)
+
+
 def test_settings_are_chosen_on_validation_and_measured_on_the_test(posts, monkeypatch):
     one, other = (Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els"))
 

@@ -75,7 +75,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(
-    "text", ["words = 'is taken from import *'", "words = 'from import lists'", "program = \"import ''\""]
+    "text", ["words = 'is taken from import *'", "words = 'from import lists'", "program = \"import os, ''\""]
 )
 def test_words_that_look_like_an_import_name_nothing(tmp_path, text):
     found, _ = imported(tmp_path, ACME | {"src/acme/words.py": text}, "src/acme/words.py")
