@@ -18,6 +18,11 @@ _MODULES = {
     "noise-variance": "noise_variance",
     "mean-estimation": "mean_estimation",
     "blow-up": "blow_up",
+    "selective": "selective",
+    "selective-imperfect": "selective_imperfect",
+    "selective-classes": "selective_classes",
+    "membership": "membership",
+    "exposure-course": "exposure_course",
     "user-inference": "user_inference",
 }
 

@@ -19,7 +19,7 @@ from typing import Any
 from confide.utils.errors import InputError
 from studies.runner.study import Row, Work
 from studies.runner.texts import TEXTS
-from studies.runner.training import Trained, trained
+from studies.runner.training import Look, Trained, trained
 
 Keys = Mapping[str, Any]
 """Values by the name of a config's key. An epsilon of infinity trains without clipping and noise, on the same draws."""
@@ -40,13 +40,15 @@ class Arm:
         name: as in tables.
         keys: what makes it.
         options: what is chosen for it on validation text: all combinations are tried.
-        derived: adds keys that follow from the others.
+        derived: adds keys that follow from the others; the run's key is among them.
+        look: what is measured beside the loss of runs that count.
     """
 
     name: str
     keys: Keys
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     derived: Callable[[Keys], Keys] = _unchanged
+    look: Look | None = None
 
     def trials(self) -> list[Keys]:
         return [dict(zip(self.options, each, strict=True)) for each in product(*self.options.values())]
@@ -102,13 +104,13 @@ class _Cell:
     text: str
 
     def tuning(self) -> Iterator[Trained]:
-        untrained = {**self.grid.keys, "privacy.mechanism": "none", "train.batch": 1.0}
-        yield self._run(NOTHING, untrained, {}, {}, TRIAL, "test", trains=False)
+        untrained = Arm(NOTHING, {"privacy.mechanism": "none", "train.batch": 1.0})
+        yield self._run(untrained, {}, {}, TRIAL, "test", trains=False)
         for arm in self.grid.arms:
             settings = arm.trials()
             for place in _crossed(self.grid.tuned_at):
                 for each in settings if len(settings) > 1 else ():
-                    yield self._run(arm.name, self._keys(arm, place, each), place, each, TRIAL, "validation")
+                    yield self._run(arm, place, each, TRIAL, "validation")
 
     def mains(self, trials: Sequence[Row]) -> Iterator[Trained]:
         for arm in self.grid.arms:
@@ -116,7 +118,7 @@ class _Cell:
             for place in _crossed(self.grid.at):
                 settings = best[min(best, key=partial(_distance, place))]
                 for seed in range(1, self.grid.seeds + 1):
-                    yield self._run(arm.name, self._keys(arm, place, settings), place, settings, seed, "test")
+                    yield self._run(arm, place, settings, seed, "test")
 
     def _best(self, arm: Arm, trials: Sequence[Row]) -> dict[tuple[tuple[str, Any], ...], Keys]:
         """Return, for each place where settings were tried, those with the least validation loss."""
@@ -135,17 +137,15 @@ class _Cell:
             found[tuple(place.items())] = settings[best]
         return found
 
-    def _keys(self, arm: Arm, place: Keys, settings: Keys) -> Keys:
-        return arm.derived({**self.grid.keys, **arm.keys, **place, **settings})
-
     def _run(
-        self, arm: str, keys: Keys, place: Keys, settings: Keys, seed: int, part: str, trains: bool = True
+        self, arm: Arm, place: Keys, settings: Keys, seed: int, part: str, trains: bool = True
     ) -> Trained:
-        text, parts = TEXTS[self.text], TEXTS[self.text].parts(self.work)
-        columns: Row = {"study": self.grid.name, "scale": str(self.work.scale), "text": self.text, "arm": arm}
-        columns |= {name: place.get(name) for name in self.grid.at}
+        grid, text, parts = self.grid, TEXTS[self.text], TEXTS[self.text].parts(self.work)
+        columns: Row = {"study": grid.name, "scale": str(self.work.scale), "text": self.text, "arm": arm.name}
+        columns |= {name: place.get(name) for name in grid.at}
         columns |= {"settings": json.dumps(dict(settings)), "key": seed, "part": part}
-        keys = dict(keys)
+        key = {"privacy.published_key": f"study {self.text} {seed}"}
+        keys = dict(arm.derived({**key, **grid.keys, **arm.keys, **place, **settings}))
         is_twin = math.isinf(keys.get("privacy.epsilon", 1.0))
         if is_twin:
             keys["privacy.epsilon"] = 1.0  # of the run that it is the twin of, which is never trained
@@ -157,14 +157,14 @@ class _Cell:
                 "data.text": text.template,
                 "data.unit": text.unit,
                 "data.duplicates": False,
-                "privacy.published_key": f"study {self.text} {seed}",
                 "train.checkpoint_every": 10**6,
                 "train.micro_tokens": 2048,  # to measure what fits takes as long as some steps of a small model
                 "train.eval_on_start": False,
                 **keys,
             }
         )
-        return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs")
+        look = arm.look if seed != TRIAL else None
+        return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs", look)
 
 
 def nested(keys: Keys) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A unit's part follows from its name alone, so that every study and every scale h
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import lzma
@@ -115,6 +116,55 @@ def _articles(lines: IO[str]) -> Iterator[Document]:
             yield {"article": article, "text": text}
 
 
+def _dialogues(lines: IO[str]) -> Iterator[Document]:
+    """Yield dialogues, one line a turn; `annotated` has the characters of what the data's own annotation marks."""
+    for line in lines:
+        dialogue = json.loads(line)
+        text, annotated = "", []
+        for turn in dialogue["turns"]:
+            text += f"{turn['speaker']}: "
+            annotated += [[len(text) + start, len(text) + end, slot] for start, end, slot in turn["spans"]]
+            text += turn["text"] + "\n"
+        yield {"dialogue": dialogue["dialogue_id"], "text": text.strip(), "annotated": annotated}
+
+
+@dataclass(frozen=True)
+class Sentences(Text):
+    """SST-2: sentences with a class. Validation has a quarter of its development set, and the test the rest.
+
+    The training part holds phrases of its own sentences, so that what is held out of it would be known.
+    """
+
+    def parts(self, work: Work) -> dict[str, Path]:
+        most = {Scale.TINY: 60, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
+        folder = work.folder / "texts" / f"SST-2-{most or 'all'}"
+        paths = {part: folder / f"{part}.jsonl" for part in PARTS}
+        if not folder.exists():
+            source, building = work.source(self.source), folder.with_name(f".{folder.name}.new")
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+            of_part: dict[str, list[Document]] = {part: [] for part in PARTS}
+            for file in ("train", "dev"):
+                with open(source / f"{file}.tsv", encoding="utf-8") as lines:
+                    for document in islice(self.documents(lines), most):
+                        of_part[file if file == "train" else quarter_of(document["text"])].append(document)
+            for part, documents in of_part.items():
+                written = "".join(json.dumps(document) + "\n" for document in documents)
+                (building / f"{part}.jsonl").write_text(written, "utf-8")
+            building.rename(folder)
+        return paths
+
+
+def quarter_of(sentence: str) -> str:
+    """Return the part that a sentence of the development set is in."""
+    return "validation" if hashlib.sha256(sentence.encode()).digest()[0] < 64 else "test"
+
+
+def _sentences(lines: IO[str]) -> Iterator[Document]:
+    for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+        yield {"text": row["sentence"].strip(), "label": row["label"]}
+
+
 TEXTS = {
     "newsgroups": Text(
         "20 Newsgroups, the first 4,000 posts",
@@ -131,6 +181,17 @@ TEXTS = {
         "{text}",
         _articles,
         of_unit=8,
+    ),
+    "dialogues": Text(
+        "the first 2,000 of the Schema-Guided Dialogues",
+        "sgd-dialogues/train.jsonl.xz",
+        "dialogue",
+        "{text}",
+        _dialogues,
+        2000,
+    ),
+    "sentences": Sentences(
+        "SST-2, the first 20,000 phrases", "glue/SST-2", "text", "{text}", _sentences, 20_000
     ),
     "enron": Text(
         "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts

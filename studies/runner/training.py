@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ from typing import Any
 from confide.config.loading import check
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.runs.loop import fine_tune
+from confide.runs.loop import Outcome, fine_tune
 from confide.runs.provenance import code_version
 from confide.utils.console import Console
 from confide.utils.files import write_text
 from studies.runner.study import Row, Work
 
+Look = Callable[[Run, Outcome], Row]
+"""Measures more of a finished run, while its model is there. Its `repr` says all that it depends on."""
 
-class _Unreleased(Run):
+
+class Unreleased(Run):
     """A run of a study: what it trained is measured and thrown away."""
 
     releases = False
@@ -37,6 +40,7 @@ class Trained:
         is_twin: without clipping and noise, on the same draws.
         trains: False to measure the model as it was.
         folder: where it works; its result lies beside.
+        look: what is measured beside the loss.
     """
 
     columns: Row
@@ -44,11 +48,22 @@ class Trained:
     is_twin: bool
     trains: bool
     folder: Path
+    look: Look | None = None
 
     @classmethod
-    def of(cls, columns: Row, raw: dict[str, Any], is_twin: bool, trains: bool, root: Path) -> Trained:
-        asked = json.dumps([raw, is_twin, trains], sort_keys=True)
-        return cls(columns, raw, is_twin, trains, root / hashlib.sha256(asked.encode()).hexdigest()[:16])
+    def of(
+        cls,
+        columns: Row,
+        raw: dict[str, Any],
+        is_twin: bool,
+        trains: bool,
+        root: Path,
+        look: Look | None = None,
+    ) -> Trained:
+        looked = () if look is None else (repr(look),)
+        asked = json.dumps([raw, is_twin, trains, *looked], sort_keys=True)
+        folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return cls(columns, raw, is_twin, trains, folder, look)
 
     @property
     def result(self) -> Path:
@@ -57,25 +72,35 @@ class Trained:
     def measure(self) -> Row:
         """Train, or resume, and measure."""
         began = time.monotonic()
-        run = _Unreleased(check(self.raw | {"run": str(self.folder)}, str(self.folder)), twin=self.is_twin)
+        run = Unreleased(check(self.raw | {"run": str(self.folder)}, str(self.folder)), twin=self.is_twin)
         if not self.trains:
             found = Job.of(run, Console(quiet=True)).evaluate()
             assert found is not None
-            measured: Row = {"loss": found["loss"], "perplexity": found["perplexity"]}
+            measured = figures(found)
         else:
             outcome = fine_tune(run)
             if not outcome.finished:
                 raise KeyboardInterrupt
             assert outcome.final is not None
-            measured = {"loss": outcome.final["loss"], "perplexity": outcome.final["perplexity"]}
+            measured = figures(outcome.final)
+            for phase, found in outcome.after.items():
+                measured |= {f"{name} after {phase}": value for name, value in figures(found).items()}
             if not self.is_twin:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
                 }
+            if self.look is not None:
+                measured |= self.look(run, outcome)
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured
+
+
+def figures(found: Mapping[str, float | int]) -> Row:
+    """Return what a study keeps of an evaluation: perplexity, or where rows have classes, accuracy and their number."""
+    names = ("loss", "perplexity") if "perplexity" in found else ("loss", "accuracy", "rows")
+    return {name: found[name] for name in names}
 
 
 @dataclass(frozen=True)
