@@ -9,40 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from confide.auditing.candidates import Candidates
-from confide.auditing.exposure import exact
-from confide.auditing.trie import Trie
-from confide.config.loading import check
-from confide.runs.folder import Run
-from confide.runs.job import Job
-from confide.runs.loop import fine_tune
 from confide.utils.chart import Panel, panels_svg
-from confide.utils.console import Console
 from confide.utils.files import write_text
 from confide.utils.rounding import at_most
 from studies.runner import twice
+from studies.runner.course import TEMPLATE, Course, courses_of, numbers_of
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.grid import Keys, nested
 from studies.runner.marked import marked
 from studies.runner.models import stories
-from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.runner.texts import TEXTS
-from studies.runner.training import Unreleased
 from studies.runner.twice import ENTITIES, EPSILON
 from studies.runner.users import texts_of
 
-TEMPLATE = "My ID is {}"
 EXPOSED = 3.0
 """Bits: the paper calls a lower exposure not extractable (section A.5)."""
 
@@ -125,93 +110,12 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Course:
-    """A run to train step by step and look into.
-
-    Attributes:
-        groups: the planted numbers, by how often each stands.
-    """
-
-    columns: Row
-    raw: dict[str, Any]
-    folder: Path
-    every: int
-    steps: int
-    digits: int
-    groups: tuple[tuple[int, tuple[str, ...]], ...]
-
-    @property
-    def result(self) -> Path:
-        return self.folder.with_suffix(".json")
-
-    def measure(self) -> list[Row]:
-        """Train on to each step that is looked at. What was found is kept."""
-        if self.result.exists():
-            found: list[Row] = json.loads(self.result.read_text("utf-8"))
-            return found
-        rows = []
-        run = Unreleased(check({**self.raw, "run": str(self.folder)}, str(self.folder)))
-        for until in range(self.every, self.steps + 1, self.every):
-            if fine_tune(run, until=until).steps < until:
-                raise KeyboardInterrupt
-            rows += self._looked(run, until)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        write_text(self.result, json.dumps(rows))
-        return rows
-
-    def _looked(self, run: Run, step: int) -> Iterator[Row]:
-        job = Job.of(run, Console(quiet=True))
-        job.phase_runner().restore(job.trained()[1])
-        held_out = job.evaluate()
-        assert held_out is not None
-        numbers = np.array([int(number) for _, some in self.groups for number in some])
-        exposures = iter(exact(job.model, _trie(self.raw["model"], self.digits), numbers))
-        for times, some in self.groups:
-            bits = [next(exposures).exposure for _ in some]
-            yield {
-                **self.columns,
-                **version(),
-                "step": step,
-                "times": times,
-                "numbers": len(some),
-                "loss": held_out["loss"],
-                "perplexity": held_out["perplexity"],
-                "exposure": sum(bits) / len(bits),
-                "most": max(bits),
-            }
-
-
-@lru_cache(1)
-def _trie(model: str, digits: int) -> Trie:
-    """Return all numbers of so many digits in the text that holds them: a million texts take a while to cut."""
-    from transformers import AutoTokenizer
-
-    return Trie.of(Candidates.digits(TEMPLATE, digits), AutoTokenizer.from_pretrained(model))
-
-
-@dataclass(frozen=True)
-class _Looking:
-    """The job of each process."""
-
-    def ready(self) -> Callable[[_Course], list[Row]]:
-        return _Course.measure
-
-
 def measure(work: Work) -> list[Row]:
     courses = [course for text in work.chosen(_SIZES[work.scale]["texts"]) for course in asked(work, text)]
-    rows: list[Row] = []
-    with (
-        work.crew.workers(_Looking(), "a process that trains and looks") as workers,
-        work.console.track(f"{STUDY.name}: runs", len(courses)) as track,
-    ):
-        for found in workers.map(courses):
-            rows += found
-            track()
-    return rows
+    return courses_of(courses, work, f"{STUDY.name}: runs")
 
 
-def asked(work: Work, text: str) -> Iterator[_Course]:
+def asked(work: Work, text: str) -> Iterator[Course]:
     """Yield the runs on a text."""
     size, folder = _SIZES[work.scale], work.folder / STUDY.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -231,7 +135,7 @@ def asked(work: Work, text: str) -> Iterator[_Course]:
             columns |= {"part": "test", "figure": "Figures 2 and 3" if arm in ARMS else "Figure 4"}
             raw = nested(_keys(work, text, path, key, {**ARMS, **ONLY}[arm]))
             name = f"{text}-{arm}-{key}".replace(",", "").replace(" ", "-")
-            yield _Course(columns, raw, folder / name, size["every"], size["steps"], size["digits"], groups)
+            yield Course(columns, raw, folder / name, size["every"], size["steps"], size["digits"], groups)
 
 
 def _keys(work: Work, text: str, path: Path, key: int, own: Keys) -> Keys:
@@ -256,15 +160,6 @@ def _keys(work: Work, text: str, path: Path, key: int, own: Keys) -> Keys:
     }
 
 
-def numbers_of(
-    key: int, digits: int, each: int, times: Sequence[int]
-) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Return random numbers of a run key, all different: so many that stand so often."""
-    drawn = np.random.default_rng([2022, key, each]).choice(10**digits, each * len(times), replace=False)
-    texts = [f"{number:0{digits}d}" for number in drawn]
-    return tuple((count, tuple(texts[i * each : (i + 1) * each])) for i, count in enumerate(times))
-
-
 def planted(source: Path, path: Path, groups: Sequence[tuple[int, Sequence[str]]]) -> Path:
     """Write a text with numbers planted in documents of their own, and the spans of every detector."""
     lines = []
@@ -277,6 +172,9 @@ def planted(source: Path, path: Path, groups: Sequence[tuple[int, Sequence[str]]
             span = [[start, start + len(number), "NUMBER"]]
             shares = {f"recall {recall:g}": span if is_caught(place, recall) else [] for recall in RECALLS}
             lines += [{"text": text, _CAUGHT: span, _MISSED: [], **shares}] * times
+    # A detector that catches none of the numbers must find something, or the run is refused.
+    everything = [_CAUGHT, _MISSED, *(f"recall {recall:g}" for recall in RECALLS)]
+    lines.append({"text": "One word is marked.", **{key: [[12, 18, "WORD"]] for key in everything}})
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path
 

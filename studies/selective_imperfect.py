@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from confide.sensitive.redaction.screening import Marks
 from studies.runner import twice
 from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import NOTHING, TRIAL, Arm, Keys
-from studies.runner.missed import FOUND, TRUTH, recall, screened, with_misses
+from studies.runner.missed import FOUND, TRUTH, first, recall, screened, with_misses
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity
@@ -130,7 +131,7 @@ def arms(work: Work, text: str, size: Mapping[str, Any], screenings: Screenings)
     """Return what is compared."""
     options, steps, look = {"train.learning_rate": size["rates"]}, size["steps"], Claimed()
     path = str(with_misses(work, text))
-    few: Keys = {"data.max_documents": size["few"], "train.batch": size["few_batch"]}
+    few: Keys = {"data.train": str(first(Path(path), size["few"])), "train.batch": size["few_batch"]}
     light: Keys = {"redacted.mode": "light-noise", "redacted.epsilon": EPSILON / 3, "detector.recall": None}
     none, dpsgd, tokens = twice.plain_arms(options, look)
 
@@ -152,7 +153,7 @@ def arms(work: Work, text: str, size: Mapping[str, Any], screenings: Screenings)
         with_keys(jft(CONSERVATIVE, FOUND), light, screenings.supposed),
         Arm(FEW_NONE, {**none.keys, **few}, options, look=look),
         Arm(FEW_DPSGD, {**dpsgd.keys, **few}, options, look=look),
-        Arm(FEW_REDACTED, {**redacted.keys, "data.train": path, **few}, options, look=look),
+        Arm(FEW_REDACTED, {**redacted.keys, **few}, options, look=look),
         with_keys(jft(FEW_JFT, TRUTH), few),
     ]
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from confide.sensitive.detectors.entities import LEVELS, Entities
+from confide.sensitive.detectors.entities import LEVELS, Entities, Level
 from confide.sensitive.detectors.spans import Span
 from confide.utils.files import write_text
 from studies.runner.study import Scale, Work
 from studies.runner.texts import TEXTS
 
-STRICTEST = "high-contextual"
+STRICTEST: Level = "high-contextual"
 _TINY = 24  # documents
 _AT_ONCE = 256
 _PIPELINE = "en_core_web_sm"  # unless a smaller one lies beside the data

@@ -57,7 +57,7 @@ class Attacked:
             )
             lengths = compressed_lengths(graph, own.rows, before.tokenizer)
             sides.append(Side(own, (base,), lengths, unit_of(graph, own.rows)))
-        found = membership.attack(*sides)
+        found = membership.attack(sides[0], sides[1], sides[2])
         losses = [{"loss": -side.references[0].loss} for side in sides[:2]]
         untrained = membership.compare(losses[0], losses[1], (_units(sides[0]), _units(sides[1])), (FPR,))
         shutil.rmtree(plain.folder, ignore_errors=True)

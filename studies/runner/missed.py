@@ -49,6 +49,14 @@ def with_misses(work: Work, text: str) -> Path:
     return path
 
 
+def first(path: Path, count: int) -> Path:
+    """Return a file of the first documents of a text. (`data.max_documents` would also cut what is held out.)"""
+    some = path.with_name(f"{path.stem}-{count}.jsonl")
+    if not some.exists():
+        write_text(some, "".join(path.read_text("utf-8").splitlines(keepends=True)[:count]))
+    return some
+
+
 def found_of(spans: Spans, text: str) -> list[Sequence[Any]]:
     """Return the spans that a detector finds which misses a fifth of the words: a word always, or never."""
     return [span for span in spans if _place(text[span[0] : span[1]]) >= _MISSED]
@@ -107,5 +115,5 @@ def missed(text: str, found: Spans, truth: Spans) -> list[str]:
     )
 
 
-def _quiet(count: int) -> None:
+def _quiet(advance: int = 1, note: str = "") -> None:
     """Show nothing."""

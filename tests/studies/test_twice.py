@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from studies.exposure_course import course, is_caught, last, numbers_of, planted
+from studies.exposure_course import course, is_caught, last, planted
+from studies.runner.course import numbers_of
 from studies.runner.marked import by_level
 from studies.runner.members import Attacked, halves
 from studies.runner.missed import found_of, missed, recall
@@ -121,7 +122,7 @@ def test_numbers_are_planted_as_often_as_they_should_and_marked_where_they_are_c
     source = tmp_path / "source.jsonl"
     source.write_text(json.dumps({"text": "Jane", "high-entity": [[0, 4, "PERSON"]]}) + "\n")
     path = planted(source, tmp_path / "planted.jsonl", [(2, [f"{i:02d}" for i in range(10)])])
-    first, *rest = map(json.loads, path.read_text().splitlines())
+    first, *rest, marked = map(json.loads, path.read_text().splitlines())
     assert first["missed"] == first["caught"] == [[0, 4, "PERSON"]]
     assert first["recall 1"] == []
     assert len(rest) == 20
@@ -129,6 +130,7 @@ def test_numbers_are_planted_as_often_as_they_should_and_marked_where_they_are_c
     assert rest[0]["text"][start:end] == "00"
     assert not any(each["missed"] for each in rest)
     assert sum(bool(each["recall 0.6"]) for each in rest) == 12
+    assert marked["text"][slice(*marked["recall 0"][0][:2])] == "marked"
 
 
 def test_a_course_is_of_one_group_of_numbers_and_its_end_is_the_last_step():
