@@ -17,7 +17,7 @@ from studies.runner import twice
 from studies.runner.findings import Finding, paired
 from studies.runner.grid import NOTHING
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.twice import DPSGD, ENTITIES, LEVELS, NONE, Claimed, jft, redacted
+from studies.runner.twice import DPSGD, LEVELS, NONE, Claimed, jft, redacted
 from studies.selective import STRICTEST, epsilon
 
 TEXT = "sentences"
@@ -39,7 +39,7 @@ _SMALL: dict[str, Any] = {
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
     | {
-        "levels": (ENTITIES, STRICTEST),
+        "levels": (STRICTEST,),
         "batch": 4.0,
         "steps": 2,
         "rates": (1e-3,),

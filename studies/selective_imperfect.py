@@ -16,7 +16,7 @@ from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity
 from studies.runner.texts import TEXTS
-from studies.runner.twice import DPSGD, EPSILON, TOKENS, Claimed
+from studies.runner.twice import DPSGD, EPSILON, NONE, TOKENS, Claimed
 from studies.runner.users import texts_of
 from studies.selective import epsilon
 
@@ -35,6 +35,7 @@ PAPER = {
 }
 _SMALL: dict[str, Any] = {
     "texts": ("articles", "dialogues"),
+    "left_out": (),
     "batch": 192.0,
     "steps": 16,
     "rates": (2e-3, 5e-3),
@@ -48,6 +49,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
     | {
         "texts": ("articles",),
+        "left_out": (NONE, PERFECT, CONSERVATIVE, FEW_NONE, FEW_JFT),
         "batch": 4.0,
         "steps": 2,
         "rates": (5e-3,),
@@ -142,7 +144,7 @@ def arms(work: Work, text: str, size: Mapping[str, Any], screenings: Screenings)
         return Arm(arm.name, {**arm.keys, **more}, options, derived or arm.derived, look)
 
     redacted = twice.redacted_arm(TRUTH, options, look)
-    return [
+    found = [
         none,
         dpsgd,
         tokens,
@@ -156,6 +158,7 @@ def arms(work: Work, text: str, size: Mapping[str, Any], screenings: Screenings)
         Arm(FEW_REDACTED, {**redacted.keys, **few}, options, look=look),
         with_keys(jft(FEW_JFT, TRUTH), few),
     ]
+    return [arm for arm in found if arm.name not in size["left_out"]]
 
 
 # what was found ------------------------------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     family=f"{text}, few",
                 )
             )
-    return found
+    return [finding for finding in found if finding.values]  # an arm may be left out
 
 
 # tables --------------------------------------------------------------------------------------------------------
