@@ -49,9 +49,14 @@ _LIGHT: Keys = {
 }
 
 
+def _field(share: float) -> str:
+    """Return the field of spans of a detector that catches a share of the ten numbers."""
+    return f"recall {share:g}"
+
+
 def with_recall(recall: float) -> str:
     """Return the name of the arm whose detector catches a share of the ten numbers, which are all that is sensitive."""
-    return f"JFT, recall {recall:g}"
+    return f"JFT, {_field(recall)}"
 
 
 ONLY_NONE, ONLY_DPSGD, ONLY_LIGHT = (
@@ -73,12 +78,12 @@ ONLY: Mapping[str, Keys] = {
     **{
         with_recall(recall): {
             "privacy.mechanism": "selective",
-            "detector.spans": f"recall {recall:g}",
+            "detector.spans": _field(recall),
             **_PRIVATE,
         }
         for recall in RECALLS
     },
-    ONLY_LIGHT: {"privacy.mechanism": "selective", "detector.spans": "recall 0.4", **_PRIVATE, **_LIGHT},
+    ONLY_LIGHT: {"privacy.mechanism": "selective", "detector.spans": _field(0.4), **_PRIVATE, **_LIGHT},
 }
 _SMALL: dict[str, Any] = {
     "texts": ("articles", "dialogues"),
@@ -165,15 +170,15 @@ def planted(source: Path, path: Path, groups: Sequence[tuple[int, Sequence[str]]
     lines = []
     for document in map(json.loads, source.read_text("utf-8").splitlines()):
         fields = {_CAUGHT: document[ENTITIES], _MISSED: document[ENTITIES]}
-        lines.append({"text": document["text"], **fields, **{f"recall {recall:g}": [] for recall in RECALLS}})
+        lines.append({"text": document["text"], **fields, **{_field(recall): [] for recall in RECALLS}})
     for times, numbers in groups:
         for place, number in enumerate(numbers):
             text, start = TEMPLATE.format(number), TEMPLATE.index("{")
             span = [[start, start + len(number), "NUMBER"]]
-            shares = {f"recall {recall:g}": span if is_caught(place, recall) else [] for recall in RECALLS}
+            shares = {_field(recall): span if is_caught(place, recall) else [] for recall in RECALLS}
             lines += [{"text": text, _CAUGHT: span, _MISSED: [], **shares}] * times
     # A detector that catches none of the numbers must find something, or the run is refused.
-    everything = [_CAUGHT, _MISSED, *(f"recall {recall:g}" for recall in RECALLS)]
+    everything = [_CAUGHT, _MISSED, *map(_field, RECALLS)]
     lines.append({"text": "One word is marked.", **{key: [[12, 18, "WORD"]] for key in everything}})
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path

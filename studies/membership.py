@@ -65,7 +65,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             Finding(
                 f"Without privacy, members are told with an accuracy of {PUBLIC:.0%} at most ({text}).",
                 "section 6.4",
-                "balanced accuracy of the best of seven attacks, at the threshold that serves it best",
+                "balanced accuracy of the best of seven attacks, at a threshold that was chosen on other rows",
                 most(rows, text, NONE, "accuracy"),
                 high=PUBLIC,
                 unit="share",

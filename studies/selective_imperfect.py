@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.sensitive.redaction.screening import Marks
+from confide.utils.rounding import at_least
 from studies.runner import twice
 from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import NOTHING, TRIAL, Arm, Keys
@@ -249,7 +250,7 @@ def _line(rows: Sequence[Row], text: str, arm: str) -> list[str]:
     claimed = twice.value(rows, text, arm, "epsilon")
     return [
         arm,
-        "" if share is None else f"{share:.2f}",
+        "" if share is None else at_least(share, 2),
         epsilon(claimed) if None in ends else f"{epsilon(ends[0])} to {epsilon(ends[1])}",
         epsilon(twice.value(rows, text, arm, "zero_out")),
         epsilon(twice.value(rows, text, arm, MISSED)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ TEMPLATE = "My ID is {}"
 
 @dataclass(frozen=True)
 class Course:
-    """A run to train step by step and look into.
+    """A run to train step by step and look into. What was found is kept under a name that its config decides.
 
     Attributes:
         groups: the planted numbers, by how often each stands.
@@ -46,7 +47,10 @@ class Course:
 
     @property
     def result(self) -> Path:
-        return self.folder.with_suffix(".json")
+        asked = json.dumps([self.raw, self.every, self.digits, self.groups], sort_keys=True)
+        return self.folder.with_name(
+            f"{self.folder.name}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}.json"
+        )
 
     def measure(self) -> list[Row]:
         """Train on to each step that is looked at. What was found is kept."""
