@@ -105,14 +105,9 @@ def screened(keys: Keys, share: float, draws: int, path: Path) -> Marks:
 
 
 def missed(text: str, found: Spans, truth: Spans) -> list[str]:
-    """Return the sensitive words that do not lie within what was found."""
-    return sorted(
-        {
-            text[start:end]
-            for start, end, *_ in truth
-            if not any(left <= start and end <= right for left, right, *_ in found)
-        }
-    )
+    """Return the sensitive words of which some character was not found."""
+    seen = _characters(found)
+    return sorted({text[start:end] for start, end, *_ in truth if not seen.issuperset(range(start, end))})
 
 
 def _quiet(advance: int = 1, note: str = "") -> None:

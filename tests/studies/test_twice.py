@@ -54,6 +54,7 @@ def test_a_person_marks_what_is_not_wholly_masked():
     text = "Jane Roe of Rome"
     assert missed(text, [[0, 4, "A"]], [[0, 8, "A"], [12, 16, "B"]]) == ["Jane Roe", "Rome"]
     assert missed(text, [[0, 8, "A"]], [[0, 4, "A"], [12, 16, "B"]]) == ["Rome"]
+    assert missed(text, [[0, 5, "A"], [5, 8, "A"]], [[0, 8, "A"]]) == []  # masked by two spans together
 
 
 def test_held_out_sentences_are_on_one_side_and_a_quarter_chooses():
