@@ -1,6 +1,5 @@
 """Public text, cut into documents for the studies, and small models to fine-tune on it."""
 
-import csv
 import json
 import lzma
 import shutil
@@ -63,24 +62,6 @@ def dialogues(data: Path, split: str) -> Iterator[dict[str, Any]]:
     """Dialogues of the Schema-Guided Dialogue data set, with their annotated slots."""
     with _opened(data / f"sgd-dialogues/{split}.jsonl.xz") as lines:
         yield from map(json.loads, lines)
-
-
-def sst2(data: Path, split: str) -> Iterator[dict[str, str]]:
-    with _opened(data / f"glue/SST-2/{split}.tsv") as lines:
-        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-            yield {"text": row["sentence"].strip(), "label": row["label"]}
-
-
-def cola(data: Path, split: str) -> Iterator[dict[str, str]]:
-    with _opened(data / f"glue/CoLA/{split}.tsv") as lines:
-        for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):  # no header line
-            yield {"text": row[3], "label": row[1]}
-
-
-def rte(data: Path, split: str) -> Iterator[dict[str, str]]:
-    with _opened(data / f"glue/RTE/{split}.tsv") as lines:
-        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-            yield {"text": f"{row['sentence1']}\n{row['sentence2']}", "label": row["label"]}
 
 
 def written(items: Items, path: Path, most: int | None = None) -> Path:

@@ -182,6 +182,29 @@ def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
     assert {run.look for run in asked if run.columns["arm"] == "els"} == {None}
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A look at a run."""
+
+
+def test_the_run_key_reaches_what_is_derived_and_only_runs_that_count_are_looked_at(posts, monkeypatch):
+    seen = []
+
+    def derived(keys):
+        seen.append(keys["privacy.published_key"])
+        return keys
+
+    rates, look = {"train.learning_rate": (1.0, 2.0)}, Seen()
+    arm = Arm("uls", {"privacy.mechanism": "uls"}, rates, derived, look)
+    _, asked = ran(made(arm, at={}, tuned_at={}), posts, monkeypatch, lambda run: 1.0)
+    trials = [run for run in asked if run.columns["key"] == TRIAL]
+    mains = [run for run in asked if run.columns["key"] != TRIAL]
+    assert [run.look for run in trials] == [None] * 3
+    assert [run.look for run in mains] == [look] * 2
+    assert seen == [f"study made-up {key}" for key in (0, 0, 1, 2)]
+    assert len({run.folder for run in asked}) == len(asked)
+
+
 def test_a_text_that_the_study_does_not_have_is_refused(posts):
     with pytest.raises(InputError, match="this study has made-up, not enron"):
         Work(posts.data, posts.folder, posts.scale, text="enron").chosen(("made-up",))
