@@ -194,8 +194,32 @@ def test_every_process_can_be_repeated(process):
     assert "8 on average (geometric distribution)" in Repeated(process, Trials(8)).describe()
 
 
-def test_what_gives_nothing_away_gives_nothing_away_however_often():
-    assert Repeated(Untouched("nothing"), Trials(8)).curve(1.0).delta(0.0) == 0.0
+@pytest.mark.parametrize(("mean", "shape"), KINDS)
+def test_what_gives_nothing_away_gives_nothing_away_however_often(mean, shape):
+    curve = Repeated(Untouched("nothing"), Trials(mean, shape)).curve(1.0)
+    assert 0 <= curve.delta(0.0) < 1e-12
+    assert curve.epsilon(1e-12) == 0.0
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(8.0, 1.0), (1e4, 1.0), (1e4, 100.0)])
+@pytest.mark.parametrize(("q", "noise"), [(0.01, 30.0), (0.001, 50.0)])
+def test_rounding_costs_next_to_nothing_where_next_to_nothing_is_given_away(q, noise, mean, shape):
+    """Never more than the bound by one weight and one ratio for all outputs (Koskela, Redberg and Wang 2024)."""
+    one, trials = MixtureOfGaussians.bernoulli(q, 100).curve(noise), Trials(mean, shape)
+    g, a = trials.stop, one.addition.epsilons[one.addition.epsilons >= 0]
+    ratio = (1 + shape) * np.maximum(a, np.log1p((1 - g) / g * one.addition.delta(a))).min()
+    plain = one.removal.epsilon(1e-5 / mean) + ratio
+    assert repeated(one, trials).removal.epsilon(1e-5) <= 1.001 * plain + 1e-4
+
+
+def test_vertices_fall_across_zero():
+    removal = Direction(np.array([-0.86, 0.38]), np.array([0.58, 0.0]))
+    addition = Direction(np.array([-2.64, -1.32, 3.64]), np.array([0.95, 0.8, 0.0]))
+    for direction in (
+        (found := repeated(PrivacyProfile(removal, addition, 0.0), Trials(1.001))).removal,
+        found.addition,
+    ):
+        assert (np.diff(direction.deltas) <= 0).all()
 
 
 def test_what_protects_nobody_protects_nobody():

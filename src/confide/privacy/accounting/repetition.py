@@ -133,7 +133,7 @@ def repeated(curve: PrivacyProfile, trials: Trials) -> PrivacyProfile:
     """
     removal = _selected(curve.removal, curve.addition, trials)
     addition = _selected(curve.addition, curve.removal, trials)
-    at_zero = min(_together(removal, addition), 1 - trials.generating(1 - curve.delta(0.0)))
+    at_zero = max(0.0, min(_together(removal, addition), 1 - trials.generating(1 - curve.delta(0.0))))
     removal, addition = _from_zero(removal, at_zero), _from_zero(addition, at_zero)
     return PrivacyProfile(_both_signs(removal, addition), _both_signs(addition, removal), curve.interval)
 
@@ -181,6 +181,10 @@ def _hinges(other: Direction, trials: Trials) -> tuple[Array, Array]:
     beaten = np.maximum(reached.min(axis=1), places)
     one = trials.mean * (g / (g + rest * places[:-1])) ** (1 + trials.shape)
     two = trials.mean * (g / (g + rest * beaten[1:])) ** (1 + trials.shape)
+    # Rounding between places must not cost more than the largest ratio w(u) / w(t(u)) at each of them.
+    all_a = np.append(other.epsilons[other.epsilons >= 0], 0.0)
+    log_ratio = np.maximum(all_a, np.log1p(rest / g * other.delta(all_a))).min()
+    two = np.maximum(two, one * np.exp(-(1 + trials.shape) * log_ratio))
     slopes, heights = _majorant(two, one)
     steps, x = np.diff(slopes), np.diff(heights) / np.diff(slopes)
     log_x, weights = np.log(x)[::-1], (steps * x)[::-1]
@@ -254,6 +258,5 @@ def _both_signs(own: Direction, other: Direction) -> Direction:
     """Return `own` from 0 on, and below 0 the bound that follows from the other direction."""
     near: Array = (other.epsilons > 0) & (other.epsilons < _FAR)
     epsilons, deltas = other.epsilons[near][::-1], other.deltas[near][::-1]
-    return Direction(
-        np.append(-epsilons, own.epsilons), np.append(1 - np.exp(-epsilons) * (1 - deltas), own.deltas)
-    )
+    below = 1 - np.exp(-epsilons) * (1 - deltas)
+    return Direction(np.append(-epsilons, own.epsilons), np.minimum.accumulate(np.append(below, own.deltas)))
