@@ -24,6 +24,7 @@ _MODULES = {
     "user-inference": "user_inference",
     "user-level": "user_level",
     "recipe": "recipe",
+    "suggestion": "suggestion",
 }
 
 
