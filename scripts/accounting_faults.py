@@ -5,6 +5,14 @@ from fault import Fault
 ACCOUNTING = [
     Fault(
         "accounting",
+        "a trial is beaten as often in the other world as at the place before",
+        "privacy/accounting/repetition.py::_hinges",
+        "beaten[1:]",
+        "beaten[:-1]",
+        "tests/privacy/accounting/test_repetition.py",
+    ),
+    Fault(
+        "accounting",
         "a row that displaces another moves the sum by one clip norm",
         "privacy/accounting/truncated.py::_Step._with",
         "special.ndtr((2 - x) / s)",
@@ -26,6 +34,14 @@ ACCOUNTING = [
         "(-1 - x) / s",
         "-x / s",
         "tests/privacy/accounting/test_replacement.py",
+    ),
+    Fault(
+        "adaptive",
+        "pairs compose although a step may cost more than planned",
+        "privacy/accounting/filter.py::RenyiBudget.is_fixed",
+        "self.least >= self.planned",
+        "True",
+        "tests/privacy/accounting/test_filter.py",
     ),
     Fault(
         "adaptive",

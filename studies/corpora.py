@@ -1,6 +1,5 @@
 """Public text, cut into documents for the studies, and small models to fine-tune on it."""
 
-import csv
 import json
 import lzma
 import shutil
@@ -65,24 +64,6 @@ def dialogues(data: Path, split: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def sst2(data: Path, split: str) -> Iterator[dict[str, str]]:
-    with _opened(data / f"glue/SST-2/{split}.tsv") as lines:
-        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-            yield {"text": row["sentence"].strip(), "label": row["label"]}
-
-
-def cola(data: Path, split: str) -> Iterator[dict[str, str]]:
-    with _opened(data / f"glue/CoLA/{split}.tsv") as lines:
-        for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):  # no header line
-            yield {"text": row[3], "label": row[1]}
-
-
-def rte(data: Path, split: str) -> Iterator[dict[str, str]]:
-    with _opened(data / f"glue/RTE/{split}.tsv") as lines:
-        for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-            yield {"text": f"{row['sentence1']}\n{row['sentence2']}", "label": row["label"]}
-
-
 def written(items: Items, path: Path, most: int | None = None) -> Path:
     """The first `most` of some documents, as JSON lines; left alone if it is there."""
     if not path.exists():
@@ -136,8 +117,8 @@ def _with_tokenizer(source: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
-def roberta(folder: Path) -> Path:
-    """The config.json of a small model shaped as RoBERTa, with the bundled tokenizer beside it.
+def roberta(folder: Path, layers: int = 4) -> Path:
+    """The config.json of a small model shaped as RoBERTa, 128 wide, with the bundled tokenizer beside it.
 
     Each text then begins with a token of its own, from whose state such a classifier reads the class.
     """
@@ -159,8 +140,8 @@ def roberta(folder: Path) -> Path:
             "architectures": ["RobertaForMaskedLM"],
             "vocab_size": len(tokenizer),
             "hidden_size": 128,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
+            "num_hidden_layers": layers,
+            "num_attention_heads": layers,
             "intermediate_size": 512,
             "max_position_embeddings": 128 + tokenizer.pad_token_id + 1,
             "type_vocab_size": 1,

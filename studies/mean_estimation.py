@@ -5,12 +5,12 @@ Beside it, how well the strategies of appendix I.1 choose rows and users.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from confide.planning.user_sampling import USERS, Split, estimate_and_double
+from confide.planning.user_sampling import USERS, Split
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.rounding import at_most
 from studies.estimated_means import DELTA, D, K, N, Result, Setting, people, result
@@ -18,24 +18,19 @@ from studies.runner.findings import Finding
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.user_sampling import (
+    COHORT,
+    GROUP,
+    ORACLE,
+    OWN,
+    RANDOM,
+    Strategy,
     Target,
-    greedy_local_oracle,
-    max_cohort,
-    max_group_size,
     random_split,
     splits,
-    uls_variances,
+    strategies,
 )
 
 START = Split(1, 16)
-OWN, PRINTED, LEAST, ORACLE = (
-    "Estimate-and-Double",
-    "as printed, without n in tau",
-    "least noise variance",
-    "greedy local oracle",
-)
-COHORT, GROUP, RANDOM = "max cohort", "max group size", "random"
-
 ABOVE = 1e-9
 """What makes a bound strict."""
 
@@ -137,35 +132,21 @@ def norms(size: Size) -> dict[int, float]:
     return {k: float(np.median(np.linalg.norm(rows[:, :k].mean(1), axis=1))) for k in size.ks}
 
 
-def strategies(size: Size, epsilon: float) -> dict[str, Callable[[float], Split]]:
-    """What makes a budget a split; a random choice is made by trial, and not here."""
-    target, norm, most_k = (
-        Target(epsilon, DELTA, size.default.steps, N),
-        norms(size).__getitem__,
-        size.ks[-1],
-    )
-
-    def doubled(noise_multiplier: Callable[[float], float], budget: float) -> Split:
-        return estimate_and_double(norm, noise_multiplier, START, budget, most_k, N)[-1].split
+def compared(size: Size, epsilon: float) -> dict[str, Strategy]:
+    """Return what makes a budget a split; a random choice is made by trial, and not here."""
 
     def loss(split: Split) -> float:
         return result(replace(size.default, epsilon=epsilon, budget=split.budget), split.k).tuned
 
-    return {
-        OWN: lambda budget: doubled(target.uls_noise, budget),
-        PRINTED: lambda budget: doubled(lambda n: n * target.uls_noise(n), budget),
-        LEAST: lambda budget: uls_variances(size.choices(budget), norm, target)[0][0],
-        ORACLE: lambda budget: greedy_local_oracle(loss, START, budget, most_k, N)[-1].split,
-        COHORT: lambda budget: max_cohort(size.choices(budget)),
-        GROUP: lambda budget: max_group_size(size.choices(budget)),
-    }
+    target = Target(epsilon, DELTA, size.default.steps, N)
+    return strategies(norms(size).__getitem__, target.uls_noise, loss, START, size.ks, N)
 
 
 def chosen(size: Size, epsilon: float) -> list[Row]:
     """Return the k that each strategy chooses for each trial."""
     generator, found = np.random.default_rng(2), []
     trials = range(1, size.default.trials[1] + 1)
-    named = strategies(size, epsilon)
+    named = compared(size, epsilon)
     for budget in size.budgets:
         common: Row = {"what": "choice", "epsilon": epsilon, "budget": budget}
         for name, strategy in named.items():

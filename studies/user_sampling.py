@@ -1,14 +1,28 @@
-"""Split a compute budget between users and rows: noise of the ways (Charles et al. 2024, section 3, app. C, I)."""
+"""Split a compute budget between users and rows: noise of the ways (Charles et al. 2024, section 3, app. C, I).
+
+And the strategies of appendix I.1, which `cohorts` tries on text and `mean-estimation` on made-up users.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from confide.planning.user_sampling import Place, Split, doubled, noise_variance
+from confide.planning.user_sampling import Place, Split, doubled, estimate_and_double, noise_variance
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.mechanisms.base import calibrated
 from confide.utils.errors import InputError
+
+OWN, PRINTED, LEAST, ORACLE = (
+    "Estimate-and-Double",
+    "as printed, without n in tau",
+    "least noise variance",
+    "greedy local oracle",
+)
+COHORT, GROUP, RANDOM = "max cohort", "max group size", "random"
+
+Strategy = Callable[[float], Split]
+"""What makes a budget, in rows a step, a split."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +71,16 @@ def splits(budget: float, ks: Iterable[int], least: float, most: float) -> list[
     return found
 
 
-def uls_variance(split: Split, norm: Callable[[int], float], target: Target) -> float:
-    """Noise variance of user-level sampling at a split.
+def uls_variances(
+    choices: Sequence[Split], norm: Callable[[int], float], noise_multiplier: Callable[[float], float]
+) -> list[tuple[Split, float]]:
+    """Each split with the noise variance of user-level sampling at it, the least first; of equals the most users.
 
     Args:
         norm: k -> L(k), of the mean gradient of k rows of a user; `gradient_norms` measures it.
+        noise_multiplier: n -> s(n), with n users expected a step.
     """
-    return noise_variance(target.uls_noise(split.n), norm(split.k), split.n)
-
-
-def uls_variances(
-    choices: Sequence[Split], norm: Callable[[int], float], target: Target
-) -> list[tuple[Split, float]]:
-    """Each split with its noise variance, the least first; of equals the one with more users."""
-    found = [(split, uls_variance(split, norm, target)) for split in choices]
+    found = [(s, noise_variance(noise_multiplier(s.n), norm(s.k), s.n)) for s in choices]
     return sorted(found, key=lambda pair: (pair[1], -pair[0].n))
 
 
@@ -103,3 +113,37 @@ def max_group_size(choices: Sequence[Split]) -> Split:
 def random_split(choices: Sequence[Split], generator: np.random.Generator) -> Split:
     """Any of the splits, with equal probability."""
     return choices[int(generator.integers(len(choices)))]
+
+
+def strategies(
+    norm: Callable[[int], float],
+    noise_multiplier: Callable[[float], float],
+    loss: Callable[[Split], float],
+    start: Split,
+    ks: Sequence[int],
+    users: int,
+) -> dict[str, Strategy]:
+    """Return the strategies by name. A random choice is not among them: it is another one each time.
+
+    Args:
+        norm, noise_multiplier: as in `uls_variances`.
+        loss: that a split ends at, which the oracle alone sees.
+        start: what doublings start from; no split has fewer users.
+        ks: the rows a user that may be chosen, in order.
+        users: the most that a step may expect.
+    """
+
+    def choices(budget: float) -> list[Split]:
+        return splits(budget, ks, start.n, users)
+
+    def estimated(noise: Callable[[float], float], budget: float) -> Split:
+        return estimate_and_double(norm, noise, start, budget, ks[-1], users)[-1].split
+
+    return {
+        OWN: lambda budget: estimated(noise_multiplier, budget),
+        PRINTED: lambda budget: estimated(lambda n: n * noise_multiplier(n), budget),
+        LEAST: lambda budget: uls_variances(choices(budget), norm, noise_multiplier)[0][0],
+        ORACLE: lambda budget: greedy_local_oracle(loss, start, budget, ks[-1], users)[-1].split,
+        COHORT: lambda budget: max_cohort(choices(budget)),
+        GROUP: lambda budget: max_group_size(choices(budget)),
+    }

@@ -92,7 +92,7 @@ def test_help_names_every_verb_whole():
 
 VERBS = (
     *((verb,) for verb in "init schema prepare plan train eval verify quickstart redact account".split()),
-    *((verb,) for verb in "tune audit report generate export study".split()),
+    *((verb,) for verb in "tune audit report generate synthesize export study".split()),
     ("secrets", "tag"),
     ("secrets", "solve"),
 )

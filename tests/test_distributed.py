@@ -23,7 +23,7 @@ from confide.runs.folder import Run
 from confide.utils.errors import InputError
 from tests import command
 from tests.command import environment
-from tests.models.test_bases import NEEDS
+from tests.models.bases import NEEDS
 from tests.places import ROOT
 from tests.test_resume import config
 from tests.two_ranks_all import MODULES

@@ -125,6 +125,23 @@ def test_sensitive_text_reaches_no_tensor_of_a_phase_that_may_not_see_it(
         assert watch.leaks(free) > 0
 
 
+def test_masks_of_kinds_stand_in_the_redacted_rows_and_the_claim_says_that_kinds_are_public(
+    tmp_path, monkeypatch
+):
+    detector = {"expressions": {"marked": r"<<[^>]*>>"}, "recall": 1.0, "masks": {"marked": "<MARKED>"}}
+    settings = config(tmp_path, "selective", data={"eval": None}, detector=detector)
+    watch = Watch(monkeypatch, models.load_tokenizer(settings))
+    outcome = fine_tune(Run(settings))
+    assert watch.leaks("redacted") == 0
+    assert any("<MARKED>" in text for text in watch.seen["redacted"])
+    assert not any("<MARKED>" in text for text in watch.seen["main"])
+    guarantee = outcome.guarantee
+    assert any(
+        "with the kinds that have a mask of their own (<MARKED>)" in each for each in guarantee.public_facts
+    )
+    assert "as the same kinds where these have a mask of their own" in guarantee.worlds
+
+
 def test_the_watch_sees_what_training_without_redaction_shows(tmp_path, monkeypatch):
     settings = config(
         tmp_path,

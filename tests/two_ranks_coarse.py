@@ -17,7 +17,7 @@ from confide.runs import job
 from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from tests import small, two_ranks
-from tests.models.test_bases import WIDE
+from tests.models.bases import WIDE
 from tests.models.test_loading import config
 from tests.test_resume import config as run_config
 from tests.two_ranks import DRAWS, apart, model_of, moved, steps

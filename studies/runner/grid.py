@@ -24,6 +24,8 @@ from studies.runner.training import Look, Trained, trained
 Keys = Mapping[str, Any]
 """Values by the name of a config's key. An epsilon of infinity trains without clipping and noise, on the same draws."""
 
+_OTHER_TARGETS = ("secret",)  # mechanisms whose noise follows from something else than an epsilon
+
 TRIAL = 0  # the run key of trials; those that count have 1, 2 ...
 NOTHING = "no training"
 
@@ -88,10 +90,15 @@ class Grid:
         model = self.model(work)
         rows: list[Row] = []
         for text in work.chosen(self.texts):
-            cell = _Cell(self, work, model, text)
-            trials = trained(list(cell.tuning()), work, f"{self.name}, {text}: trials")
-            rows += trials + trained(list(cell.mains(trials)), work, f"{self.name}, {text}: runs")
+            trials, runs = self.tuned(work, model, text)
+            rows += trials + trained(runs, work, f"{self.name}, {text}: runs")
         return rows
+
+    def tuned(self, work: Work, model: Path, text: str) -> tuple[list[Row], list[Trained]]:
+        """Make the trials on a text. Return their rows, and the runs that count, with the settings that they chose."""
+        cell = _Cell(self, work, model, text)
+        trials = trained(list(cell.tuning()), work, f"{self.name}, {text}: trials")
+        return trials, list(cell.mains(trials))
 
 
 @dataclass(frozen=True)
@@ -140,31 +147,49 @@ class _Cell:
     def _run(
         self, arm: Arm, place: Keys, settings: Keys, seed: int, part: str, trains: bool = True
     ) -> Trained:
-        grid, text, parts = self.grid, TEXTS[self.text], TEXTS[self.text].parts(self.work)
+        grid = self.grid
         columns: Row = {"study": grid.name, "scale": str(self.work.scale), "text": self.text, "arm": arm.name}
         columns |= {name: place.get(name) for name in grid.at}
         columns |= {"settings": json.dumps(dict(settings)), "key": seed, "part": part}
         key = {"privacy.published_key": f"study {self.text} {seed}"}
         keys = dict(arm.derived({**key, **grid.keys, **arm.keys, **place, **settings}))
         is_twin = math.isinf(keys.get("privacy.epsilon", 1.0))
-        if is_twin:
-            keys["privacy.epsilon"] = 1.0  # of the run that it is the twin of, which is never trained
-        raw = nested(
-            {
-                "model": str(self.model),
-                "data.train": str(parts["train"]),
-                "data.eval": str(parts[part]),
-                "data.text": text.template,
-                "data.unit": text.unit,
-                "data.duplicates": False,
-                "train.checkpoint_every": 10**6,
-                "train.micro_tokens": 2048,  # to measure what fits takes as long as some steps of a small model
-                "train.eval_on_start": False,
-                **keys,
-            }
-        )
+        if is_twin:  # the run that it is the twin of is never trained
+            del keys["privacy.epsilon"]
+            if keys["privacy.mechanism"] not in _OTHER_TARGETS:
+                keys["privacy.epsilon"] = 1.0
+        raw = config(self.work, self.model, self.text, keys, seed, part)
         look = arm.look if seed != TRIAL else None
         return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs", look)
+
+
+def config(
+    work: Work, model: Path, text: str, keys: Keys, seed: int = TRIAL, part: str = "validation"
+) -> dict[str, Any]:
+    """Return the config of a run, without its folder.
+
+    Args:
+        text: name in `TEXTS`.
+        keys: of the run; they come before what all runs have.
+        seed: run key.
+        part: of the text, to evaluate on.
+    """
+    parts = TEXTS[text].parts(work)
+    return nested(
+        {
+            "model": str(model),
+            "data.train": str(parts["train"]),
+            "data.eval": str(parts[part]),
+            "data.text": TEXTS[text].template,
+            "data.unit": TEXTS[text].unit,
+            "data.duplicates": False,
+            "privacy.published_key": f"study {text} {seed}",
+            "train.checkpoint_every": 10**6,
+            "train.micro_tokens": 2048,  # to measure what fits takes as long as some steps of a small model
+            "train.eval_on_start": False,
+            **keys,
+        }
+    )
 
 
 def nested(keys: Keys) -> dict[str, Any]:

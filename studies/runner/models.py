@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from confide.config.loading import check
 from confide.models.names import BUNDLED, location
+from confide.runs.folder import Run
+from confide.runs.loop import fine_tune
 from confide.utils.files import write_text
 from studies import corpora
 from studies.runner.study import Scale, Work
@@ -21,6 +25,58 @@ def stories(work: Work) -> Path:
     work.source("20newsgroups")
     assert work.data is not None
     return corpora.stories(work.data, work.folder / "models" / "stories260K")
+
+
+_SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "head_dim": 16,
+}  # in place of stories260K's 64, 172, 8
+
+
+def one_million(work: Work) -> Path:
+    """Pretrain a model of a million weights on WikiText-2, or find it: as stories260K, but twice as wide.
+
+    It takes 1,500 steps of 64 rows; at `tiny`, two.
+    """
+    is_tiny = work.scale is Scale.TINY
+    data = work.source("wikitext-2").parent
+    folder = work.folder / "models" / "one-million"
+    text = corpora.written(corpora.wikitext(data, "train"), folder / "text.jsonl", 20 if is_tiny else None)
+    settings = check(
+        {
+            "model": str(_wider(stories(work), folder / "start")),
+            "data": {"train": str(text), "eval": None, "max_length": 64, "duplicates": False},
+            "privacy": {"mechanism": "none", "published_key": "study one-million"},
+            "train": {
+                "steps": 2 if is_tiny else 1500,
+                "batch": 64.0,
+                "learning_rate": 2e-3,
+                "warmup": 1 if is_tiny else 100,
+                "schedule": "linear",
+                "micro_tokens": 4096,
+                "checkpoint_every": 250,
+            },
+            "run": str(folder / "run"),
+        },
+        "study one-million",
+    )
+    run = Run(settings)
+    if not run.release.is_dir():
+        work.console.say("pretraining a model of a million weights on WikiText-2")
+        if not fine_tune(run, work.console).finished:
+            raise KeyboardInterrupt
+    return run.release
+
+
+def _wider(narrow: Path, folder: Path) -> Path:
+    """Write the config.json of a wider model, with the tokenizer of the narrow one beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(narrow / name, folder / name)
+    made = folder / "config.json"
+    made.write_text(json.dumps(json.loads((narrow / "config.json").read_text("utf-8")) | _SHAPE), "utf-8")
+    return made
 
 
 def bundled(work: Work) -> Path:

@@ -42,6 +42,7 @@ class Text:
         most: how many documents are read at `small`; None for all. Of these, validation and test have two of a unit
             and 160 in all.
         of_unit: how many documents of a unit are read at `small`; None for all.
+        tiny: how many documents are read at `tiny`; the training part then has two of a unit, if `of_unit` is given.
     """
 
     title: str
@@ -51,23 +52,32 @@ class Text:
     documents: Callable[[IO[str]], Iterator[Document]]
     most: int | None = None
     of_unit: int | None = None
+    tiny: int = 200
 
     def parts(self, work: Work) -> dict[str, Path]:
         """Write the three parts, or find them as they were written: JSON lines, by the names of `PARTS`."""
-        most = {Scale.TINY: 200, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
+        most = {Scale.TINY: self.tiny, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
         held_out = {Scale.TINY: 8, Scale.SMALL: 160, Scale.FULL: None}[work.scale]
-        folder = work.folder / "texts" / f"{Path(self.source).parts[0]}-{most or 'all'}-{held_out or 'all'}"
+        read = f"{Path(self.source).parts[0]}{self.documents.__name__}"
+        folder = (
+            work.folder
+            / "texts"
+            / "-".join(str(part or "all") for part in (read, most, self.of_unit, held_out))
+        )
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
         if not folder.exists():
             source, building = work.source(self.source), folder.with_name(f".{folder.name}.new")
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            self._write(source, most, held_out, building)
+            self._write(source, most, held_out, work.scale is Scale.TINY, building)
             building.rename(folder)
         return paths
 
-    def _write(self, source: Path, most: int | None, held_out: int | None, folder: Path) -> None:
+    def _write(
+        self, source: Path, most: int | None, held_out: int | None, is_tiny: bool, folder: Path
+    ) -> None:
         of_part, of_unit = Counter[str](), Counter[str]()
+        most_of_unit = _HELD_OUT_OF_UNIT if is_tiny and self.of_unit else self.of_unit
         with ExitStack() as opened:
             files = {
                 part: opened.enter_context(open(folder / f"{part}.jsonl", "w", encoding="utf-8"))
@@ -79,7 +89,7 @@ class Text:
                 part = part_of(unit)
                 if held_out is not None:
                     in_all, of_one = (
-                        (None, self.of_unit) if part == "train" else (held_out, _HELD_OUT_OF_UNIT)
+                        (None, most_of_unit) if part == "train" else (held_out, _HELD_OUT_OF_UNIT)
                     )
                     if _is_full(of_part[part], in_all) or _is_full(of_unit[unit], of_one):
                         continue
@@ -102,6 +112,24 @@ def _posts(lines: IO[str]) -> Iterator[Document]:
     for line in lines:
         post = json.loads(line)
         yield {name: post[name] for name in ("from", "subject", "body")}
+
+
+def _mails(lines: IO[str]) -> Iterator[Document]:
+    for line in lines:
+        mail = json.loads(line)
+        to = {address.strip().lower() for name in ("to", "cc") for address in mail[name].split(",")}
+        yield {
+            "from": mail["from"].strip().lower(),
+            "to": sorted(to - {""}),
+            "subject": mail["subject"],
+            "body": mail["body"],
+        }
+
+
+def _abstracts(lines: IO[str]) -> Iterator[Document]:
+    for line in lines:
+        paper = json.loads(line)
+        yield {name: paper[name] for name in ("id", "text")}
 
 
 def _articles(lines: IO[str]) -> Iterator[Document]:
@@ -210,7 +238,20 @@ TEXTS = {
         60_000,  # all: they lie there by sender
         of_unit=60,
     ),
+    "abstracts": Text(
+        "abstracts of arXiv, each its own unit",
+        "arxiv-abstracts-small/abstracts.jsonl.xz",
+        "id",
+        "{text}",
+        _abstracts,
+    ),
     "enron": Text(
-        "sent mail of Enron", "enron-sent/enron_sent.jsonl.xz", "from", "{subject}\n{body}", _posts
+        "sent mail of Enron, the first 40 of each sender",
+        "enron-sent/enron_sent.jsonl.xz",
+        "from",
+        "{subject}\n{body}",
+        _mails,
+        of_unit=40,
+        tiny=8000,
     ),
 }

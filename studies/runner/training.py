@@ -7,9 +7,9 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from confide.config.loading import check
 from confide.runs.folder import Run
@@ -59,11 +59,16 @@ class Trained:
         trains: bool,
         root: Path,
         look: Look | None = None,
-    ) -> Trained:
+    ) -> Self:
         looked = () if look is None else (repr(look),)
         asked = json.dumps([raw, is_twin, trains, *looked], sort_keys=True)
         folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
         return cls(columns, raw, is_twin, trains, folder, look)
+
+    def followed(self, look: Look) -> Self:
+        """Return the same run, of which something else is measured."""
+        name = hashlib.sha256(repr(look).encode()).hexdigest()[:8]
+        return replace(self, look=look, folder=self.folder.with_name(f"{self.folder.name}-{name}"))
 
     @property
     def result(self) -> Path:
@@ -89,12 +94,18 @@ class Trained:
                 measured |= {
                     "noise_multiplier": outcome.guarantee.noise_multiplier,
                     "epsilon": outcome.guarantee.epsilon,
+                    "rows_per_unit": outcome.guarantee.rows_per_unit,
                 }
             if self.look is not None:
                 measured |= self.look(run, outcome)
         measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured
+
+
+def job_of(raw: dict[str, Any], folder: Path, work: Work) -> Job:
+    """Return the job of a config that is looked at and does not train."""
+    return Job.of(Run(check(raw | {"run": str(folder)}, str(folder))), work.console)
 
 
 def figures(found: Mapping[str, float | int]) -> Row:
@@ -108,7 +119,11 @@ class _Training:
     """The job of each process."""
 
     def ready(self) -> Callable[[Trained], Row]:
-        return Trained.measure
+        return _measured
+
+
+def _measured(run: Trained) -> Row:
+    return run.measure()
 
 
 def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:

@@ -39,11 +39,12 @@ def keys(steps: int, **more: Any) -> dict[str, Any]:
 
 
 def arm(
-    kind: str, rows: int, options: Keys, name: str | None = None, users: int | None = None, **more: Any
+    kind: str, rows: int | None, options: Keys, name: str | None = None, users: int | None = None, **more: Any
 ) -> Arm:
     """Return an arm of one of the three mechanisms, whose steps ask for `rows` rows.
 
     Args:
+        rows: None for as many as the place's `train.batch` says.
         name: in tables; the mechanism's own by default.
         users: so many users a step, and as many rows as they then give, in place of `rows`.
         more: selection, for another one than the mechanism's own.
@@ -52,10 +53,10 @@ def arm(
     return Arm(name or kind, made, options, _batch(kind, rows, users))
 
 
-def _batch(kind: str, rows: int, users: int | None) -> Callable[[Keys], Keys]:
+def _batch(kind: str, rows: int | None, users: int | None) -> Callable[[Keys], Keys]:
     def derived(keys: Keys) -> Keys:
-        k = keys["privacy.rows_per_unit"]
-        batch = rows if kind != ULS else rows / k if users is None else users
+        k, asked = keys["privacy.rows_per_unit"], keys["train.batch"] if rows is None else rows
+        batch = asked if kind != ULS else asked / k if users is None else users
         return {**keys, "train.batch": float(batch)}
 
     return derived
@@ -89,9 +90,12 @@ def gap(rows: Sequence[Row], text: str, one: str, other: str, epsilon: float) ->
 def settings(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> str:
     """Write the settings that were chosen for an arm at an epsilon."""
     place = (text, arm, epsilon, "test")
-    found = {
-        row["settings"]
-        for row in rows
-        if (row["text"], row["arm"], row["privacy.epsilon"], row["part"]) == place
-    }
+    return chosen(
+        [row for row in rows if (row["text"], row["arm"], row["privacy.epsilon"], row["part"]) == place]
+    )
+
+
+def chosen(rows: Sequence[Row]) -> str:
+    """Write the settings that rows were made with, each once."""
+    found = {row["settings"] for row in rows}
     return "; ".join(", ".join(f"{value:g}" for value in json.loads(each).values()) for each in sorted(found))

@@ -14,7 +14,7 @@ from confide.models import adapters
 from confide.models import loading as models
 from confide.models.ready import ready_model
 from tests import small
-from tests.models.test_bases import NEEDS_TORCHAO, error, settings, shaken
+from tests.models.bases import NEEDS_TORCHAO, error, settings, shaken
 from tests.models.test_loading import batch_of, task_of
 
 

@@ -29,7 +29,9 @@ def with_tokens(path, *tokens, detector=None, task="causal-lm", adapter=None, to
     return settings.model_copy(
         update={
             "special_tokens": list(tokens),
-            "detector": Policy(patterns=["EMAIL_ADDRESS"] if detector else None),
+            "detector": detector
+            if isinstance(detector, Policy)
+            else Policy(patterns=["EMAIL_ADDRESS"] if detector else None),
         }
     )
 
@@ -172,6 +174,30 @@ def test_a_release_with_new_tokens_loads_by_itself(tmp_path, kind, task, tied, r
     assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
     install_fast_layers(again)  # all that they differ by
     assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_an_adapter_with_masks_of_kinds_loads_by_itself(tmp_path):
+    """Beside a mask and a prompt, each of which is new as well."""
+    from peft import PeftModel
+
+    bare = str(maskless(tmp_path / "bare"))
+    path = small.saved(tmp_path / "m", "llama", vocab_size=small.TOKENS)
+    masks = {"NAME": "<NAME>", "PERSON": "<NAME>", "DATE": "<DATE>"}
+    policy = Policy(expressions={"NAME": "Ann", "DATE": "May"}, masks=masks)
+    settings = with_tokens(path, "USR:", detector=policy, adapter=LORA, tokenizer=bare)
+    tokenizer = models.load_tokenizer(settings)
+    model = stirred(models.load_model(settings, vocabulary=len(tokenizer)))
+    assert models.added_tokens(model) == tuple(range(small.TOKENS, small.TOKENS + 4))
+    models.save(model, tokenizer, tmp_path / "out", str(path))
+    kept = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = torch.tensor(
+        [kept("USR: <NAME> came on <DATE> with <mask>", add_special_tokens=False)["input_ids"]]
+    )
+    assert set(models.added_tokens(model)) <= set(ids[0].tolist())
+    base = small._HEADS["causal-lm"].from_pretrained(path)
+    base.resize_token_embeddings(len(kept))
+    again = PeftModel.from_pretrained(base, tmp_path / "out").eval()
+    assert torch.allclose(model(ids).logits, again(ids).logits, rtol=0, atol=1e-6)
 
 
 def test_an_adapter_without_new_tokens_holds_no_embeddings(root, tmp_path):

@@ -21,7 +21,7 @@ from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
 from confide.training.step import PrivateStep
 from tests import small
-from tests.models.test_bases import INT8, NF4, NF4_BF16, TORCHAO, TORCHAO_BF16
+from tests.models.bases import INT8, NF4, NF4_BF16, TORCHAO, TORCHAO_BF16
 from tests.models.test_loading import task_of
 
 ROWS, TOKENS = 16, 48

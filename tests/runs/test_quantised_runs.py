@@ -15,7 +15,7 @@ from confide.runs.loop import fine_tune
 from confide.runs.released import Released
 from confide.utils.console import Console
 from tests import small
-from tests.models.test_bases import INT8, NF4, TORCHAO, TORCHAO_BF16, WIDE
+from tests.models.bases import INT8, NF4, TORCHAO, TORCHAO_BF16, WIDE
 from tests.test_resume import corpus
 
 IDS = torch.tensor([[0, 5, 6, 7, 300, 41]])

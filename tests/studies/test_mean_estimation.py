@@ -8,6 +8,7 @@ from studies.runner.findings import REPRODUCED, judged
 
 from studies import estimated_means
 from studies import mean_estimation as study
+from studies import user_sampling as ways
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def made_up(error, monkeypatch):
 
 def choices(**ks):
     """What each strategy is made to choose at epsilon 8, for all trials."""
-    names = (study.OWN, study.PRINTED, study.LEAST, study.ORACLE, study.COHORT, study.GROUP, study.RANDOM)
+    names = (ways.OWN, ways.PRINTED, ways.LEAST, ways.ORACLE, ways.COHORT, ways.GROUP, ways.RANDOM)
     return [
         {
             "what": "choice",
@@ -162,14 +163,14 @@ def test_the_k_of_uls_is_chosen_by_the_trials_that_are_not_reported_on(monkeypat
 
 def test_strategies_are_judged_by_what_they_lose(monkeypatch):
     rows = made_up(lambda setting, k: 1.0 if k is None else 1.0 + k, monkeypatch)  # k = 1 is the best split
-    lost = study.Measured(rows + choices(**{study.GROUP: 2})).suboptimalities(8.0)
-    assert lost[study.OWN].mean() == pytest.approx(0, abs=1e-3)
-    assert lost[study.GROUP].mean() == pytest.approx(0.5, abs=0.01)
-    assert lost[study.GROUP].shape == (2, 72)
-    simple = (study.GROUP, study.COHORT, study.RANDOM)
+    lost = study.Measured(rows + choices(**{ways.GROUP: 2})).suboptimalities(8.0)
+    assert lost[ways.OWN].mean() == pytest.approx(0, abs=1e-3)
+    assert lost[ways.GROUP].mean() == pytest.approx(0.5, abs=0.01)
+    assert lost[ways.GROUP].shape == (2, 72)
+    simple = (ways.GROUP, ways.COHORT, ways.RANDOM)
     claims = [*verdicts(rows + choices(**dict.fromkeys(simple, 2))).values()][-4:]
     assert claims == [True, True, True, True]
-    claims = [*verdicts(rows + choices(**{study.OWN: 2})).values()][-4:]
+    claims = [*verdicts(rows + choices(**{ways.OWN: 2})).values()][-4:]
     assert claims == [False, False, False, False]
 
 
@@ -185,13 +186,13 @@ def test_strategies_choose_as_they_say(monkeypatch):
     picked = {}
     for row in study.chosen(SIZE, 8.0):
         picked.setdefault((row["strategy"], row["budget"]), set()).add(row["k"])
-    assert picked[study.COHORT, 64.0] == {1}
-    assert picked[study.GROUP, 64.0] == {4}
-    assert picked[study.RANDOM, 64.0] == {1, 2, 4}
-    assert picked[study.PRINTED, 64.0] == picked[study.GROUP, 64.0]
-    assert picked[study.LEAST, 64.0] == picked[study.ORACLE, 64.0] == picked[study.OWN, 64.0]
+    assert picked[ways.COHORT, 64.0] == {1}
+    assert picked[ways.GROUP, 64.0] == {4}
+    assert picked[ways.RANDOM, 64.0] == {1, 2, 4}
+    assert picked[ways.PRINTED, 64.0] == picked[ways.GROUP, 64.0]
+    assert picked[ways.LEAST, 64.0] == picked[ways.ORACLE, 64.0] == picked[ways.OWN, 64.0]
     errors = {k: by_noise(Setting(8.0, 64.0), k).error for k in (1, 2, 4)}
-    assert picked[study.LEAST, 64.0] == {min(errors, key=errors.get)}
+    assert picked[ways.LEAST, 64.0] == {min(errors, key=errors.get)}
 
 
 def test_norms_shrink_with_rows():

@@ -83,6 +83,17 @@ def ran(grid, work, monkeypatch, loss):
     return grid.measured(work), asked
 
 
+def test_a_twin_needs_no_epsilon_where_noise_follows_from_something_else(posts, monkeypatch):
+    twins = [
+        Arm(name, {"privacy.mechanism": name, "privacy.epsilon": math.inf}) for name in ("secret", "uls")
+    ]
+    place = {"train.steps": (1,)}
+    _, asked = ran(made(*twins, at=place, tuned_at=place), posts, monkeypatch, lambda run: 1.0)
+    found = {run.columns["arm"]: (run.is_twin, run.raw["privacy"].get("epsilon")) for run in asked}
+    assert found["secret"] == (True, None)
+    assert found["uls"] == (True, 1.0)
+
+
 def test_settings_are_chosen_on_validation_and_measured_on_the_test(posts, monkeypatch):
     one, other = (Arm(name, {"privacy.mechanism": name}, RATES) for name in ("uls", "els"))
 
@@ -169,6 +180,29 @@ def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
     looked = {(run.columns["arm"], run.columns["key"]) for run in asked if run.look == StepsFound(1)}
     assert looked == {("uls", 1), ("uls", 2)}
     assert {run.look for run in asked if run.columns["arm"] == "els"} == {None}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A look at a run."""
+
+
+def test_the_run_key_reaches_what_is_derived_and_only_runs_that_count_are_looked_at(posts, monkeypatch):
+    seen = []
+
+    def derived(keys):
+        seen.append(keys["privacy.published_key"])
+        return keys
+
+    rates, look = {"train.learning_rate": (1.0, 2.0)}, Seen()
+    arm = Arm("uls", {"privacy.mechanism": "uls"}, rates, derived, look)
+    _, asked = ran(made(arm, at={}, tuned_at={}), posts, monkeypatch, lambda run: 1.0)
+    trials = [run for run in asked if run.columns["key"] == TRIAL]
+    mains = [run for run in asked if run.columns["key"] != TRIAL]
+    assert [run.look for run in trials] == [None] * 3
+    assert [run.look for run in mains] == [look] * 2
+    assert seen == [f"study made-up {key}" for key in (0, 0, 1, 2)]
+    assert len({run.folder for run in asked}) == len(asked)
 
 
 def test_a_text_that_the_study_does_not_have_is_refused(posts):

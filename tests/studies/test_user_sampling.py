@@ -61,7 +61,7 @@ def test_splits_spend_the_budget_on_users_that_there_are():
 
 
 def test_variances_come_with_the_least_first():
-    found = uls_variances(splits(64, (1, 2, 4, 8), 1, 64), lambda k: k**-0.5, TARGET)
+    found = uls_variances(splits(64, (1, 2, 4, 8), 1, 64), lambda k: k**-0.5, TARGET.uls_noise)
     by_hand = {k: (TARGET.uls_noise(64 / k) * k**-0.5 / (64 / k)) ** 2 for k in (1, 2, 4, 8)}
     assert {split.k: variance for split, variance in found} == pytest.approx(by_hand)
     assert all(a <= b for (_, a), (_, b) in pairwise(found))

@@ -68,7 +68,7 @@ def _masked(document: "Document", mention: Mention, mentions: list[Mention]) -> 
 
 
 def solution(mechanism: SecretProtection, shape: Shape) -> dict[str, Any]:
-    """Return the solution of a config's linear program, with the noise by both accountants."""
+    """Return the solution of a config's linear program, with the noise by each accountant."""
     population, targets = mechanism.population(shape), mechanism.targets(shape)
     spread = Spread.of(mechanism.weights(shape))
     return {

@@ -62,7 +62,7 @@ def tag(
 def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Solve the linear program; show rows, noise, secrets.
 
-    Noise is that of both accountants.
+    Noise is that of each accountant.
 
     Example: confide secrets solve mail.yaml
     """

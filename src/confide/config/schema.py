@@ -62,9 +62,10 @@ class Privacy(Section):
         description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation); each unit "
         "may then take part in every bands-th step alone. 1: independent noise",
     )
-    accountant: Literal["blow-up", "kl"] = Field(
+    accountant: Literal["blow-up", "kl", "renyi"] = Field(
         "blow-up",
-        description="secret: noise from priors and posteriors; kl: as in Ganesh et al. 2025, which is looser",
+        description="secret: noise from priors and posteriors; kl: as in Ganesh et al. 2025, which is looser; renyi: "
+        "the same with Renyi divergences, in between",
     )
     bounding: Literal["greedy", "program"] = Field(
         "greedy",
@@ -105,6 +106,11 @@ class Policy(Detector):
         description="field that lists the sensitive spans of the text: [start, end], [start, end, kind] or "
         "{start, end, kind}",
     )
+    masks: dict[str, str] = Field(
+        default_factory=dict,
+        description="kind: token, as `PERSON: <NAME>`: stands where nothing else is found, and a causal LM learns it "
+        "as any other token; the kinds of these places are then public. Elsewhere stands one mask, which is not learnt",
+    )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="the share of sensitive text that is found, as you claim it: only 1.0 makes the guarantee a "
@@ -141,7 +147,7 @@ class Program(Section):
     target: Literal["gaussian", "kl", "sqrt-kl"] | None = Field(
         None,
         description="how much of the rows a secret may have, by its prior and posterior; default: gaussian for "
-        "accountant blow-up, sqrt-kl for kl",
+        "accountants blow-up and renyi, sqrt-kl for kl",
     )
     c: Annotated[float, Field(gt=0, le=1)] | Literal["least-noise"] = Field(
         1.0,
@@ -151,8 +157,10 @@ class Program(Section):
     keep: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5, description="c: least-noise: the least share of effective rows, (sum w)^2 / sum w^2"
     )
-    solver: Literal["auto", "highs", "pdlp"] = Field(
-        "auto", description="highs for small programs, pdlp for large ones"
+    solver: Literal["auto", "highs", "pdlp", "greedy"] = Field(
+        "auto",
+        description="highs for small programs, pdlp for large ones; greedy keeps whole rows as long as there is room, "
+        "without a program",
     )
 
 

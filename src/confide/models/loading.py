@@ -129,6 +129,12 @@ def _add_tokens(tokenizer: Any, config: "Config") -> list[int]:
     wanted = list(config.special_tokens)
     if any(not token.strip() for token in wanted):
         raise InputError("special_tokens: one of them is blank")
+    meaning = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    for kind, token in config.detector.masks.items():
+        if not token.strip() or token in meaning:
+            why = f"{token!r} means something else" if token.strip() else "it is blank"
+            raise InputError(f"detector.masks: the token of {kind!r} cannot be used: {why}")
+        wanted.append(token)
     if tokenizer.mask_token is None and (MASK in wanted or config.detector != Policy()):
         tokenizer.add_special_tokens({"mask_token": MASK})
         wanted.append(MASK)

@@ -1,6 +1,7 @@
 """Load what a run has released, for use: the whole model, or the base with its adapter."""
 
 import copy
+import json
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from confide.config import registry
 from confide.config.model_sections import Adapter, Base
 from confide.models import files as model_files
 from confide.models import loading
-from confide.models.names import is_adapter
+from confide.models.names import is_adapter, location
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,3 +107,43 @@ def longest(model: Any) -> int | None:
 def generation_settings(model: Any) -> Any:
     """Return a copy of a model's own settings for generation."""
     return copy.deepcopy(loading.inner_of(model).generation_config)
+
+
+def load_alone(folder: Path, base: str | None = None) -> tuple[Any, Any]:
+    """Load a causal language model and its tokenizer from a released folder, with nothing else of the run at hand.
+
+    Args:
+        base: an adapter's base: a folder or a hub name; default: the one that the adapter names.
+
+    Raises:
+        InputError: the folder holds no such model, or the base is not to be found.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loading._quiet()
+    model_files.check_tokenizer(folder, _KEY, str(folder))
+    with model_files.said_plainly(_KEY, str(folder)):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if not is_adapter(folder):
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+            )
+            return model.eval(), tokenizer
+    name = base or _base_of(folder)
+    place = model_files.place("--base", name, location(name), False)
+    with model_files.said_plainly("--base", name):
+        found = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, use_safetensors=True)
+    embeddings: Any = found.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
+        found.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return _with_adapter(found, folder), tokenizer
+
+
+def _base_of(folder: Path) -> str:
+    try:
+        name = json.loads((folder / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError):
+        name = None
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{folder}: the adapter does not name its base: give --base, a folder or a hub name")
+    return name

@@ -14,7 +14,12 @@ from confide.utils.errors import InputError
 
 
 def bound_greedily(
-    pairs: Iterable[Pairs], count: int, n_rows: int, n_units: int, cap: int, folder: Path | None = None
+    pairs: Iterable[Pairs],
+    count: int,
+    n_rows: int,
+    n_units: int,
+    cap: int | np.ndarray,
+    folder: Path | None = None,
 ) -> np.ndarray:
     """Keep rows so that no unit has more than `cap` of them and no row could be added; bool[M].
 
@@ -25,13 +30,13 @@ def bound_greedily(
         pairs: all pairs of a row and one of its units, in any order.
         count: how many pairs there are.
         n_rows, n_units: M and N.
-        cap: rows of a unit.
+        cap: rows of a unit; or int64[N], at least 0, each unit's own.
         folder: where pairs are sorted if they are many; default: the system's temporary folder.
 
     Raises:
-        InputError: cap < 1, or pairs cannot be sorted there.
+        InputError: one cap for all is below 1, or pairs cannot be sorted there.
     """
-    if cap < 1:
+    if not isinstance(cap, np.ndarray) and cap < 1:
         raise InputError(f"rows_per_unit is {cap}: a unit needs at least 1 row")
     bits = np.uint64(max(n_rows - 1, 0).bit_length())
     keyed = (
@@ -40,7 +45,7 @@ def bound_greedily(
     )
     limit, budget = (n_units + 1) << int(bits), min(sorting.BUDGET, sorting.BLOCK)
     kept = np.ones(n_rows, dtype=np.bool_)
-    room = np.full(n_units, cap, dtype=np.int64)
+    room = np.array(np.broadcast_to(cap, n_units), dtype=np.int64)
     begun: list[np.ndarray] = []  # pairs of one row that has more than a block of them
     for block in sorting.sorted_blocks(keyed, limit, count, sorting.scratch(folder), budget):
         begun.append(block)

@@ -29,7 +29,11 @@ def source_of(config: "Config", given: Given | None = None) -> str:
     if config.special_tokens:
         parts["special_tokens"] = config.special_tokens
     if config.detector != Policy():
-        parts["detector"] = config.detector.model_dump(mode="json", exclude={"recall"})  # a mere claim
+        parts["detector"] = config.detector.model_dump(
+            mode="json", exclude={"recall", "masks"}
+        )  # a mere claim
+        if config.detector.masks:
+            parts["detector"]["masks"] = config.detector.masks
     needs = mechanisms.needs_of(config)
     if needs.secrets:
         parts["secrets"] = config.secrets.model_dump(mode="json", include=_SOURCES)

@@ -156,21 +156,36 @@ class Voice:
     def __call__(self, prompt: str, say: Callable[[str], object] = lambda text: None) -> Said:
         """Continue a prompt. `say` gets each piece of text as it comes."""
         ids = self.prompter(prompt)
-        room = self.room(ids)
-        given = torch.tensor([ids], device=self.device)
-        with torch.inference_mode(), _drawn_from(self.prompter.options.seed):
+        streamer = _streamer(self.prompter.tokenizer, say, self.prompter.mark)
+        (new,) = self._new_tokens(ids, self.prompter.options.seed, streamer=streamer)
+        return self._said(ids, new)
+
+    def several(self, prompt: str, count: int, seed: int) -> list[Said]:
+        """Continue a prompt `count` times, each with draws of its own, in one batch."""
+        ids = self.prompter(prompt)
+        return [self._said(ids, self._until_end(new)) for new in self._new_tokens(ids, seed, count)]
+
+    def _new_tokens(self, ids: list[int], seed: int, count: int = 1, **more: Any) -> list[list[int]]:
+        given = torch.tensor([ids] * count, device=self.device)
+        with torch.inference_mode(), _drawn_from(seed):
             out = self.model.generate(
                 input_ids=given,
                 attention_mask=torch.ones_like(given),
-                generation_config=self._settings(room),
-                streamer=_streamer(self.prompter.tokenizer, say, self.prompter.mark),
-                **(
-                    {"stop_strings": [self.prompter.mark], "tokenizer": self.prompter.tokenizer}
-                    if self.prompter.mark
-                    else {}
-                ),
+                generation_config=self._settings(self.room(ids)),
+                **self._stop(),
+                **more,
             )
-        new: list[int] = out[0, len(ids) :].tolist()
+        new: list[list[int]] = out[:, len(ids) :].tolist()
+        return new
+
+    def _until_end(self, new: list[int]) -> list[int]:
+        """Return tokens up to the first that ends a text; what follows pads it to the longest text of its batch."""
+        ends = {*self.ends, self.prompter.tokenizer.pad_token_id}
+        stop = next((place for place, token in enumerate(new) if token in ends), len(new))
+        return new[: stop + 1]
+
+    def _said(self, ids: list[int], new: list[int]) -> Said:
+        room = self.room(ids)
         text: str = self.prompter.tokenizer.decode(new, skip_special_tokens=True)
         if self.prompter.mark and self.prompter.mark in text:
             return Said(text.partition(self.prompter.mark)[0], len(new), "end of turn")

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
@@ -114,6 +115,29 @@ def test_epsilon_is_dp_accountings_at_the_best_order():
     for delta in (1e-3, 1e-5, 1e-6, 3.3e-8):
         expected = own.get_epsilon(delta)
         assert expected <= curve.epsilon(delta) <= 1.001 * expected
+
+
+def test_if_no_step_costs_more_than_planned_the_claim_is_that_of_composed_pairs():
+    """dp_accounting's own composition of 500 planned steps and releases."""
+    loose = RenyiBudget(q=0.01, steps=500, planned=0.5, release_q=0.2)
+    fixed, noise, delta = dataclasses.replace(loose, least=0.5), 1.6, 1e-5
+    assert fixed.is_fixed
+    assert not dataclasses.replace(loose, least=0.49).is_fixed
+    own = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
+    for one in (fixed.step(noise, 0.5), fixed.release(noise)):
+        event = dp_event.PoissonSampledDpEvent(one.q, dp_event.GaussianDpEvent(one.noise_multiplier))
+        own.compose(dp_event.SelfComposedDpEvent(event, fixed.steps))
+    exact, found = own.get_epsilon(delta), fixed.curve(noise).epsilon(delta)
+    assert exact * 0.999 <= found <= 1.01 * exact
+    assert found < 0.9 * loose.curve(noise).epsilon(delta)
+    steps_alone = MixtureOfGaussians.bernoulli(0.01, 500).curve(0.5 * noise).epsilon(delta)
+    assert steps_alone < found < 1.05 * steps_alone
+    assert math.isinf(fixed.curve(0.0).epsilon(delta))
+
+
+def test_a_step_below_the_least_factor_is_never_taken():
+    with pytest.raises(AssertionError, match="below the least"):
+        dataclasses.replace(BUDGET, least=0.6).step(NOISE, 0.59)
 
 
 def test_the_curve_is_no_better_than_exact_accounting_of_the_same_steps():

@@ -20,6 +20,7 @@ from confide.privacy.accounting import (
     TruncatedPoisson,
     Untouched,
     least_noise,
+    repetition,
 )
 from confide.privacy.accounting.repetition import repeated
 from confide.utils.errors import InputError
@@ -91,20 +92,51 @@ def pairs(generator: np.random.Generator, count: int):
         yield p / p.sum(), q / q.sum()
 
 
-def test_no_order_of_the_outcomes_tells_more_than_the_bound():
-    generator = np.random.default_rng(0)
-    for p, q in pairs(generator, 250):
+def unlucky_orders(p: np.ndarray, q: np.ndarray):
+    """Best are some that q makes likelier, then those that p makes likeliest: the worst orders for p against q."""
+    rising = np.argsort(p / q)
+    for count in range(len(p) + 1):
+        yield np.concatenate([rising[count:], rising[:count][::-1]])
+
+
+@pytest.mark.parametrize(("places", "hinges"), [(300, 50), (3, 2)])
+def test_no_order_of_the_outcomes_tells_more_than_the_bound(places, hinges, monkeypatch):
+    """However coarsely it is computed."""
+    monkeypatch.setattr(repetition, "_PLACES", places)
+    monkeypatch.setattr(repetition, "_HINGES", hinges)
+    generator, epsilons = np.random.default_rng(0), np.linspace(-3, 8, 23)
+    ratio = np.exp(epsilons)[:, None]
+    for p, q in pairs(generator, 120):
         mean, shape = KINDS[generator.integers(len(KINDS))]
         trials = Trials(mean, shape)
         curve = repeated(PrivacyProfile(exact(p, q), exact(q, p), 0.0), trials)
-        for order in (generator.permutation(len(p)), np.argsort(p / q), np.argsort(q / p)):
+        removal, addition = curve.removal.delta(epsilons), curve.addition.delta(epsilons)
+        for order in (generator.permutation(len(p)), *unlucky_orders(p, q), *unlucky_orders(q, p)):
             one, other = best(p, order, trials), best(q, order, trials)
             assert one.sum() == pytest.approx(1.0)
-            for epsilon in np.linspace(-3, 8, 23):
-                removal = np.maximum(one - math.exp(epsilon) * other, 0).sum()
-                addition = np.maximum(other - math.exp(epsilon) * one, 0).sum()
-                assert float(curve.removal.delta(epsilon)) >= removal - 1e-9
-                assert float(curve.addition.delta(epsilon)) >= addition - 1e-9
+            assert (removal >= np.maximum(one - ratio * other, 0).sum(axis=1) - 1e-9).all()
+            assert (addition >= np.maximum(other - ratio * one, 0).sum(axis=1) - 1e-9).all()
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0])
+def test_the_most_unlucky_score_reaches_the_bound(shape):
+    """N(1, 2^2) or N(0, 2^2): best are small numbers, then very large ones, then all others."""
+    noise, delta, trials = 2.0, 1e-6, Trials(8.0, shape)
+    claimed = Repeated(MixtureOfGaussians.bernoulli(1.0, 1), trials).curve(noise).epsilon(delta)
+
+    def at_least_one(mass):
+        return 1 - np.vectorize(trials.generating)(1 - mass)
+
+    def told(epsilon):
+        small, large = np.meshgrid(np.linspace(-6, 1, 141), np.linspace(4, 14, 101))
+        (first, both), (first_other, both_other) = (
+            (at_least_one(ndtr(x)), at_least_one(ndtr(x) + ndtr(-y)))
+            for x, y in (((small - mean) / noise, (large - mean) / noise) for mean in (1.0, 0.0))
+        )
+        return float((both - first - math.exp(epsilon) * (both_other - first_other)).max())
+
+    assert told(claimed) <= delta
+    assert told(claimed - 0.03) > delta
 
 
 @pytest.mark.parametrize("shape", [0.0, 1.0])

@@ -123,6 +123,40 @@ def test_no_secret_has_more_than_its_share_of_the_rows(tmp_path, accountant, tar
         )
 
 
+@pytest.mark.parametrize("c", [0.9, 0.3, 0.05])
+def test_greedy_keeps_whole_rows_within_the_same_limits(tmp_path, c):
+    file = values(tmp_path, *(f"who:{n},1e-6,{r}" for n, r in enumerate([1e-3, 0.02, 0.3, 0.5, 1e-4, 0.9])))
+    data = shape()
+    weights = build(values=file, program={"c": c, "solver": "greedy"}).weights(data)
+    program = build(values=file, program={"c": c}).weights(data)
+    needs = [NEEDS["gaussian"](1e-6, r) for r in (1e-3, 0.02, 0.3, 0.5, 1e-4, 0.9)]
+    largest = max(len(unit) / need for unit, need in zip(UNITS, needs, strict=True))
+    assert set(weights) == {0.0, 1.0}
+    assert weights.sum() <= program.sum() * (1 + 1e-3)  # it is one of the program's choices
+    room = [
+        math.floor(c * largest * need) - weights[unit].sum() for unit, need in zip(UNITS, needs, strict=True)
+    ]
+    assert min(room) >= 0
+    for row in np.flatnonzero(weights == 0):  # none could be added
+        assert min(room[n] for n, unit in enumerate(UNITS) if row in unit) == 0
+
+
+def test_renyi_asks_for_noise_in_between_and_says_how(monkeypatch):
+    monkeypatch.setattr(secret, "SWEEP", (1.0,))
+    noise = {}
+    for accountant in ("blow-up", "renyi", "kl"):
+        made = build({"accountant": accountant})
+        setting = calibrate(made, shape(), None, None, None)
+        noise[accountant] = setting.noise_multiplier
+        claimed = state_guarantee(
+            setting, STEPS, False, config({"accountant": accountant}), {"date": "today"}
+        )
+        assert ("Renyi" in claimed.accountant) == (accountant == "renyi")
+        plan = next(made.alternatives(shape()))
+        assert plan.facts["noise"][accountant] == noise[accountant] == plan.noise_multiplier
+    assert noise["blow-up"] < noise["renyi"] < noise["kl"]
+
+
 @pytest.mark.parametrize(
     ("accountant", "sweep"), [("blow-up", (1.0, 2.0**-6)), ("kl", SWEEP)], ids=["blow-up", "kl"]
 )

@@ -175,7 +175,7 @@ def test_parts_of_spans_outside_places_are_their_characters_less_those():
 
 def test_a_redacted_text_leads_back_to_the_original():
     text = "call Ann at 555 now"
-    redacted, origin = masked(text, [(5, 8), (12, 15)], "<mask>")
+    redacted, origin = masked(text, [(5, 8), (12, 15)], ["<mask>", "<mask>"])
     assert redacted == "call <mask> at <mask> now"
     assert [redacted[start:end] for start, end in origin.masks] == ["<mask>", "<mask>"]
     assert {p: origin.of(p) for p in (0, 5, 11, 13, 15, 21, 25)} == {
@@ -189,7 +189,7 @@ def test_what_lies_between_the_masks_is_the_original_text():
     generator = random.Random(3)
     for _ in range(2000):
         text, places = marked(generator)
-        redacted, origin = masked(text, places, "<mask>")
+        redacted, origin = masked(text, places, ["<mask>"] * len(places))
         bounds = [0, *np.ravel(origin.masks).tolist(), len(redacted)]
         for start, end in zip(bounds[::2], bounds[1::2], strict=True):
             assert redacted[start:end] == text[origin.of(start) : origin.of(end)]
@@ -199,4 +199,4 @@ def test_what_lies_between_the_masks_is_the_original_text():
 @pytest.mark.parametrize("places", [[(2, 2)], [(0, 2), (2, 3)], [(3, 4), (0, 2)], [(0, 6)], [(-1, 2)]])
 def test_places_that_are_none_are_refused(places):
     with pytest.raises(ValueError, match="merge places first"):
-        masked("abcde", places, "<mask>")
+        masked("abcde", places, ["<mask>"] * len(places))

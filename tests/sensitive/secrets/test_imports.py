@@ -74,6 +74,14 @@ FORMS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "text", ["words = 'is taken from import *'", "words = 'from import lists'", "program = \"import os, ''\""]
+)
+def test_words_that_look_like_an_import_name_nothing(tmp_path, text):
+    found, _ = imported(tmp_path, ACME | {"src/acme/words.py": text}, "src/acme/words.py")
+    assert found == frozenset()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_ways_to_import_a_module(tmp_path, form):
     path = "src/acme/tools/user.py"

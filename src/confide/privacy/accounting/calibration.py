@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import numpy as np
+
 from confide.privacy.accounting.curves import PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, DominatingPair, MixtureOfGaussians
+from confide.privacy.accounting.renyi import renyi
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
@@ -138,7 +141,25 @@ def least_noise_for_kl(process: MixtureOfGaussians, kl: float) -> float:
     def excess(s: float) -> float:
         return _log_ratio(process.kl(s), kl)
 
-    good, bad = _bracket(excess, 1.0, "no noise meets the target KL divergence")
+    return _narrowed(excess, "no noise meets the target KL divergence")
+
+
+def least_noise_for_renyi(process: MixtureOfGaussians, allowed: np.ndarray) -> float:
+    """Compute the least noise multiplier at which some order's divergence over the run is at most what is allowed.
+
+    Args:
+        process: the process to account.
+        allowed: float64[K, orders], as `renyi.allowed` gives it. Each of the K pairs must be met, by any order.
+    """
+
+    def excess(s: float) -> float:
+        return _log_ratio(float((renyi(process, s) / allowed).min(axis=1).max()), 1.0)
+
+    return _narrowed(excess, "no noise meets the secrets' allowed posteriors: raise them")
+
+
+def _narrowed(excess: Callable[[float], float], failure: str) -> float:
+    good, bad = _bracket(excess, 1.0, failure)
     if good > LEAST:
         good, bad = _narrow(excess, good, bad, 1e-5)
     return _certified(excess, good, bad)

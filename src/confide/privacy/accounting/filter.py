@@ -11,8 +11,8 @@ from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-from confide.privacy.accounting.curves import Array, Direction, PrivacyProfile
-from confide.privacy.accounting.pairs import FINE, DominatingPair, checked
+from confide.privacy.accounting.curves import Array, Direction, PrivacyProfile, compose
+from confide.privacy.accounting.pairs import FINE, DominatingPair, MixtureOfGaussians, checked
 from confide.utils.rounding import at_least, at_most
 
 ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 768, 1024])
@@ -111,12 +111,18 @@ class RenyiBudget:
     directions, however many steps it takes. Its curve is the conversion of Canonne, Kamath and Steinke 2020
     (Proposition 12) at the best order for each delta; at negative epsilons each direction follows from the other.
 
+    If no factor may be below `planned`, the curve is a tighter one. Each step then has the noise of a planned step or
+    more, and there are at most `steps`, whatever came before. So each is dominated by the pair of a planned step, and
+    each release by that of a release; all of them together are dominated by the composition of `steps` pairs of each
+    kind, although factors and the end of the run follow from results (Zhu, Dong and Wang 2022, Theorem 10).
+
     Attributes:
         q: the sampling probability of a step.
         steps: the number of planned steps.
         planned: the factor of a planned step.
         release_q: the sampling probability of a release.
         release_noise: the noise multiplier of a release, None for one in proportion to s.
+        least: no step may have a smaller factor.
     """
 
     q: float
@@ -124,9 +130,21 @@ class RenyiBudget:
     planned: float
     release_q: float
     release_noise: float | None = None
+    least: float = 0.0
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if no step may cost more than a planned one, so that pairs compose."""
+        return self.least >= self.planned
 
     def step(self, noise_multiplier: float, factor: float) -> SampledGaussian:
-        """Return a step whose noise is multiplied by `factor`."""
+        """Return a step whose noise is multiplied by `factor`.
+
+        Raises:
+            AssertionError: the factor is below the least, which the curve may rest on.
+        """
+        if factor < self.least:
+            raise AssertionError(f"a step with a factor of {factor}, below the least of {self.least}")
         return SampledGaussian(self.q, factor * noise_multiplier)
 
     def release(self, noise_multiplier: float) -> SampledGaussian:
@@ -147,7 +165,18 @@ class RenyiBudget:
         return _total(planned + Counter({self.release(noise_multiplier): self.steps}))
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
-        return curve_of(self.limit(checked(noise_multiplier)))
+        if not self.is_fixed or noise_multiplier == 0:
+            return curve_of(self.limit(checked(noise_multiplier)))
+        step, release = self.step(noise_multiplier, self.planned), self.release(noise_multiplier)
+        found = [
+            MixtureOfGaussians.bernoulli(one.q, self.steps).curve(one.noise_multiplier, interval)
+            for one in (step, release)
+        ]
+        return (
+            compose(found)
+            if all(np.isfinite(one.epsilon(0.5)) for one in found)
+            else PrivacyProfile.unprotected()
+        )
 
     def describe(self) -> str:
         noise = (
@@ -155,6 +184,14 @@ class RenyiBudget:
             if self.release_noise is None
             else at_least(self.release_noise)
         )
+        if self.is_fixed:
+            return (
+                f"{self.steps} planned steps. In each a unit takes part with probability {at_most(self.q, 6)}, under "
+                f"Gaussian noise of {at_least(self.planned, 6)} times the noise multiplier, after a release in which "
+                f"it takes part with probability {at_most(self.release_q, 6)}, under Gaussian noise of {noise}. No "
+                "step may have less noise than a planned one, so the claim is the same after fewer steps and with "
+                "more noise."
+            )
         return (
             f"A budget of Renyi divergence at {len(ORDERS)} orders, from {ORDERS[0]:g} to {ORDERS[-1]:g}, fixed before "
             f"the first step: the cost of {self.steps} planned steps. In each a unit takes part with probability "

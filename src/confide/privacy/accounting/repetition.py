@@ -17,6 +17,12 @@ from confide.utils.rounding import at_most
 _FAR = 40.0
 """Losses beyond which 1 - e^-loss is 1 in float64."""
 
+_HIGHEST = 700.0
+"""Losses whose exponential float64 still holds."""
+
+_PLACES, _VERTICES, _HINGES = 2000, 2000, 200
+"""How finely `repeated` is computed; any numbers give upper bounds."""
+
 
 @dataclass(frozen=True)
 class Trials:
@@ -112,17 +118,18 @@ def repeated(curve: PrivacyProfile, trials: Trials) -> PrivacyProfile:
     Formal guarantee: a trial draws its settings from a distribution fixed without the data, and gives an output y with
     a score; y ~ Q in the one world, Q' in the other, and delta(e) bounds H_e(Q, Q'), delta'(e) bounds H_e(Q', Q). With
     f(x) = E[x^K], and E the event that a trial beats y (if scores are equal, by a uniform lot), the best is y with
-    probability Q(y) E[f'(1 - Q(E))] over y's lot, and f'(1 - x) = mean (g / (g + (1-g) x))^(1 + shape) <= mean.
-    For every a >= 0, Q'(E) <= e^a Q(E) + delta'(a), so
-        (g + (1-g) Q'(E)) / (g + (1-g) Q(E)) <= r = max(e^a, 1 + delta'(a) (1-g) / g),
-    and the best is y with a probability in the other world of at least r^-(1 + shape) Q'(y) / Q(y) times that in the
-    one. Summed over y:
-        H_e(best, best') <= mean delta(e - (1 + shape) log r),
-    for the a that makes r least: a bound on the whole curve, in the manner of Koskela, Redberg and Wang 2024 ("Privacy
-    Profiles for Private Selection"). At e = 0 two more bounds hold, and the smaller counts: the trials taken one by
-        one
-    give 1 - f(1 - delta(0)), and the line from -e to e > 0 gives (e^e - 1 + H_e + H'_e) / (e^e + 1), since below 0
-    each direction follows from the other: H_-e = 1 - e^-e (1 - H'_e).
+    probability Q(y) E[w(Q(E))] over y's lot, where w(u) = f'(1 - u) = mean (g / (g + (1-g) u))^(1 + shape) falls in u.
+    With u = Q(E), Q'(E) is at most t(u) = inf over a of e^a u + delta'(a). So, whatever the scores are,
+        H_e(best, best') <= E over y ~ Q of m(e^e Q'(y) / Q(y)),  m(x) = max over u of w(u) - w(t(u)) x, or 0.
+    m is convex, falls and ends at 0: it is a sum of c_j (x_j - x)+, and each of these gives c_j x_j delta(e - log x_j).
+    This refines Koskela, Redberg and Wang 2024 ("Privacy Profiles for Private Selection"): that bound takes the largest
+    w(u) and the largest w(u) / w(t(u)), each at its own u. No bound for all scores can be much smaller. If those
+    outputs score best that are likelier in the other world, and next those that are by far likelier in the one, the
+    best gives away nearly as much (tests/privacy/accounting/test_repetition.py).
+
+    At e = 0 two more bounds hold, and the smaller counts: the trials taken one by one give 1 - f(1 - delta(0)), and the
+    line from -e to e > 0 gives (e^e - 1 + H_e + H'_e) / (e^e + 1), since below 0 each direction follows from the other:
+    H_-e = 1 - e^-e (1 - H'_e).
     """
     removal = _selected(curve.removal, curve.addition, trials)
     addition = _selected(curve.addition, curve.removal, trials)
@@ -139,16 +146,89 @@ def _selected(own: Direction, other: Direction, trials: Trials) -> Direction:
         other: bounds one trial in the other direction.
         trials: distribution of the number of trials.
     """
-    weight = (1 - trials.stop) / trials.stop
-    above = other.epsilons >= 0
-    a = np.append(other.epsilons[above], 0.0)
-    deltas = np.append(other.deltas[above], other.delta(0.0))
-    log_ratio = (1 + trials.shape) * float(np.maximum(a, np.log1p(weight * deltas)).min())
-    epsilons, deltas = own.epsilons + log_ratio, trials.mean * own.deltas
-    useful = (epsilons > 0) & (deltas < 1)
-    if not useful.any():
-        return Direction(np.array([max(float(epsilons[-1]), 1.0)]), np.array([min(1.0, float(deltas[-1]))]))
+    log_x, shares = _hinges(other, trials)
+    epsilons = _some(own.epsilons, _VERTICES) + log_x[-1]
+    epsilons = epsilons[epsilons > 0]
+    if not len(epsilons):
+        epsilons = np.array([1.0])
+    deltas = np.zeros_like(epsilons)
+    for shift, share in zip(log_x, shares, strict=True):
+        deltas += share * own.delta(epsilons - shift)
+    deltas = np.minimum.accumulate(np.minimum(deltas, 1.0))
+    useful = deltas < 1
+    useful[-1] = True
     return Direction(epsilons[useful], deltas[useful])
+
+
+def _hinges(other: Direction, trials: Trials) -> tuple[Array, Array]:
+    """Write m of `repeated`, or slightly more, as a sum of shares_j (1 - x / x_j)+.
+
+    Between two places u the larger weight w counts in the one world and the smaller one in the other.
+
+    Returns:
+        log x_j, rising, and shares_j.
+    """
+    g, rest = trials.stop, 1 - trials.stop
+    places = np.union1d(
+        np.geomspace(1e-14, 1.0, _PLACES), g / rest * np.expm1(np.linspace(0, -math.log(g), _PLACES))
+    )
+    places = np.append(0.0, np.minimum(places, 1.0))
+    a = _some(other.epsilons, _VERTICES)
+    a = a[a < _HIGHEST]
+    reached = np.minimum(
+        np.exp(np.append(a, 0.0)) * places[:, None] + np.append(other.delta(a), other.delta(0.0)), 1.0
+    )
+    beaten = np.maximum(reached.min(axis=1), places)
+    one = trials.mean * (g / (g + rest * places[:-1])) ** (1 + trials.shape)
+    two = trials.mean * (g / (g + rest * beaten[1:])) ** (1 + trials.shape)
+    slopes, heights = _majorant(two, one)
+    steps, x = np.diff(slopes), np.diff(heights) / np.diff(slopes)
+    log_x, weights = np.log(x)[::-1], (steps * x)[::-1]
+    return _gathered(np.maximum(log_x, 0.0), weights)
+
+
+def _majorant(across: Array, up: Array) -> tuple[Array, Array]:
+    """Return the corners of the least concave line above the origin and some points, up to the highest point."""
+    order = np.lexsort((up, across))
+    corners = [(0.0, 0.0)]
+    for point in zip(across[order].tolist(), up[order].tolist(), strict=True):
+        while len(corners) > 1 and _turns_left(corners[-2], corners[-1], point):
+            corners.pop()
+        if point[1] > corners[-1][1]:
+            if point[0] == corners[-1][0]:
+                corners.pop()
+            corners.append(point)
+    found = np.array(corners)
+    return found[:, 0], found[:, 1]
+
+
+def _turns_left(first: tuple[float, float], middle: tuple[float, float], last: tuple[float, float]) -> bool:
+    ahead = (middle[0] - first[0]) * (last[1] - first[1])
+    return ahead >= (last[0] - first[0]) * (middle[1] - first[1])
+
+
+def _gathered(log_x: Array, weights: Array) -> tuple[Array, Array]:
+    """Move the hinges to a few places, each in part to the place below and in part to that above.
+
+    (x_j - x)+ is convex in x_j, so the sum gets smaller nowhere.
+    """
+    if len(log_x) <= _HINGES or log_x[-1] - log_x[0] < 1e-9:
+        return log_x, weights
+    at = np.linspace(log_x[0], log_x[-1], _HINGES)
+    low = np.clip(np.searchsorted(at, log_x, side="right") - 1, 0, _HINGES - 2)
+    x, below, above = np.exp(log_x), np.exp(at[low]), np.exp(at[low + 1])
+    upper = np.clip((x - below) / (above - below), 0.0, 1.0)
+    steps = weights / x
+    found = np.bincount(low, steps * (1 - upper) * below, _HINGES)
+    return at, found + np.bincount(low + 1, steps * upper * above, _HINGES)
+
+
+def _some(values: Array, most: int) -> Array:
+    """Return `most` of some sorted values, first and last included."""
+    if len(values) <= most:
+        return values
+    found: Array = values[np.unique(np.linspace(0, len(values) - 1, most).astype(int))]
+    return found
 
 
 def _together(removal: Direction, addition: Direction) -> float:

@@ -16,14 +16,16 @@ from scipy.special import kl_div, logit, ndtri
 from confide.privacy.accounting.calibration import (
     least_noise_for_kl,
     least_noise_for_reconstruction,
+    least_noise_for_renyi,
     round_up,
 )
 from confide.privacy.accounting.curves import Direction, PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, REMOVE, Grid, MixtureLoss, MixtureOfGaussians
 from confide.privacy.accounting.population import Array, Population, Targets
+from confide.privacy.accounting.renyi import allowed, renyi
 from confide.utils.errors import InputError
 
-Accountant = Literal["blow-up", "kl"]
+Accountant = Literal["blow-up", "kl", "renyi"]
 
 FEW = 64
 """Up to this many different vectors of rates, `achieved` computes each one exactly."""
@@ -36,16 +38,17 @@ def least_noise_for_secrets(population: Population, targets: Targets, accountant
     """Compute the least noise multiplier that meets every pair of `targets`; five significant digits, rounded up.
 
     `blow-up` bounds the posterior itself. `kl` asks for T KL(N(X, s^2) || N(0, s^2)) <= KL(Bern(r) || Bern(p))
-    (Ganesh et al. 2025, "Hush!", Lemma 3.2). It needs several times more noise, and is there for comparison.
+    (Ganesh et al. 2025, "Hush!", Lemma 3.2). It needs several times more noise, and is there for comparison. `renyi`
+    is the same lemma with Renyi divergences: each pair must be met at one of the whole orders (`accounting.renyi`).
 
     Formal guarantee: each pair was found to be met by a process that dominates its unit, at this noise or at a
     smaller one: by the binomial of a load and count no smaller than the unit's, by an envelope over the unit, or
     by the exact process of a unit whose sorted rates are no smaller. A process is not tied to one prior: its whole
     curve bounds r(p) for each p, by tangents that are upper bounds everywhere (`_Reconstruction`). The order of
     the search and the noise it starts from affect nothing but how long it takes. Noise is only ever raised, and
-    a pair that is met stays met, since r(p) and KL fall as noise rises. Noise is raised for a unit whose exact process
-    does not meet its pair, so the result is the least for that unit, within 0.1%. To settle many units that are all
-    about equally demanding, it also rises by 0.05% after every 64 stairs.
+    a pair that is met stays met, since r(p) and all divergences fall as noise rises. Noise is raised for a unit whose
+    exact process does not meet its pair, so the result is the least for that unit, within 0.1%. To settle many units
+    that are all about equally demanding, it also rises by 0.05% after every 64 stairs.
 
     Raises:
         InputError: no target has a row that is ever drawn, or no noise meets the targets.
@@ -133,13 +136,34 @@ class _Divergence:
         return least_noise_for_kl(process, float(self.limits[pairs].min()))
 
 
-_Gauge = _Reconstruction | _Divergence
+class _Renyi:
+    """The gauge of Renyi divergences: the least share, over the orders, of what an order may come to."""
+
+    def __init__(self, targets: Targets) -> None:
+        self.allowed = allowed(targets.prior, targets.posterior)
+        self.limits = np.ones(len(targets))
+        self.strength = ndtri(targets.posterior) - ndtri(targets.prior)
+
+    def bounds(self, process: MixtureOfGaussians, noise: float, pairs: Array, interval: float) -> Array:
+        shares: Array = (renyi(process, noise) / self.allowed[pairs]).min(axis=1)
+        return shares
+
+    def scale(self, values: Array) -> Array:
+        scaled: Array = np.log(np.clip(values, 1e-300, 1e300))
+        return scaled
+
+    def least(self, process: MixtureOfGaussians, pairs: Array) -> float:
+        return least_noise_for_renyi(process, self.allowed[pairs])
+
+
+_Gauge = _Reconstruction | _Divergence | _Renyi
+_GAUGES: dict[Accountant, type[_Gauge]] = {"blow-up": _Reconstruction, "kl": _Divergence, "renyi": _Renyi}
 
 
 def _gauge(targets: Targets, accountant: Accountant) -> _Gauge:
-    if accountant not in ("blow-up", "kl"):
-        raise InputError(f"privacy.accountant must be blow-up or kl, not {accountant}")
-    return _Reconstruction(targets) if accountant == "blow-up" else _Divergence(targets)
+    if accountant not in _GAUGES:
+        raise InputError(f"privacy.accountant must be one of {', '.join(_GAUGES)}, not {accountant}")
+    return _GAUGES[accountant](targets)
 
 
 class _Cover:

@@ -142,9 +142,8 @@ class AdaptiveNoise(DPSGD):
     def _budget(self, shape: Shape) -> RenyiBudget:
         rows = self._released_rows(shape.rows)
         rate = self._rate(shape.rows, "rows")
-        return RenyiBudget(
-            rate, self.steps, self.planned, min(1.0, rows / shape.rows), self.adaptive.gamma_noise
-        )
+        share, least = min(1.0, rows / shape.rows), self.adaptive.floor
+        return RenyiBudget(rate, self.steps, self.planned, share, self.adaptive.gamma_noise, least)
 
     def _released_rows(self, rows: int) -> float:
         """Return B_g, the expected number of rows of the draw from which a gamma is made."""
@@ -169,7 +168,7 @@ class AdaptiveNoise(DPSGD):
         if self.is_private:
             return replace(
                 parts,
-                library="RDP",
+                library="PLD" if self._budget(shape).is_fixed else "RDP",
                 calibration=f"The noise multiplier is that of a planned step divided by {self.planned:g}; that of a "
                 f"step is gamma times it, gamma from {self.adaptive.floor:g} to 1.",
             )
@@ -326,10 +325,10 @@ class _Private:
     def _go_on(self) -> None:
         """Make the next gamma, paid for before it is looked at.
 
-        The run ends if the budget does not cover the gamma or its step.
+        The run ends after the planned number of steps, and before if the budget does not cover the gamma or its step.
         """
         release = self._budget.release(self._noise)
-        self._is_spent = not self._filter.allows(release)
+        self._is_spent = len(self._gammas) == self._budget.steps or not self._filter.allows(release)
         if self._is_spent:
             return
         self._filter.spend(release)

@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from confide.data.shape import Shape
-from confide.privacy.bounding import bound_greedily, pairs_of
-from confide.privacy.mechanisms.weighted import WeightedRows, solved
+from confide.privacy.mechanisms.weighted import WeightedRows, kept_greedily, solved
 from confide.privacy.selection import cap_of
 
 
@@ -42,11 +41,4 @@ class Owners(WeightedRows):
         cap = self.cap(shape)
         if self.bounding == "program":
             return solved(shape, np.full(shape.units, float(cap)), "auto")
-        if shape.pairs is not None:
-            pairs = shape.pairs()
-        else:
-            assert shape.offsets is not None
-            assert shape.rows_of_units is not None
-            pairs = pairs_of(shape.offsets, shape.rows_of_units, shape.rows)
-        kept = bound_greedily(pairs, shape.incidences, shape.rows, shape.units, cap, shape.folder)
-        return kept.astype(np.float64)
+        return kept_greedily(shape, cap)

@@ -12,7 +12,7 @@ from confide.data.shape import Shape
 from confide.privacy.accounting import Accountant, Targets, achieved, least_noise_for_secrets
 from confide.privacy.guarantee import PRIORS
 from confide.privacy.mechanisms.values import VALUE, Alternative, ClaimParts, DataNeeds, PrivacyParameters
-from confide.privacy.mechanisms.weighted import WeightedRows, solved
+from confide.privacy.mechanisms.weighted import WeightedRows, kept_greedily, solved
 from confide.privacy.row_weights import Spread, largest_c, need
 from confide.privacy.secret_targets import resolve
 from confide.sensitive.detectors import asked, kinds
@@ -34,6 +34,8 @@ GROWTH = 10
 _CALIBRATION: dict[Accountant, str] = {
     "kl": "The noise is the least with KL(P, Q) <= KL(Bern(r), Bern(p)) for every secret "
     "(Ganesh et al. 2025, Lemma 3.2).",
+    "renyi": "The noise is the least with which, for every secret, the Renyi divergence of P and Q is at most that of "
+    "Bern(r) and Bern(p) at one of the orders 2 to 64 (Ganesh et al. 2025, Lemma 3.2).",
     "blow-up": "The noise is the least with which the blow-up function at p is at most r for every secret.",
 }
 
@@ -61,14 +63,17 @@ class Choice:
 class SecretProtection(WeightedRows):
     """Rows are weighted by a linear program, so that every secret gets as much as its (p, r) allows.
 
-    The program is Algorithm 2 of Ganesh et al. 2025.
+    The program is Algorithm 2 of Ganesh et al. 2025. With `secrets.program.solver: greedy` rows are kept whole
+    instead, one by one, as long as each of their secrets has room: rows with few secrets first.
 
     Formal guarantee: (p, r)-secret protection for each secret, by zero-out: whoever guesses a secret with
     probability at most p from all that is public (base model, which rows hold it, formats, lists) guesses it with
     probability at most r after seeing every checkpoint of the run. r is bounded by the blow-up function of N(X, s^2)
     against N(0, s^2), T-fold, at p (Ganesh et al. 2025, section 3.3; `mechanisms` section 4), or by
-    KL <= KL(Bern(r) || Bern(p)) (Lemma 3.2). This is a theorem only if the listed rows are the only ones that reveal
-    anything about a secret: `secrets.recall: 1.0` claims that.
+    KL <= KL(Bern(r) || Bern(p)), or the same with a Renyi divergence (Lemma 3.2; proved in `accounting.renyi`). The
+    rows of a secret may differ in any way between candidates, and other rows not at all, so this holds whatever the
+    predicates T_j of Definition 3.1 are. It is a theorem only if the listed rows are the only ones that reveal anything
+    about a secret: `secrets.recall: 1.0` claims that.
     """
 
     accountant: Accountant = "blow-up"
@@ -97,11 +102,14 @@ class SecretProtection(WeightedRows):
         if c == 1.0:
             return np.ones(shape.rows)
         targets, program = self.targets(shape), self.secrets.program
-        kind = program.target or ("gaussian" if self.accountant == "blow-up" else "sqrt-kl")
+        kind = program.target or ("sqrt-kl" if self.accountant == "kl" else "gaussian")
         assert shape.offsets is not None
         needs = np.full(shape.units, np.inf)
         np.minimum.at(needs, targets.unit, need(kind, targets.prior, targets.posterior))
-        return solved(shape, c * largest_c(shape.offsets, needs) * needs, program.solver)
+        limits = c * largest_c(shape.offsets, needs) * needs
+        if program.solver == "greedy":
+            return kept_greedily(shape, np.floor(limits).astype(np.int64))
+        return solved(shape, limits, program.solver)
 
     def sweep(
         self, shape: Shape, accountants: tuple[Accountant, ...] = ("blow-up", "kl")
@@ -132,7 +140,7 @@ class SecretProtection(WeightedRows):
     # plan ------------------------------------------------------------------------------------------
     def alternatives(self, shape: Shape) -> Iterator[Alternative]:
         """Yield each c of the program: which rows it keeps, and the noise by both accountants."""
-        for choice in self.sweep(shape):
+        for choice in self.sweep(shape, tuple(dict.fromkeys(("blow-up", "kl", self.accountant)))):
             change, spread = f"c {choice.c:g}", choice.spread
             if spread is None or choice.impossible is not None:
                 yield Alternative(change, facts={"c": choice.c}, impossible=choice.impossible)

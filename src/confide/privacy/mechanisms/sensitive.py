@@ -49,7 +49,7 @@ class SensitiveText(DPSGD):
             estimate_reasons=self._estimate_reasons,
             public_facts=(
                 f"what is sensitive: what is marked by {'; '.join(_named(self.detector))}",
-                "all other text, and where marked spans stand in it: the redacted rows",
+                f"all other text, and where marked spans stand in it{self._and_kinds}: the redacted rows",
                 "which documents are blank, and what is removed from documents before anything is marked",
             ),
             not_covered=(
@@ -71,8 +71,17 @@ class SensitiveText(DPSGD):
             )
         return (
             "a world in which the row had these sensitive characters with one in which it had any others, for which "
-            "the detector marks the same places and all other text is the same"
+            f"the detector marks the same places{self._as_same_kinds} and all other text is the same"
         )
+
+    @property
+    def _and_kinds(self) -> str:
+        masks = ", ".join(dict.fromkeys(self.detector.masks.values()))
+        return f", with the kinds that have a mask of their own ({masks})" if masks else ""
+
+    @property
+    def _as_same_kinds(self) -> str:
+        return ", as the same kinds where these have a mask of their own," if self.detector.masks else ""
 
     @property
     def _public_batch(self) -> float:
@@ -111,7 +120,7 @@ class SensitiveText(DPSGD):
             yield "privacy.adjacency", f"{cls.name} compares texts of one row: replace-one or zero-out"
             return
         yield from super().validation_errors(config)
-        stated = config.detector.model_dump(exclude={"recall", "pipeline"}, exclude_defaults=True)
+        stated = config.detector.model_dump(exclude={"recall", "pipeline", "masks"}, exclude_defaults=True)
         if not stated:
             yield (
                 "detector",

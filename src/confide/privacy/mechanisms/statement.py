@@ -357,7 +357,10 @@ def _rows_cut(mechanism: Mechanism, config: "Config") -> str:
         cut += _CHUNKS.format(config.data.max_length)
     if mechanism.needs.redaction == "none":
         return cut
-    redacted = f"sensitive spans are replaced by one mask token each before text is tokenised; then {cut}"
+    by_kind = ", which for some kinds tells the kind," if config.detector.masks else ""
+    redacted = (
+        f"sensitive spans are replaced by one mask token each{by_kind} before text is tokenised; then {cut}"
+    )
     if mechanism.needs.redaction != "beside":
         return redacted
     return (

@@ -13,6 +13,7 @@ import numpy as np
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Population
+from confide.privacy.bounding import bound_greedily, pairs_of
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.rows import RowSampler
 from confide.privacy.mechanisms.values import PrivacyParameters, Sampler, Score
@@ -126,6 +127,18 @@ def _population(mechanism: WeightedRows, shape: Shape, steps: int) -> Population
     assert shape.offsets is not None
     assert shape.rows_of_units is not None
     return Population(shape.offsets, shape.rows_of_units, mechanism.rates(shape), steps)
+
+
+def kept_greedily(shape: Shape, cap: int | np.ndarray) -> np.ndarray:
+    """Weigh each row 1 or 0, float64[M], so that no unit has more than `cap` rows, one for all or each its own."""
+    if shape.pairs is not None:
+        pairs = shape.pairs()
+    else:
+        assert shape.offsets is not None
+        assert shape.rows_of_units is not None
+        pairs = pairs_of(shape.offsets, shape.rows_of_units, shape.rows)
+    kept = bound_greedily(pairs, shape.incidences, shape.rows, shape.units, cap, shape.folder)
+    return kept.astype(np.float64)
 
 
 def solved(shape: Shape, limits: np.ndarray, solver: Literal["auto", "highs", "pdlp"]) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from confide.data.readers.documents import Document
 from confide.sensitive.detectors.spans import Span
-from confide.sensitive.redaction.masking import covered, merged
+from confide.sensitive.redaction.masking import covered, masks_of, merged
 from confide.sensitive.redaction.policy import Policy
 from confide.sensitive.redaction.rows import RedactedRow, Redactor
 from confide.sensitive.redaction.screening import Marks
@@ -48,7 +48,7 @@ class RedactedDocuments:
         key: RunKey | None = None,
         crew: Crew | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._masks = tokenizer, config.detector.masks
         self._redactor = Redactor(tokenizer, config.task, config.data.max_length, span_tokens)
         self._marks = None
         if config.redacted.marks is not None and config.redacted.mode == "screened":
@@ -100,8 +100,12 @@ class RedactedDocuments:
         return self._cut(documents, self._sensitive(documents))
 
     def _cut(self, documents: Sequence[Document], spans: Sequence[Sequence[Span]]) -> list[list[RedactedRow]]:
-        layouts = [document.layout for document in documents]
-        return self._redactor.many([d.text for d in documents], [merged(own) for own in spans], layouts)
+        layouts, places = [document.layout for document in documents], [merged(own) for own in spans]
+        masks = [
+            masks_of(own, found, self._masks, self._tokenizer.mask_token)
+            for own, found in zip(spans, places, strict=True)
+        ]
+        return self._redactor.many([document.text for document in documents], places, layouts, masks)
 
     def public(self, documents: Sequence[Document]) -> list[bytes | None]:
         """Return each document's redacted tokens as bytes; None if nothing was found or there is more than one row."""

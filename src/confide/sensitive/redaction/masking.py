@@ -5,7 +5,8 @@ Places are characters [start, end) of a text, sorted and disjoint. `merged` make
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,26 +67,44 @@ def outside(spans: Iterable[Span], places: Sequence[Place]) -> list[Span]:
     return parts
 
 
-def masked(text: str, places: Sequence[Place], mask: str) -> tuple[str, Origin]:
-    """Return the text with every place replaced by `mask`, and the map back to the original.
+def masks_of(
+    spans: Iterable[Span], places: Sequence[Place], of_kind: Mapping[str, str], otherwise: str
+) -> list[str]:
+    """Return the mask of each place: that of the kind of the spans in it if they share one, else `otherwise`.
+
+    Args:
+        spans: what the places were merged from.
+        of_kind: masks by kind; other kinds have `otherwise`.
+    """
+    if not of_kind:
+        return [otherwise] * len(places)
+    ends, found = [end for _, end in places], [set[str]() for _ in places]
+    for span in spans:
+        if span.start < span.end:
+            found[bisect_left(ends, span.end)].add(of_kind.get(span.kind, otherwise))
+    return [next(iter(own)) if len(own) == 1 else otherwise for own in found]
+
+
+def masked(text: str, places: Sequence[Place], masks: Sequence[str]) -> tuple[str, Origin]:
+    """Return the text with every place replaced by its mask, and the map back to the original.
 
     Raises:
         ValueError: a place is empty, out of order, touches another one, or lies outside the text.
     """
     pieces: list[str] = []
-    masks: list[Place] = []
+    stand: list[Place] = []
     done = length = 0
-    for start, end in places:
+    for (start, end), mask in zip(places, masks, strict=True):
         if not (done < start or done == start == 0) or not start < end <= len(text):
             raise ValueError(
                 f"place [{start}, {end}) of a text of {len(text)} characters; merge places first"
             )
         length += start - done + len(mask)
         pieces += (text[done:start], mask)
-        masks.append((length - len(mask), length))
+        stand.append((length - len(mask), length))
         done = end
     pieces.append(text[done:])
-    return "".join(pieces), Origin(_pairs(masks), _pairs(places))
+    return "".join(pieces), Origin(_pairs(stand), _pairs(places))
 
 
 def covered(text: str, offsets: Sequence[Place] | np.ndarray, places: Sequence[Place]) -> np.ndarray:

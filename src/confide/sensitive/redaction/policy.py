@@ -104,6 +104,11 @@ class Policy:
         found_before = None
         if detector is not None and cache is not None and key is not None:
             found_before = Cache(cache, detector.fingerprint, kinds(settings), key)
+        may_be = {*kinds(settings), *known}
+        if stated is None and (unknown := sorted(settings.masks.keys() - may_be)):
+            raise InputError(
+                f"detector.masks: nothing finds {unknown[0]!r}; the kinds are {', '.join(sorted(may_be))}"
+            )
         identity = _digest(json.dumps(parts, sort_keys=True).encode())
         return cls(detector, found_before, finders, stated, (*kinds(settings), *known), identity)
 

@@ -28,7 +28,7 @@ class RedactedRow:
 
     Attributes:
         tokens: the tokens of the original characters, int64[n].
-        masked: the tokens of the redacted characters, int64[m]; each sensitive place is one mask token.
+        masked: the tokens of the redacted characters, int64[m]; each sensitive place is one token.
         has_finding: whether the row contains a sensitive place. If not, both forms are the same.
         lost: the number of original tokens that did not fit into the row.
     """
@@ -114,24 +114,29 @@ class Redactor:
         texts: Sequence[str],
         places: Sequence[Sequence[Place]],
         layouts: Sequence[Layout | None] | None = None,
+        masks: Sequence[Sequence[str]] | None = None,
     ) -> list[list[RedactedRow]]:
         """Return the rows of each document; `places` are as `merged` returns them.
+
+        Each place becomes one token: the mask token, or that of `masks`, which are tokens by place.
 
         A document with a layout is cut between turns if they fit, and its rows mark what is not predicted. Rows of
         whose redacted form nothing is predicted are left out.
 
         Raises:
-            InputError: the tokenizer splits the text of the mask into several tokens.
+            InputError: the tokenizer splits the text of a mask into several tokens.
         """
         if not texts:
             return []
-        mask = self._tokenizer.mask_token
-        redacted = [masked(text, own, mask) for text, own in zip(texts, places, strict=True)]
+        if masks is None:
+            masks = [[self._tokenizer.mask_token] * len(own) for own in places]
+        redacted = [masked(*each) for each in zip(texts, places, masks, strict=True)]
         cuts = [
-            self._cut(text, short, origin, ids, offsets, layout)
-            for text, (short, origin), (ids, offsets), layout in zip(
+            self._cut(text, short, origin, self._ids(own), ids, offsets, layout)
+            for text, (short, origin), own, (ids, offsets), layout in zip(
                 texts,
                 redacted,
+                masks,
                 self._encoded([short for short, _ in redacted]),
                 layouts or [None] * len(texts),
                 strict=True,
@@ -145,6 +150,9 @@ class Redactor:
             ]
             for found in cuts
         ]
+
+    def _ids(self, masks: Sequence[str]) -> np.ndarray:
+        return np.asarray(self._tokenizer.convert_tokens_to_ids(list(masks)), dtype=np.int64)
 
     def _encoded(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the tokens of each redacted text, and the characters that they stand for."""
@@ -180,6 +188,7 @@ class Redactor:
         text: str,
         redacted: str,
         origin: Origin,
+        standing: np.ndarray,
         ids: np.ndarray,
         offsets: np.ndarray,
         layout: Layout | None = None,
@@ -187,10 +196,10 @@ class Redactor:
         if not self._in_rows:
             own = offsets[offsets[:, 0] < offsets[:, 1]]
             low, high = own.min(initial=len(redacted)), own.max(initial=0)
-            kept = origin.masks[(origin.masks[:, 1] > low) & (origin.masks[:, 0] < high)]
-            self._tokens_of(kept, ids, offsets)
-            return [_Cut(ids, text, len(kept) > 0)]
-        stands = self._tokens_of(origin.masks, ids, offsets)
+            kept = (origin.masks[:, 1] > low) & (origin.masks[:, 0] < high)
+            self._tokens_of(origin.masks[kept], standing[kept], ids, offsets)
+            return [_Cut(ids, text, bool(kept.any()))]
+        stands = self._tokens_of(origin.masks, standing, ids, offsets)
         ends = layout is None or not layout.has_ends
         before, after = (self._before, self._after) if ends else ((), ())
         b, a = len(before), len(after)
@@ -246,23 +255,26 @@ class Redactor:
             first = last
         return cuts
 
-    def _tokens_of(self, masks: np.ndarray, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Tell of each token whether it stands for one of these masks: bool[T].
+    def _tokens_of(
+        self, masks: np.ndarray, standing: np.ndarray, ids: np.ndarray, offsets: np.ndarray
+    ) -> np.ndarray:
+        """Tell of each token whether it stands for one of these masks, whose ids are `standing`: bool[T].
 
         Raises:
             InputError: a mask has no token of its own.
         """
-        own = np.flatnonzero(ids == self._tokenizer.mask_token_id)
+        own = np.flatnonzero(np.isin(ids, standing))
         starts, stops = offsets[own].T
         index = np.searchsorted(stops, masks[:, 0], side="right")
         inside = index < len(own)
         inside[inside] &= (starts[index[inside]] <= masks[inside, 0]) & (
             stops[index[inside]] >= masks[inside, 1]
         )
+        inside[inside] &= ids[own[index[inside]]] == standing[inside]
         if not inside.all() or len(np.unique(index)) < len(index):
             raise InputError(
-                f"tokenizer: it takes the text of its mask token, {self._tokenizer.mask_token!r}, apart, so it "
-                "cannot read a redacted text"
+                f"tokenizer: it takes the text of a mask, such as {self._tokenizer.mask_token!r}, apart, so it cannot "
+                "read a redacted text"
             )
         stands = np.zeros(len(ids), dtype=bool)
         stands[own[index]] = True

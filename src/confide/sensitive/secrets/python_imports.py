@@ -119,11 +119,15 @@ def _names(listed: str) -> list[str]:
     r"""Return the names in a list after `import`: `(a, b as c, # why\n d)` -> a, b, d."""
     listed = re.sub(r"#[^\n]*", "", listed).strip("()\\ \t\r\n")
     names = (re.sub(r"\s*\.\s*", ".", part.strip()).split() for part in listed.split(","))
-    return [name[0].strip("()'\"") for name in names if name]
+    # quotes alone are no name: `import ''` in the text of a program that writes programs
+    return [bare for name in names if name and (bare := name[0].strip("()'\""))]
 
 
 def _from(base: str, level: int, names: Iterable[str]) -> Iterator[Reference]:
-    yield Reference(base, level)
+    if base or level:
+        yield Reference(base, level)
+    else:  # text that only looks like a statement, such as the words "taken from import lists"
+        names = [name for name in names if name != "*"]
     for name in names:
         if name == "*":
             yield Reference(base, level, below="children")

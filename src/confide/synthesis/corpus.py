@@ -1,0 +1,169 @@
+"""Write a corpus of sampled documents, with a card beside it, so that an interrupted command goes on."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+from confide.privacy.guarantee import Guarantee
+from confide.synthesis.rules import REPEATS, Rules
+from confide.synthesis.sampling import Asked, Document, Sampling, claim_of
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+from confide.utils.files import whole_file, write_text
+from confide.utils.workers import Crew
+
+FORMATS = (".jsonl", ".parquet")
+_MOST = 10
+"""Samples that are drawn for each document before it is said that the model writes too few that can be kept."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus that was written.
+
+    Attributes:
+        path: its file; the card lies beside it, with the ending `.md`.
+        documents: how many it has.
+        drawn: how many samples were looked at.
+        left_out: how many each rule left out.
+        ended: how many documents ended in which way.
+    """
+
+    path: Path
+    documents: int
+    drawn: int
+    left_out: dict[str, int]
+    ended: dict[str, int]
+
+    @property
+    def card(self) -> Path:
+        return self.path.with_suffix(".md")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"path": str(self.path), "card": str(self.card)}
+
+
+def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Console) -> Corpus:
+    """Sample documents from a released folder and write them, with a card that says what protects them.
+
+    The file depends on the model and on `asked` alone: not on how many processes draw, nor on interruptions.
+
+    Formal guarantee: the documents are computed from the released model, from draws that are independent of the private
+    text, and from the prompts. So whatever the claim says of the model, it says of the documents (post-processing), and
+    they cost no further epsilon. Prompts that are taken from private text are not covered.
+
+    Raises:
+        InputError: the file is there, or parts of another command are, or the model writes too little that can be kept.
+    """
+    claim = claim_of(release)
+    if path.suffix not in FORMATS:
+        raise InputError(f"--out {path}: give a name that ends in {' or '.join(FORMATS)}")
+    if path.exists():
+        raise InputError(f"--out {path}: is there already; remove it, or give another name")
+    parts = _parts(path, release, asked)
+    rules, kept, drawn = Rules(), list[Document](), 0
+    with console.track("documents", asked.documents) as track:
+        for batch in _batches(release, asked, parts, crew):
+            for document in batch:
+                drawn += 1
+                if len(kept) < asked.documents and rules.keeps(document["text"]):
+                    kept.append(document)
+                    track()
+            if len(kept) == asked.documents:
+                break
+            if drawn >= _MOST * asked.documents + 10 * asked.batch:
+                raise InputError(
+                    f"of {drawn:,} samples only {len(kept):,} can be kept ({_told(rules.left_out)}): a higher "
+                    "--temperature may help, or a longer training"
+                )
+    ended = Counter(document["ended"] for document in kept)
+    found = Corpus(path, len(kept), drawn, dict(rules.left_out), dict(ended))
+    _write(path, kept)
+    write_text(found.card, card(found, asked, claim))
+    shutil.rmtree(parts)
+    return found
+
+
+def _parts(path: Path, release: Path, asked: Asked) -> Path:
+    """Make the folder of finished batches, or find it as this same command left it."""
+    folder = path.with_name(f".{path.name}.parts")
+    settings, kept = json.dumps([str(release.resolve()), asdict(asked)]), folder / "asked.json"
+    is_other = kept.is_file() and kept.read_text("utf-8") != settings
+    if is_other and any(folder.glob("[0-9]*.json")):
+        raise InputError(f"{folder}: holds batches of another command: remove it, or give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(kept, settings)
+    return folder
+
+
+def _batches(release: Path, asked: Asked, parts: Path, crew: Crew) -> Iterator[list[Document]]:
+    """Yield the batches in their order, without end: those that are finished from their files, then new ones."""
+    files = (parts / f"{number:08d}.json" for number in count())
+    finished = 0
+    for file in takewhile(Path.exists, files):
+        found: list[Document] = json.loads(file.read_text("utf-8"))
+        finished += 1
+        yield found
+    with crew.workers(Sampling(str(release), asked), "a process that samples") as workers:
+        for place, batch in enumerate(workers.map(count(finished)), finished):
+            write_text(parts / f"{place:08d}.json", json.dumps(batch))
+            yield batch
+
+
+def _write(path: Path, documents: list[Document]) -> None:
+    with whole_file(path) as building:
+        if path.suffix == ".jsonl":
+            with open(building, "w", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(each, ensure_ascii=False) + "\n" for each in documents)
+        else:
+            import pyarrow as arrow
+            from pyarrow import parquet
+
+            parquet.write_table(arrow.Table.from_pylist(documents), building)
+
+
+def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
+    """Write the card of a corpus: what it is, what protects it, and how it was drawn."""
+    prompts = [prompt for prompt in asked.prompts if prompt]
+    lines = [
+        "# Text sampled from a model",
+        "",
+        f"A language model wrote these {found.documents:,} documents. What they say may be wrong.",
+        "",
+        "The model was fine-tuned with confide. The documents were computed from the released model alone. So they "
+        "tell no more about anyone than the model does. What was claimed of the model holds of them, for the same "
+        "unit, at no further cost.",
+        "",
+    ]
+    if prompts:
+        lines += [
+            f"Each document goes on from one of {len(prompts):,} prompts. The claim does not cover the prompts: were "
+            "they taken from private text, they would tell what they say.",
+            "",
+        ]
+    lines += [claim.model_card_section(), "## How it was drawn", "", "| what | value |", "|---|---|"]
+    facts = {
+        "samples that were drawn": f"{found.drawn:,}",
+        **{f"left out: {why}": f"{number:,}" for why, number in sorted(found.left_out.items())},
+        **{f"ended by {how}": f"{number:,}" for how, number in sorted(found.ended.items())},
+        "temperature": f"{asked.temperature:g}",
+        "top-p": f"{asked.top_p:g}",
+        "tokens at most": f"{asked.max_new_tokens:,}",
+        "seed": str(asked.seed),
+    }
+    lines += [f"| {what} | {value} |" for what, value in facts.items()]
+    lines += [
+        "",
+        f"Samples are left out by rules that look at the samples alone. Degenerate is a text of which {REPEATS:.0%} of "
+        "the runs of four words stand earlier in it.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _told(left_out: Counter[str]) -> str:
+    return ", ".join(f"{number:,} {why}" for why, number in left_out.most_common())

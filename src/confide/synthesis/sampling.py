@@ -1,0 +1,91 @@
+"""Sample documents from a released model, in batches that do not depend on who draws them or when."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from confide.privacy.guarantee import Guarantee
+from confide.runs.released import GUARANTEE
+from confide.utils.errors import InputError
+
+Document = dict[str, str]
+"""`text`, the `prompt` that it goes on from, and how it `ended`: see `confide.runs.generate.Said.stopped`."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be sampled.
+
+    Attributes:
+        documents: how many.
+        prompts: what documents begin with, in turn, so that each has as many batches; an empty one is no prompt.
+        max_new_tokens: of a document, without its prompt.
+        temperature, top_p: as in `confide generate`; 1 and 1 draw from the model's own distribution.
+        seed: of all draws.
+        chat: put prompts into the tokenizer's chat template.
+        batch: documents that are drawn together.
+        base: of an adapter, if the one that it names is not to be found.
+    """
+
+    documents: int
+    prompts: tuple[str, ...] = ("",)
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    chat: bool = False
+    batch: int = 32
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The job of each process: it loads the model once, and answers with a batch of documents for each number.
+
+    Attributes:
+        release: the released folder. Nothing else of the run is read.
+    """
+
+    release: str
+    asked: Asked
+
+    def ready(self) -> Callable[[int], list[Document]]:
+        from confide.models.released import load_alone
+        from confide.runs.generate import Options, Prompter, Voice
+
+        asked = self.asked
+        model, tokenizer = load_alone(Path(self.release), asked.base)
+        options = Options(asked.max_new_tokens, asked.temperature, asked.top_p, asked.seed, asked.chat)
+        voice = Voice("the model", model, Prompter(tokenizer, options))
+
+        def drawn(number: int) -> list[Document]:
+            prompt = asked.prompts[number % len(asked.prompts)]
+            said = voice.several(prompt, asked.batch, seed_of(asked.seed, number))
+            return [{"prompt": prompt, "text": each.text, "ended": each.stopped} for each in said]
+
+        return drawn
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Return the seed of a batch, a function of its number alone, so that batches may be drawn in any order."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big") >> 1
+
+
+def released_folder(path: Path) -> Path:
+    """Find the released model: in a run folder its `release/`, or the folder itself.
+
+    Raises:
+        InputError: there is none, or it writes no text.
+    """
+    for folder in (path / "release", path):
+        if (folder / GUARANTEE).is_file():
+            return folder
+    raise InputError(
+        f"{path}: holds no released model with its {GUARANTEE}: give a run folder, or what was released from one"
+    )
+
+
+def claim_of(release: Path) -> Guarantee:
+    """Read the claim that a released model has."""
+    return Guarantee.load(release / GUARANTEE)

@@ -1,0 +1,222 @@
+"""How far the clip norm and the batch matter, by mechanism and optimiser (Chua et al. 2024, Figure 4; 000)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from confide.utils.chart import Panel, panels_svg
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding, paired, slopes
+from studies.runner.grid import NOTHING, Arm, Grid
+from studies.runner.models import stories
+from studies.runner.study import Plot, Row, Scale, Study, Table, Work
+from studies.runner.tables import losses, perplexity
+from studies.runner.users import GROUP, ULS
+
+CLIP, ROWS, K = "privacy.clip_norm", "train.batch", "privacy.rows_per_unit"
+EPSILON = 1.0  # of the paper's figure
+TUNED_CLIP = 1.0  # where rates are chosen; they then stay while the clip norm moves
+ASTRAY = 10_000  # a perplexity far above that of guessing among 512 tokens
+OPTIMISERS = {"SGD": "sgd", "AdamW": "adamw"}
+MECHANISMS = (GROUP, ULS)
+_SMALL: dict[str, Any] = {
+    "clips": (0.01, 0.1, 1.0, 10.0),
+    "rows": (64, 256, 1024),
+    "tuned_rows": (256,),
+    "steps": 10,
+    "k": 5,
+    "rates": {"SGD": (0.1, 0.5), "AdamW": (5e-3, 1.5e-2)},
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "clips": (0.1, 1.0),
+        "rows": (8,),
+        "tuned_rows": (8,),
+        "steps": 1,
+        "rates": {"SGD": (0.5,)},
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL
+    | {
+        "rows": (256, 512, 1024, 2048),
+        "tuned_rows": (256, 2048),
+        "steps": 1000,
+        "k": 10,
+        "rates": {"SGD": (0.1, 0.5, 2.0), "AdamW": (5e-4, 1e-3, 2e-3)},
+    },
+}
+
+
+def grid(work: Work) -> Grid:
+    """Return the study's runs. The noised sum is not divided by the clip norm, as in the paper's algorithms."""
+    size = _SIZES[work.scale]
+    return Grid(
+        name="clip-norm",
+        texts=("newsgroups",),
+        model=stories,
+        keys=users.keys(size["steps"]) | {"privacy.normalised": False, K: size["k"]},
+        arms=tuple(
+            _with(users.arm(mechanism, None, {"train.learning_rate": size["rates"][name]}), name)
+            for mechanism in MECHANISMS
+            for name in size["rates"]
+        ),
+        at={"privacy.epsilon": (EPSILON,), CLIP: size["clips"], ROWS: size["rows"]},
+        tuned_at={"privacy.epsilon": (EPSILON,), CLIP: (TUNED_CLIP,), ROWS: size["tuned_rows"]},
+        seeds=size["seeds"],
+    )
+
+
+def _with(arm: Arm, optimiser: str) -> Arm:
+    keys = {**arm.keys, "train.optimizer": OPTIMISERS[optimiser]}
+    return replace(arm, name=_name(arm.name, optimiser), keys=keys)
+
+
+def _name(mechanism: str, optimiser: str) -> str:
+    return f"{mechanism}, {optimiser}"
+
+
+def measure(work: Work) -> list[Row]:
+    return grid(work).measured(work)
+
+
+def _at(rows: Sequence[Row], arm: str, clip: float, batch: float) -> dict[int, float]:
+    return users.at(rows, "newsgroups", arm, EPSILON, privacy__clip_norm=clip, train__batch=batch)
+
+
+def best(rows: Sequence[Row], arm: str, batch: float) -> dict[int, float]:
+    """Return the least loss over the clip norms by run key."""
+    return {key: min(found) for key, found in _over_clips(rows, arm, batch).items()}
+
+
+def spread(rows: Sequence[Row], arm: str, batch: float) -> dict[int, float]:
+    """Return the worst loss over the clip norms less the best, by run key."""
+    return {key: max(found) - min(found) for key, found in _over_clips(rows, arm, batch).items()}
+
+
+def _over_clips(rows: Sequence[Row], arm: str, batch: float) -> dict[int, list[float]]:
+    found = [_at(rows, arm, clip, batch) for clip in users.values(rows, CLIP)]
+    return {key: [each[key] for each in found] for key in sorted(set.intersection(*map(set, found)))}
+
+
+def _optimisers(rows: Sequence[Row]) -> list[str]:
+    arms = {row["arm"] for row in rows}
+    return [name for name in OPTIMISERS if _name(GROUP, name) in arms]
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    found = []
+    batches = users.values(rows, ROWS)
+    for optimiser in _optimisers(rows):
+        for batch in batches:
+            one, other = (spread(rows, _name(mechanism, optimiser), batch) for mechanism in MECHANISMS)
+            found.append(
+                Finding(
+                    f"With {optimiser} and {batch:,} rows a step, group privacy is more sensitive to the clip norm "
+                    "than user-wise DP-SGD.",
+                    "Figure 4",
+                    "worst loss over clip norms less the best: that of group privacy less that of user-wise DP-SGD",
+                    paired(one, other),
+                    low=MARGIN,
+                    family=f"{optimiser}, sensitivity",
+                    unit="nats of loss",  # too large for a change of the perplexity where a run went astray
+                )
+            )
+        for mechanism in MECHANISMS if len(batches) > 1 else ():
+            found.append(
+                Finding(
+                    f"With {optimiser}, larger batches are better for {mechanism}.",
+                    "Figure 4",
+                    "slope of the loss at the best clip norm in the logarithm of the batch",
+                    _slopes(rows, _name(mechanism, optimiser)),
+                    high=0.0,
+                    family="larger batches",
+                    unit="nats a factor e",
+                )
+            )
+    return found
+
+
+def _slopes(rows: Sequence[Row], arm: str) -> tuple[float, ...]:
+    batches = users.values(rows, ROWS)
+    return slopes([math.log(batch) for batch in batches], [best(rows, arm, batch) for batch in batches])
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    batches = users.values(rows, ROWS)
+    heads = [
+        "mechanism, optimiser",
+        "learning rate",
+        "clip norm",
+        *(f"{batch:,} rows a step" for batch in batches),
+    ]
+    cells = []
+    for mechanism in MECHANISMS:
+        for optimiser in _optimisers(rows):
+            arm = _name(mechanism, optimiser)
+            rates = users.settings(rows, "newsgroups", arm, EPSILON)
+            for clip in users.values(rows, CLIP):
+                cells.append([arm, rates, f"{clip:g}", *(_cell(_at(rows, arm, clip, b)) for b in batches)])
+            cells.append([arm, rates, "worst / best", *(_ratio(spread(rows, arm, b)) for b in batches)])
+    before = perplexity(losses(rows, {"arm": NOTHING}))
+    note = (
+        f"Epsilon 1. Before training the perplexity is {before}. Rates are chosen at clip norm 1 and left alone. "
+        "The paper has plots, not numbers. Intervals are of 95% over run keys."
+    )
+    return [Table("Figure 4, newsgroups: test perplexity", heads, cells, note)]
+
+
+def _mean(found: Mapping[int, float]) -> float:
+    return sum(found.values()) / len(found)
+
+
+def _cell(found: Mapping[int, float]) -> str:
+    """Write a perplexity, unless the run went astray: then its digits tell nothing, and may be too many."""
+    return perplexity(found) if _mean(found) < math.log(ASTRAY) else f"more than {ASTRAY:,}"
+
+
+def _ratio(found: Mapping[int, float]) -> str:
+    astray = _mean(found) >= math.log(ASTRAY)
+    return f"more than {ASTRAY:,}" if astray else f"{math.exp(_mean(found)):.2f}"
+
+
+def plots(rows: Sequence[Row]) -> list[Plot]:
+    panels = []
+    for mechanism in MECHANISMS:
+        for optimiser in _optimisers(rows):
+            arm = _name(mechanism, optimiser)
+            lines = {
+                f"{batch:,} rows": [
+                    (clip, math.exp(min(_mean(found), math.log(ASTRAY))))
+                    for clip in users.values(rows, CLIP)
+                    if (found := _at(rows, arm, clip, batch))
+                ]
+                for batch in users.values(rows, ROWS)
+            }
+            panels.append(
+                Panel(arm, "clip norm", "test perplexity", lines, log_x=True, log_y=True, decades=True)
+            )
+    words = "test perplexity by clip norm, for each batch, mechanism and optimiser"
+    return [Plot("clip-norm", words, panels_svg("Clip norm and batch at epsilon 1", panels))]
+
+
+STUDY = Study(
+    name="clip-norm",
+    paper="000",
+    shows=("Figure 4",),
+    question="How sensitive are group privacy and user-wise DP-SGD to the clip norm and the batch?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=60,
+    deviations=users.DEVIATIONS
+    + " The paper shows BookSum; here are newsgroup posts, and SGD beside AdamW, since "
+    "AdamW undoes most of what the clip norm does to the length of a step. Every batch takes as many steps.",
+    reads=("20newsgroups",),
+    plots=plots,
+)

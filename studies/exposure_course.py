@@ -1,0 +1,402 @@
+"""How exposed planted numbers become as training goes on (Shi et al. 2022, Figures 2, 3 and 4; 004).
+
+"My ID is 341752" stands once, 10 or 100 times in the text, each time with a number of its own, and at some steps the
+exact rank of each number among all of its length is looked up. The detector catches the numbers or misses them; in
+Figure 4 ten numbers are all that is sensitive, and it catches a share of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from confide.utils.chart import Panel, panels_svg
+from confide.utils.files import write_text
+from confide.utils.rounding import at_most
+from studies.runner import twice
+from studies.runner.course import TEMPLATE, Course, courses_of, numbers_of
+from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.grid import Keys, nested
+from studies.runner.marked import marked
+from studies.runner.models import stories
+from studies.runner.study import Plot, Row, Scale, Study, Table, Work
+from studies.runner.texts import TEXTS
+from studies.runner.twice import ENTITIES, EPSILON
+from studies.runner.users import texts_of
+
+EXPOSED = 3.0
+"""Bits: the paper calls a lower exposure not extractable (section A.5)."""
+
+NONE, DPSGD, CRT = "no DP", "DP-SGD", "CRT, missed"
+REDACTED, REDACTED_MISSED = "redacted, caught", "redacted, missed"
+JFT, JFT_MISSED, LIGHT = "JFT, caught", "JFT, missed", "JFT + light noise, missed"
+TIMES = (1, 10, 100)
+RECALLS = (1.0, 0.6, 0.4, 0.0)
+TEN = 10  # numbers of Figure 4
+_CAUGHT, _MISSED = "caught", "missed"  # fields of spans
+_PRIVATE: Keys = {"privacy.epsilon": EPSILON, "privacy.delta": 1e-5}
+_LIGHT: Keys = {
+    "redacted.mode": "light-noise",
+    "redacted.epsilon": EPSILON / 3,
+    "redacted.missing_rate": [
+        0.01,
+        0.03,
+    ],  # of words: 444 short rows among some 14,000, and what else is missed
+}
+
+
+def _field(share: float) -> str:
+    """Return the field of spans of a detector that catches a share of the ten numbers."""
+    return f"recall {share:g}"
+
+
+def with_recall(recall: float) -> str:
+    """Return the name of the arm whose detector catches a share of the ten numbers, which are all that is sensitive."""
+    return f"JFT, {_field(recall)}"
+
+
+ONLY_NONE, ONLY_DPSGD, ONLY_LIGHT = (
+    f"{name}, only numbers sensitive" for name in ("no DP", "DP-SGD", "JFT + light noise")
+)
+ARMS: Mapping[str, Keys] = {
+    NONE: {"privacy.mechanism": "none"},
+    DPSGD: {"privacy.mechanism": "dp-sgd", **_PRIVATE},
+    CRT: {"privacy.mechanism": "crt", "detector.spans": _MISSED, **_PRIVATE},
+    REDACTED: {"privacy.mechanism": "redacted", "detector.spans": _CAUGHT},
+    REDACTED_MISSED: {"privacy.mechanism": "redacted", "detector.spans": _MISSED},
+    JFT: {"privacy.mechanism": "selective", "detector.spans": _CAUGHT, **_PRIVATE},
+    JFT_MISSED: {"privacy.mechanism": "selective", "detector.spans": _MISSED, **_PRIVATE},
+    LIGHT: {"privacy.mechanism": "selective", "detector.spans": _MISSED, **_PRIVATE, **_LIGHT},
+}
+ONLY: Mapping[str, Keys] = {
+    ONLY_NONE: {"privacy.mechanism": "none"},
+    ONLY_DPSGD: {"privacy.mechanism": "dp-sgd", **_PRIVATE},
+    **{
+        with_recall(recall): {
+            "privacy.mechanism": "selective",
+            "detector.spans": _field(recall),
+            **_PRIVATE,
+        }
+        for recall in RECALLS
+    },
+    ONLY_LIGHT: {"privacy.mechanism": "selective", "detector.spans": _field(0.4), **_PRIVATE, **_LIGHT},
+}
+_SMALL: dict[str, Any] = {
+    "texts": ("articles", "dialogues"),
+    "arms": (*ARMS, *ONLY),
+    "digits": 6,
+    "each": 4,  # numbers that stand so often
+    "ten_times": 100,
+    "batch": 192.0,
+    "steps": 24,
+    "every": 6,
+    "rate": 5e-3,
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "texts": ("articles",),
+        "arms": (NONE, JFT, LIGHT, with_recall(1.0), with_recall(0.0)),
+        "digits": 2,
+        "each": 1,
+        "ten_times": 1,
+        "batch": 4.0,
+        "steps": 2,
+        "every": 1,
+        "seeds": 1,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL | {"batch": 1024.0, "steps": 400, "every": 40, "rate": 1e-4, "ten_times": 1},
+}
+
+
+def measure(work: Work) -> list[Row]:
+    courses = [course for text in work.chosen(_SIZES[work.scale]["texts"]) for course in asked(work, text)]
+    return courses_of(courses, work, f"{STUDY.name}: runs")
+
+
+def asked(work: Work, text: str) -> Iterator[Course]:
+    """Yield the runs on a text."""
+    size, folder = _SIZES[work.scale], work.folder / STUDY.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for key in range(1, size["seeds"] + 1):
+        few, ten = (
+            numbers_of(key, size["digits"], size["each"], TIMES),
+            numbers_of(key, size["digits"], TEN, (1,)),
+        )
+        ten = ((size["ten_times"], ten[0][1]),)
+        paths = [
+            planted(marked(work, text), folder / f"{text}-{key}-{name}.jsonl", groups)
+            for name, groups in (("few", few), ("ten", ten))
+        ]
+        for arm in size["arms"]:
+            groups, path = (few, paths[0]) if arm in ARMS else (ten, paths[1])
+            columns = {"study": STUDY.name, "scale": str(work.scale), "text": text, "arm": arm, "key": key}
+            columns |= {"part": "test", "figure": "Figures 2 and 3" if arm in ARMS else "Figure 4"}
+            raw = nested(_keys(work, text, path, key, {**ARMS, **ONLY}[arm]))
+            name = f"{text}-{arm}-{key}".replace(",", "").replace(" ", "-")
+            yield Course(columns, raw, folder / name, size["every"], size["steps"], size["digits"], groups)
+
+
+def _keys(work: Work, text: str, path: Path, key: int, own: Keys) -> Keys:
+    size = _SIZES[work.scale]
+    is_twice = own["privacy.mechanism"] in ("selective", "crt")
+    steps = size["steps"]
+    return {
+        **twice.keys(work, text, steps, size["batch"]),
+        "model": str(stories(work)),
+        "data.train": str(path),
+        "data.eval": str(TEXTS[text].parts(work)["test"]),
+        "data.text": TEXTS[text].template,
+        "data.duplicates": False,
+        "privacy.published_key": f"study {text} {key}",
+        "train.learning_rate": size["rate"],
+        "train.schedule": "constant",  # a step that is looked at is then the end of no other course
+        "train.checkpoint_every": 10**6,
+        "train.micro_tokens": 2048,
+        "train.eval_on_start": False,
+        **({"redacted.steps": steps // 2, "train.steps": steps - steps // 2} if is_twice else {}),
+        **own,
+    }
+
+
+def planted(source: Path, path: Path, groups: Sequence[tuple[int, Sequence[str]]]) -> Path:
+    """Write a text with numbers planted in documents of their own, and the spans of every detector."""
+    lines = []
+    for document in map(json.loads, source.read_text("utf-8").splitlines()):
+        fields = {_CAUGHT: document[ENTITIES], _MISSED: document[ENTITIES]}
+        lines.append({"text": document["text"], **fields, **{_field(recall): [] for recall in RECALLS}})
+    for times, numbers in groups:
+        for place, number in enumerate(numbers):
+            text, start = TEMPLATE.format(number), TEMPLATE.index("{")
+            span = [[start, start + len(number), "NUMBER"]]
+            shares = {_field(recall): span if is_caught(place, recall) else [] for recall in RECALLS}
+            lines += [{"text": text, _CAUGHT: span, _MISSED: [], **shares}] * times
+    # A detector that catches none of the numbers must find something, or the run is refused.
+    everything = [_CAUGHT, _MISSED, *map(_field, RECALLS)]
+    lines.append({"text": "One word is marked.", **{key: [[12, 18, "WORD"]] for key in everything}})
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def is_caught(place: int, recall: float) -> bool:
+    """Tell whether a detector catches this one of the ten numbers."""
+    return place < round(recall * TEN)
+
+
+# what was found ------------------------------------------------------------------------------------------------
+def last(rows: Sequence[Row], text: str, arm: str, times: int | None, column: str) -> dict[int, float]:
+    """Return a column after the last step, by run key.
+
+    Args:
+        times: how often the numbers stand; None for those of Figure 4.
+    """
+    own = [row for row in rows if (row["text"], row["arm"]) == (text, arm) and times in (None, row["times"])]
+    steps = max((row["step"] for row in own), default=0)
+    return {row["key"]: row[column] for row in own if row["step"] == steps}
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    return [
+        finding
+        for text in texts_of(rows)
+        for finding in (
+            *_exposures(rows, text),
+            *_missed(rows, text),
+            *_utility(rows, text),
+            *_ten(rows, text),
+        )
+        if finding.values  # an arm may be left out
+    ]
+
+
+def _exposures(rows: Sequence[Row], text: str) -> Iterator[Finding]:
+    for times in TIMES[1:]:
+        place = "Figure 2" if times == 10 else "beyond Figure 2"
+        yield Finding(
+            f"Without privacy, a number that stands {times} times is exposed ({text}).",
+            place,
+            f"mean exposure at the end; from {EXPOSED:g} bits on counts as exposed",
+            tuple(last(rows, text, NONE, times, "exposure").values()),
+            low=EXPOSED,
+            unit="bits",
+        )
+        for arm in (DPSGD, CRT, REDACTED, JFT, LIGHT):
+            yield Finding(
+                f"With {arm}, a number that stands {times} times is not exposed ({text}).",
+                place,
+                f"mean exposure at the end; up to {EXPOSED:g} bits counts as not exposed",
+                tuple(last(rows, text, arm, times, "exposure").values()),
+                high=EXPOSED,
+                family=f"{text}, {times} times",
+                unit="bits",
+            )
+    keys = sorted(last(rows, text, NONE, 1, "exposure"))
+    at_once = {arm: last(rows, text, arm, 1, "exposure") for arm in ARMS}
+    yield Finding(
+        f"A number that stands once is not exposed by any training ({text}).",
+        "Figure 3",
+        "the greatest of all arms' mean exposures at the end, in bits",
+        tuple(max(own[key] for own in at_once.values() if key in own) for key in keys),
+        high=EXPOSED,
+        unit="bits",
+    )
+
+
+def _missed(rows: Sequence[Row], text: str) -> Iterator[Finding]:
+    for times in TIMES[1:]:
+        place = "Figure 2" if times == 10 else "beyond Figure 2"
+        for missed, caught in ((REDACTED_MISSED, REDACTED), (JFT_MISSED, JFT)):
+            yield Finding(
+                f"{missed.split(',')[0]}: numbers that the detector misses are exposed more than caught ones, {times} "
+                f"times ({text}).",
+                place,
+                "mean exposure missed less caught, in bits",
+                paired(*(last(rows, text, arm, times, "exposure") for arm in (missed, caught))),
+                low=0.0,
+                family=f"{text}, missed",
+                unit="bits",
+            )
+        yield Finding(
+            f"Light noise exposes missed numbers less, {times} times ({text}).",
+            place,
+            f"mean exposure of {LIGHT} less that of {JFT_MISSED}, in bits",
+            paired(*(last(rows, text, arm, times, "exposure") for arm in (LIGHT, JFT_MISSED))),
+            high=0.0,
+            family=f"{text}, light noise",
+            unit="bits",
+        )
+
+
+def _utility(rows: Sequence[Row], text: str) -> Iterator[Finding]:
+    for one, other, place in (
+        (JFT, DPSGD, "Figure 2"),
+        (JFT, REDACTED, "Figure 2"),
+        (LIGHT, DPSGD, "Figure 2"),
+        (LIGHT, CRT, "Figure 2"),
+        (ONLY_LIGHT, ONLY_DPSGD, "Figure 4"),
+    ):
+        times = TIMES[0] if one in ARMS else None
+        yield Finding(
+            f"{one}: better perplexity than {other} ({text}).",
+            place,
+            f"loss at the end less that of {other}",
+            paired(*(last(rows, text, arm, times, "loss") for arm in (one, other))),
+            high=-MARGIN,
+            family=f"{text}, utility",
+        )
+
+
+def _ten(rows: Sequence[Row], text: str) -> Iterator[Finding]:
+    for high, low in pairwise(RECALLS):
+        yield Finding(
+            f"A detector of recall {high:g} exposes ten numbers less than one of {low:g} ({text}).",
+            "Figure 4",
+            "mean exposure with the higher recall less that with the lower, in bits",
+            paired(*(last(rows, text, with_recall(each), None, "exposure") for each in (high, low))),
+            high=0.0,
+            family=f"{text}, recall",
+            unit="bits",
+        )
+    yield Finding(
+        f"Light noise hides ten numbers of which the detector misses six ({text}).",
+        "Figure 4",
+        f"mean exposure at the end; up to {EXPOSED:g} bits counts as hidden",
+        tuple(last(rows, text, ONLY_LIGHT, None, "exposure").values()),
+        high=EXPOSED,
+        unit="bits",
+    )
+
+
+# as pictures and tables ----------------------------------------------------------------------------------------
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def course(rows: Sequence[Row], text: str, arm: str, times: int) -> list[tuple[float, float]]:
+    """Return perplexity and mean exposure at each step, both means over run keys: a curve of Figures 2 to 4."""
+    own = [row for row in rows if (row["text"], row["arm"], row["times"]) == (text, arm, times)]
+    return [
+        (
+            math.exp(_mean([row["loss"] for row in own if row["step"] == step])),
+            _mean([row["exposure"] for row in own if row["step"] == step]),
+        )
+        for step in sorted({row["step"] for row in own})
+    ]
+
+
+def _groups(rows: Sequence[Row], text: str) -> list[tuple[str, int]]:
+    """Return the figures of a text and how often their numbers stand."""
+    return list(dict.fromkeys((row["figure"], row["times"]) for row in rows if row["text"] == text))
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    found = []
+    for text in texts_of(rows):
+        for figure, times in _groups(rows, text):
+            own = [row for row in rows if (row["text"], row["figure"], row["times"]) == (text, figure, times)]
+            steps = sorted({row["step"] for row in own})
+            cells = [
+                [
+                    arm,
+                    *(
+                        f"{bits:.1f} at {perplexity:.2f}"
+                        for perplexity, bits in course(rows, text, arm, times)
+                    ),
+                ]
+                for arm in dict.fromkeys(row["arm"] for row in own)
+            ]
+            note = (
+                f"Mean exposure in bits of {own[0]['numbers']} numbers a run, at the test perplexity of that step; "
+                "means over run keys. 1.44 is chance on average. A run of JFT is a redacted model for the first half "
+                f"of its steps. Private arms have epsilon {at_most(EPSILON, 3)} for one row at the end, not for all "
+                "rows that hold a number. The paper has plots, not numbers."
+            )
+            title = f"{figure}, {text}: exposure of numbers that stand {times} times"
+            found.append(Table(title, ["training", *(f"step {step}" for step in steps)], cells, note))
+    return found
+
+
+def plots(rows: Sequence[Row]) -> list[Plot]:
+    panels = []
+    for text in texts_of(rows):
+        for figure, times in _groups(rows, text):
+            arms = dict.fromkeys(
+                row["arm"]
+                for row in rows
+                if (row["text"], row["figure"], row["times"]) == (text, figure, times)
+            )
+            lines = {arm: course(rows, text, arm, times) for arm in arms}
+            panels.append(
+                Panel(
+                    f"{text}, {times} times ({figure})",
+                    "test perplexity",
+                    "mean exposure, bits",
+                    lines,
+                )
+            )
+    words = "exposure of planted numbers against perplexity as training goes on, for each way to train"
+    return [Plot("exposure-course", words, panels_svg("Exposure along training", panels))]
+
+
+STUDY = Study(
+    name="exposure-course",
+    paper="004",
+    shows=("Figure 2", "Figure 3", "Figure 4"),
+    question="How exposed do planted numbers become as training goes on, if the detector misses them?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=65,
+    deviations=twice.DEVIATIONS
+    + " One learning rate for all arms. Four numbers that stand once, four 10 times and "
+    "four 100 times, in one run, in place of one number; Figure 4's ten numbers stand 100 times each in place of once, "
+    "since once all are at chance. Epsilon of CRT is its own, in place of JFT's noise.",
+    reads=twice.READS,
+    plots=plots,
+)

@@ -1,0 +1,44 @@
+"""Group privacy or user-wise DP-SGD: the claims follow made-up losses, that of ELS between the two as well."""
+
+import pytest
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.users import ELS, GROUP, ULS
+
+from studies import group_or_user as study
+
+TEXT = "newsgroups"
+
+
+def between(group, els, uls):
+    """The verdicts on ELS between the two, of made-up runs at two epsilons: not worse than group, not better."""
+    losses = {GROUP: group, ELS: els, ULS: uls}
+    rows = [
+        {
+            "text": TEXT,
+            "arm": arm,
+            "privacy.epsilon": epsilon,
+            "key": key,
+            "part": "test",
+            "loss": loss + key / 10000,
+        }
+        for arm, loss in losses.items()
+        for epsilon in (1.0, 8.0)
+        for key in (1, 2, 3)
+    ]
+    found = [each for each in judged(study.findings(rows)) if "ELS lies between" in each.finding.claim]
+    assert {each.finding.family for each in found} == {f"{TEXT}, ELS between"}
+    assert len(found) == 4
+    return [each.verdict for each in found[:2]]
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdicts"),
+    [
+        ((4.2, 4.1, 4.0), [REPRODUCED, REPRODUCED]),
+        ((4.2, 4.3, 4.0), [NOT_REPRODUCED, REPRODUCED]),
+        ((4.2, 3.9, 4.0), [REPRODUCED, NOT_REPRODUCED]),
+        ((4.0, 4.005, 4.0), [REPRODUCED, REPRODUCED]),  # less than 1% of the perplexity apart
+    ],
+)
+def test_els_lies_between_unless_it_is_worse_than_group_or_better_than_user_wise(losses, verdicts):
+    assert between(*losses) == verdicts

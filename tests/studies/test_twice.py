@@ -1,0 +1,164 @@
+"""What studies of selective privacy share: marks by level, misses and who finds them, sides of an attack, numbers."""
+
+import json
+
+import pytest
+from studies.exposure_course import course, is_caught, last, planted
+from studies.runner.course import numbers_of
+from studies.runner.marked import by_level
+from studies.runner.members import Attacked, halves
+from studies.runner.missed import found_of, missed, recall
+from studies.runner.texts import _dialogues, quarter_of
+from studies.runner.training import figures
+from studies.runner.twice import LEVELS, jft
+
+from confide.sensitive.detectors.spans import Span
+from studies import exposure_course, membership, selective
+
+
+def test_a_stricter_level_has_all_marks_of_a_milder_one():
+    spans = [Span(0, 4, "PERSON"), Span(5, 6, "CARDINAL"), Span(7, 9, "PRONOUN"), Span(10, 14, "VERB")]
+    found = by_level(spans)
+    assert [len(found[level]) for level in LEVELS] == [1, 2, 3, 4]
+    assert found["low-entity"] == [[0, 4, "PERSON"]]
+
+
+def test_annotations_of_turns_are_counted_in_the_dialogue():
+    turns = [
+        {"speaker": "USER", "text": "To Rome.", "spans": [[3, 7, "city"]]},
+        {"speaker": "SYSTEM", "text": "At 5 pm?", "spans": [[3, 7, "time"]]},
+    ]
+    (found,) = _dialogues([json.dumps({"dialogue_id": "1", "turns": turns})])
+    assert [found["text"][start:end] for start, end, _ in found["annotated"]] == ["Rome", "5 pm"]
+    assert found["text"] == "USER: To Rome.\nSYSTEM: At 5 pm?"
+
+
+def test_a_word_is_missed_wherever_it_stands_and_about_a_fifth_of_them_are():
+    words = [f"w{number:03d}" for number in range(500)]
+    text = " ".join(words + words)
+    spans = [[5 * place, 5 * place + 4, "PERSON"] for place in range(1000)]
+    found = found_of(spans, text)
+    first, second = ({text[s:e] for s, e, _ in found if (s < 2500) is half} for half in (True, False))
+    assert first == second
+    assert 0.74 < len(found) / len(spans) < 0.86
+
+
+def test_recall_counts_characters_once():
+    document = {"found": [[0, 4, "A"], [2, 4, "B"]], "truth": [[0, 4, "A"], [2, 4, "B"], [6, 10, "C"]]}
+    assert recall([document]) == 0.5
+    assert recall([document, {"found": [], "truth": [[0, 8, "A"]]}]) == 0.25
+    assert recall([{"found": [], "truth": []}]) == 1.0
+
+
+def test_a_person_marks_what_is_not_wholly_masked():
+    text = "Jane Roe of Rome"
+    assert missed(text, [[0, 4, "A"]], [[0, 8, "A"], [12, 16, "B"]]) == ["Jane Roe", "Rome"]
+    assert missed(text, [[0, 8, "A"]], [[0, 4, "A"], [12, 16, "B"]]) == ["Rome"]
+    assert missed(text, [[0, 5, "A"], [5, 8, "A"]], [[0, 8, "A"]]) == []  # masked by two spans together
+
+
+def test_held_out_sentences_are_on_one_side_and_a_quarter_chooses():
+    parts = [quarter_of(f"sentence {number}") for number in range(2000)]
+    assert set(parts) == {"validation", "test"}
+    assert 0.2 < parts.count("validation") / 2000 < 0.3
+
+
+def test_members_are_the_first_documents_of_each_unit():
+    lines = [json.dumps({"article": unit, "text": str(i)}) for i, unit in enumerate("aabab")]
+    assert [json.loads(line)["text"] for line in Attacked(2, "article").some(lines)] == ["0", "1", "2", "4"]
+
+
+def test_those_held_against_members_are_not_those_that_rmia_compares_with():
+    others, population = halves(10)
+    assert sorted([*others, *population]) == list(range(10))
+    assert len(others) == 6
+
+
+def test_all_seven_attacks_become_rows_and_the_best_of_each_key_counts():
+    row = dict.fromkeys(("study", "scale", "text", "arm", "part", "version"), "x")
+    row |= {"loss": 1.0, "epsilon": 3.0, "auroc before": 0.5}
+    rows = []
+    for key in (1, 2):
+        aurocs = {
+            f"{name} {attack}": 0.5 + key * place / 100
+            for place, attack in enumerate(membership.ATTACKS)
+            for name in ("auroc", "accuracy", "tpr")
+        }
+        rows += membership.by_attack(row | {"key": key} | aurocs)
+    assert len(rows) == 14
+    assert membership.most(rows, "x", "x", "auroc") == (0.56, 0.62)
+
+
+def of_phases(before, after):
+    common = {"text": "articles", "arm": jft("low-entity"), "part": "test"}
+    return [
+        common | {"key": key, "loss": loss, selective.PHASE: first}
+        for key, (first, loss) in enumerate(zip(before, after, strict=True), 1)
+    ]
+
+
+def test_a_private_phase_that_helps_lowers_the_loss():
+    rows = of_phases((3.0, 3.0), (2.5, 2.0))
+    assert selective.gains(rows, "articles", "low-entity") == (-0.5, -1.0)
+
+
+def test_numbers_are_all_different_and_follow_from_the_key():
+    groups = numbers_of(1, 2, 10, (1, 10, 100))
+    assert [times for times, _ in groups] == [1, 10, 100]
+    assert len({number for _, some in groups for number in some}) == 30
+    assert groups == numbers_of(1, 2, 10, (1, 10, 100))
+    assert groups != numbers_of(2, 2, 10, (1, 10, 100))
+
+
+def test_a_detector_catches_its_share_of_the_ten():
+    assert [sum(is_caught(i, recall) for i in range(10)) for recall in exposure_course.RECALLS] == [
+        10,
+        6,
+        4,
+        0,
+    ]
+
+
+def test_numbers_are_planted_as_often_as_they_should_and_marked_where_they_are_caught(tmp_path):
+    source = tmp_path / "source.jsonl"
+    source.write_text(json.dumps({"text": "Jane", "high-entity": [[0, 4, "PERSON"]]}) + "\n")
+    path = planted(source, tmp_path / "planted.jsonl", [(2, [f"{i:02d}" for i in range(10)])])
+    first, *rest, marked = map(json.loads, path.read_text().splitlines())
+    assert first["missed"] == first["caught"] == [[0, 4, "PERSON"]]
+    assert first["recall 1"] == []
+    assert len(rest) == 20
+    (start, end, _), *_ = rest[0]["caught"]
+    assert rest[0]["text"][start:end] == "00"
+    assert not any(each["missed"] for each in rest)
+    assert sum(bool(each["recall 0.6"]) for each in rest) == 12
+    assert marked["text"][slice(*marked["recall 0"][0][:2])] == "marked"
+
+
+def test_a_course_is_of_one_group_of_numbers_and_its_end_is_the_last_step():
+    rows = [
+        {
+            "text": "t",
+            "arm": "a",
+            "times": times,
+            "key": key,
+            "step": step,
+            "loss": 0.0,
+            "exposure": times * step + key,
+        }
+        for times in (1, 10)
+        for key in (1, 3)
+        for step in (6, 12)
+    ]
+    assert course(rows, "t", "a", 10) == [(1.0, 62.0), (1.0, 122.0)]
+    assert last(rows, "t", "a", 10, "exposure") == {1: 121, 3: 123}
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        ({"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "rows": 3}, {"loss", "perplexity"}),
+        ({"loss": 1.0, "accuracy": 0.5, "rows": 3}, {"loss", "accuracy", "rows"}),
+    ],
+)
+def test_figures_are_of_tokens_or_of_classes(found, kept):
+    assert set(figures(found)) == kept
