@@ -38,6 +38,7 @@ _MODULES = {
     "user-inference": "user_inference",
     "user-level": "user_level",
     "recipe": "recipe",
+    "suggestion": "suggestion",
     "optimisers": "optimisers",
     "audit": "audit",
     "owners": "owners",

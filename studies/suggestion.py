@@ -1,381 +1,448 @@
-"""Does `plan --suggest` choose well? Its first setting against a grid of twelve, at three epsilons.
+"""Does `plan --suggest` choose as well as a search? Its first setting against the best of twelve, at three epsilons.
 
-20 Newsgroups as in `recipe`, a quarter of its rows. The grid varies the chunks of a user a step, the number of steps
-and the learning rate; the suggestion sees the shape of the data alone, and keeps the learning rate that it was given.
-The planner's two constants are fitted to the runs of one chunk at the rate of 4e-3; what they predict of an epsilon
-that is left out, of the other rate, and of half and twice the budget is told beside. Other mechanisms and caps are
-not trained.
+The search chooses on validation users; the suggestion sees the shape of the data alone, and keeps the learning rate
+that it is given. Both are measured on other users. The planner's two constants are fitted to the trials of one chunk at
+the higher rate; what they predict of an epsilon that is left out, of the other rate, and of half and twice the budget
+is held against the trials there.
 
-The best of twelve runs is in part the luckiest, and draws of one setting differ by two or three percent: so the
-suggestion is held against new runs of the grid's best setting, both with the same run keys.
-
-At the first epsilon, beside them, one setting of the grid with noise that is correlated over all steps, which bears a
-higher rate, and with independent noise at that rate; and with averages of the weights, on the draws of the grid.
+At the largest epsilon, beside them: noise that is correlated over all steps, and averages of the weights.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, product
-from math import exp
-from pathlib import Path
-from statistics import mean
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from confide.config.schema import Config
+from confide.config.loading import check
 from confide.models import loading as models
 from confide.planning.cost import Size
 from confide.planning.suggest import SQUARES, log_progress, suggest
 from confide.runs.folder import Run
 from confide.runs.job import prepared_data
-from confide.runs.loop import Outcome
-from confide.tuning.space import altered
-from confide.utils.console import Console
-from confide.utils.rounding import at_least, at_most
-from studies import main
-from studies import recipe as recipes
-from studies.recipe import Recipe
-from studies.side_by_side import fine_tuned
+from confide.utils.rounding import at_least
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding
+from studies.runner.grid import TRIAL, Arm, Grid, Keys, nested
+from studies.runner.models import bundled
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import change, percent, perplexity, target
+from studies.runner.texts import TEXTS
+from studies.runner.twins import without_repeats
 
-EPSILONS = (8.0, 3.0, 1.0)
-ROWS = 7_680
-"""Chunks computed in all, by every setting."""
-
-GRID = tuple(
-    Recipe(f"grid-{rows}-{steps}-{rate:g}", ROWS // (rows * steps), rows, steps, rate)
-    for rows, steps, rate in product((1, 2), (16, 32, 64), (2e-3, 4e-3))
-)
-START = Recipe("start", 64, 2, 60, 4e-3)
-"""What a user might have written before asking; budget and learning rate of the suggestion are its."""
-
-BUDGETS = {
-    rows: tuple(
-        Recipe(f"budget-{rows}-{steps}", rows // steps, 1, steps, START.learning_rate) for steps in tried
-    )
-    for rows, tried in ((ROWS // 2, (8, 16, 32, 64)), (ROWS * 2, (16, 32, 64, 128)))
-}
-"""Other budgets, at the second epsilon; nothing is fitted to them."""
-
-KEYS = (1, 2, 3)
-"""Run keys of the suggestion and of the grid's best setting, trained again; the grid's is 0."""
-
-FASTER = Recipe("faster", 240, 1, 32, 6e-3)
-"""A setting of the grid at a higher rate, where each user may take part in one step if noise is correlated over all."""
-
-AVERAGED = Recipe("averaged", 240, 1, 32, 4e-3)
-"""A setting of the grid; what is released is a mean of weights, after linear decay as in the grid or without any."""
-
+TEXT = "newsgroups"
+SEARCHED, SUGGESTED = "best of the search", "suggested"
+INDEPENDENT, CORRELATED = "at the higher rate", "the same with noise correlated over all steps"
+REFERENCE, AVERAGED = "in the middle of the search", "the same, {} of weights, {} rate"
 AVERAGES = (("ema", "linear"), ("ema", "constant"), ("tail", "constant"))
+EPSILON, K, STEPS, RATE = (
+    "privacy.epsilon",
+    "privacy.rows_per_unit",
+    "train.steps",
+    "train.learning_rate",
+)
+BEHIND = math.log(1.02)
+"""What a suggestion may lose against a search: 2% of the perplexity."""
+
+_SMALL: dict[str, Any] = {
+    "rows": 3840,  # computed in all, by every setting
+    "ks": (1, 2),
+    "steps": (16, 32, 64),
+    "rates": (2e-3, 4e-3),  # the last is the one that a suggestion is given
+    "faster": 6e-3,
+    "averages": AVERAGES,
+    "epsilons": (1.0, 3.0, 8.0),
+    "budgets": {1920: (8, 16, 32, 64), 7680: (16, 32, 64, 128)},
+    "seeds": 3,
+}
+_SIZES: Mapping[Scale, dict[str, Any]] = {
+    Scale.TINY: _SMALL
+    | {
+        "rows": 8,
+        "ks": (1,),
+        "steps": (1, 2),
+        "rates": (5e-3,),
+        "averages": AVERAGES[:1],
+        "epsilons": (8.0,),
+        "budgets": {4: (1, 2)},
+        "seeds": 2,
+    },
+    Scale.SMALL: _SMALL,
+    Scale.FULL: _SMALL
+    | {"rows": 256_000, "steps": (250, 500, 1000), "rates": (1e-3, 2e-3), "faster": 3e-3}
+    | {"budgets": {128_000: (125, 250, 500), 512_000: (500, 1000, 2000)}},
+}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A setting that was trained; a loss on held-out users for each run key."""
+# what is trained -----------------------------------------------------------------------------------------------
+def grids(work: Work, suggested: Mapping[float, Keys]) -> list[Grid]:
+    """Return the search, the suggestion, what stands beside, and the trials at other budgets.
 
-    name: str
-    mechanism: str
-    batch: float
-    rows: int | str
-    steps: int
-    learning_rate: float
-    schedule: str
-    average: str
-    bands: int
-    noise_multiplier: float
-    losses: tuple[float, ...]
+    Args:
+        suggested: by epsilon, what the suggestion sets.
+    """
+    size = _SIZES[work.scale]
+    steps, rates, rows = size["steps"], size["rates"], size["rows"]
+    uls: dict[str, Any] = {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
+    search = {K: size["ks"], STEPS: steps, RATE: rates}
+    middle = {**uls, K: 1, STEPS: steps[len(steps) // 2], RATE: rates[-1]}
+    spent = partial(_spent, rows)
 
-    @property
-    def loss(self) -> float:
-        return mean(self.losses)
+    def grid(arms: Sequence[Arm], epsilons: Sequence[float], seeds: int = size["seeds"]) -> Grid:
+        at = {EPSILON: tuple(epsilons)}
+        return Grid("suggestion", (TEXT,), bundled, users.keys(steps[0]), tuple(arms), at, at, seeds)
 
-    @property
-    def perplexity(self) -> float:
-        return exp(self.loss)
+    beside = [
+        Arm(REFERENCE, middle, derived=spent),
+        Arm(INDEPENDENT, {**middle, RATE: size["faster"]}, derived=spent),
+        Arm(CORRELATED, {**middle, RATE: size["faster"], "privacy.bands": middle[STEPS]}, derived=spent),
+    ]
+    for kind, schedule in size["averages"]:
+        more = {"train.average.kind": kind, "train.schedule": schedule}
+        beside.append(Arm(AVERAGED.format(kind, schedule), {**middle, **more}, derived=spent))
+    given = Arm(SUGGESTED, {**uls, RATE: rates[-1]}, derived=partial(_as_suggested, suggested))
+    middle_epsilon = size["epsilons"][len(size["epsilons"]) // 2]
+    budgets = [
+        grid([_at_budget(budget, tried, {**uls, K: 1, RATE: rates[-1]})], (middle_epsilon,), seeds=0)
+        for budget, tried in size["budgets"].items()
+    ]
+    return [
+        grid([Arm(SEARCHED, uls, search, spent)], size["epsilons"]),
+        grid([given], size["epsilons"]),
+        grid(beside, size["epsilons"][-1:]),
+        *budgets,
+    ]
 
-    def is_of_the_setting_of(self, other: "Row") -> bool:
-        """Whether nothing but draws tells the two apart."""
-        return replace(self, name="", losses=()) == replace(other, name="", losses=())
+
+def _at_budget(budget: int, tried: Sequence[int], keys: Keys) -> Arm:
+    return Arm(f"{budget:,} chunks", keys, {STEPS: tried}, partial(_spent, budget))
 
 
-def config(recipe: Recipe, epsilon: float, key: int, data: Path, folder: Path) -> Config:
-    """Of one run, which looks at held-out users at its end alone."""
-    return altered(recipes.config(recipe, epsilon, key, data, folder), {"train.eval_on_start": False})
+def _spent(rows: int, keys: Keys) -> Keys:
+    """Add the users of a step with which a run computes so many rows in all."""
+    return {**keys, "train.batch": rows / (keys[K] * keys[STEPS])}
 
 
-def suggested(data: Path, folder: Path, console: Console) -> dict[float, dict[str, Any]]:
-    """What the first setting of `plan --suggest` sets in the config, at each epsilon."""
-    starts = {epsilon: config(START, epsilon, KEYS[0], data, folder) for epsilon in EPSILONS}
-    first = starts[EPSILONS[0]]  # they have the same data
+def _as_suggested(suggested: Mapping[float, Keys], keys: Keys) -> Keys:
+    return {**keys, **suggested[keys[EPSILON]]}
+
+
+def suggestions(work: Work) -> dict[float, Keys]:
+    """Return what the first setting of `plan --suggest` sets in the config, at each epsilon."""
+    size, parts = _SIZES[work.scale], TEXTS[TEXT].parts(work)
+    raw: Keys = {
+        **users.keys(size["steps"][0]),
+        "model": str(bundled(work)),
+        "data.train": str(parts["train"]),
+        "data.eval": str(parts["validation"]),
+        "data.text": TEXTS[TEXT].template,
+        "data.unit": TEXTS[TEXT].unit,
+        "data.duplicates": False,
+        "privacy.mechanism": "uls",
+        "privacy.selection": "random-chunk",
+        K: size["ks"][-1],
+        "privacy.published_key": "study suggestion",
+        "train.batch": 4.0,
+        RATE: size["rates"][-1],
+        "run": str(work.folder / "suggestion"),
+    }
+    starts = {
+        epsilon: check(nested({**raw, EPSILON: epsilon}), "study suggestion") for epsilon in size["epsilons"]
+    }
+    first = next(iter(starts.values()))  # they have the same data
     tokenizer = models.load_tokenizer(first)
-    prepared = prepared_data(Run(first), tokenizer, console)
+    prepared = prepared_data(Run(first), tokenizer, work.console)
     shape = prepared.train.shape()
-    size = Size.of(models.load_model(first, prepared.classes, len(tokenizer)))
+    weights = Size.of(models.load_model(first, prepared.classes, len(tokenizer)))
     return {
-        epsilon: dict(suggest(start, shape, size, ROWS, count=1)["ranked"][0]["settings"])
+        epsilon: dict(suggest(start, shape, weights, size["rows"], count=1)["ranked"][0]["settings"])
         for epsilon, start in starts.items()
     }
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What was trained at one epsilon.
+def measure(work: Work) -> list[Row]:
+    chosen = suggestions(work)
+    rows = [row for grid in grids(work, chosen) for row in grid.measured(work)]
+    for row in rows:
+        if row["arm"] == SUGGESTED:
+            row["settings"] = json.dumps(chosen[row[EPSILON]])
+    return without_repeats(rows)
 
-    again: new runs of the grid's best setting, unless the suggestion is that.
+
+# the planner's rule --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Trial:
+    """A setting of one chunk, and its loss on validation users.
+
+    Attributes:
+        batch: users a step.
     """
 
-    grid: tuple[Row, ...]
-    suggested: Row
-    again: Row | None
-    others: tuple[Row, ...]
+    steps: int
+    batch: float
+    rate: float
+    noise: float
+    loss: float
 
-    @property
-    def best(self) -> Row:
-        return min(self.grid, key=lambda row: row.loss)
-
-    @property
-    def of_the_best(self) -> float:
-        return 1.0 if self.again is None else self.suggested.perplexity / self.again.perplexity
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"of_the_best": self.of_the_best}
+    def progress(self, dimensions: float, walk: float) -> float:
+        ratio = dimensions * (self.noise / self.batch) ** 2
+        return log_progress(self.steps, ratio, SQUARES["linear"] * self.rate**2, walk)
 
 
 @dataclass(frozen=True)
-class _Study:
-    data: Path
-    folder: Path
-    console: Console
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+class Prediction:
+    """How well the rule chose a number of steps where it was not fitted.
 
-    def own(self, recipe: Recipe, epsilon: float, key: int = 0) -> Config:
-        return config(recipe, epsilon, key, self.data, self.folder)
+    Attributes:
+        by_rule, best: the number of steps by the rule, and that of the least loss.
+        behind: by how much the loss of the former is above the latter's, nats.
+    """
 
-    def train(self, runs: Iterable[Config]) -> None:
-        """Or resume."""
-        self.outcomes.update(fine_tuned(list(runs), self.console))
-
-    def row(self, *runs: Config) -> Row:
-        """What came of one setting, with each of some run keys."""
-        first, found = runs[0], [self.outcomes[each.run] for each in runs]
-        return Row(
-            Path(first.run).name,
-            first.privacy.mechanism,
-            first.train.batch,
-            first.privacy.rows_per_unit,
-            first.train.steps,
-            first.train.learning_rate,
-            first.train.schedule,
-            first.train.average.kind,
-            first.privacy.bands,
-            found[0].guarantee.noise_multiplier,
-            tuple(outcome.final["loss"] for outcome in found if outcome.final),
-        )
-
-    def compared(self, epsilon: float, chosen: Sequence[Config]) -> Compared:
-        """Train the grid, the suggestion and what stands beside; by other keys again where these two differ."""
-        others = beside(self.data, self.folder) if epsilon == EPSILONS[0] else []
-        self.train([*(self.own(each, epsilon) for each in GRID), chosen[0], *others])
-        grid = {each: self.row(self.own(each, epsilon)) for each in GRID}
-        best = min(grid, key=lambda each: grid[each].loss)
-        found, again = self.row(chosen[0]), None
-        if not found.is_of_the_setting_of(grid[best]):
-            anew = [self.own(best, epsilon, key) for key in KEYS]
-            self.train([*chosen[1:], *anew])
-            found, again = self.row(*chosen), self.row(*anew)
-        return Compared(tuple(grid.values()), found, again, tuple(self.row(each) for each in others))
+    of: str
+    by_rule: int
+    best: int
+    behind: float
+    tried: tuple[tuple[int, float], ...]
 
 
-def run(data: Path, folder: Path) -> dict[str, Any]:
-    """Train everything, or resume, compare on held-out users, and fit the planner's rule to it."""
-    console = Console()
-    study = _Study(data, folder, console)
-    chosen = {
-        epsilon: [
-            altered(
-                study.own(START, epsilon, key),
-                setting | {"run": str(folder / f"suggested-{at_most(epsilon, 6)}-{key}")},
-            )
-            for key in KEYS
-        ]
-        for epsilon, setting in suggested(data, folder, console).items()
-    }
-    found = {}
-    for epsilon, runs in chosen.items():
-        found[epsilon] = study.compared(epsilon, runs)
-        console.say(
-            f"epsilon {at_most(epsilon, 6)}\n\n{_table(found[epsilon])}\n"
-        )  # hours before all are done
-    budgets = {rows: [study.own(each, EPSILONS[1]) for each in own] for rows, own in BUDGETS.items()}
-    study.train(chain(*budgets.values()))
-    own = rule(
-        {epsilon: [*each.grid, each.suggested] for epsilon, each in found.items()},
-        {rows: [study.row(each) for each in runs] for rows, runs in budgets.items()},
-    )
-    tables = [f"epsilon {at_most(epsilon, 6)}\n\n{_table(each)}" for epsilon, each in found.items()]
-    return {at_most(epsilon, 6): each.to_json() for epsilon, each in found.items()} | {
-        "rule": own,
-        "markdown": "\n\n".join([*tables, _rule_table(own)]),
-    }
+def trials(rows: Sequence[Row], arm: str, budget: float) -> dict[tuple[float, float], list[Trial]]:
+    """Return the trials of one chunk by epsilon and learning rate."""
+    found: dict[tuple[float, float], list[Trial]] = {}
+    for row in rows:
+        if (row["arm"], row["key"], row["part"]) != (arm, TRIAL, "validation"):
+            continue
+        settings = json.loads(row["settings"])
+        if settings.get(K, 1) != 1:
+            continue
+        rate = settings.get(RATE, _rate(rows))
+        steps = settings[STEPS]
+        trial = Trial(steps, budget / steps, rate, row["noise_multiplier"], row["loss"])
+        found.setdefault((row[EPSILON], rate), []).append(trial)
+    return found
 
 
-def beside(data: Path, folder: Path) -> list[Config]:
-    """At a higher rate, with independent noise and with noise correlated over all steps; and with averages."""
-    epsilon = EPSILONS[0]
-    faster, averaged = (config(recipe, epsilon, 0, data, folder) for recipe in (FASTER, AVERAGED))
-    bands = {"privacy.bands": FASTER.steps, "run": str(folder / f"correlated-{at_most(epsilon, 6)}-0")}
-    averages = [
-        {
-            "train.average.kind": kind,
-            "train.schedule": schedule,
-            "run": str(folder / f"{kind}-{schedule}-{at_most(epsilon, 6)}-0"),
-        }
-        for kind, schedule in AVERAGES
+def _rate(rows: Sequence[Row]) -> float:
+    """Return the rate that the suggestion was given: the highest of the search."""
+    rates = [
+        json.loads(row["settings"])[RATE] for row in rows if row["arm"] == SEARCHED and row["key"] == TRIAL
     ]
-    return [faster, altered(faster, bands), *(altered(averaged, each) for each in averages)]
+    return float(max(rates))
 
 
-# the planner's rule ---------------------------------------------------------------------------------------------
-def rule(found: Mapping[float, Sequence[Row]], budgets: Mapping[int, Sequence[Row]]) -> dict[str, Any]:
-    """The constants of `suggest.log_progress` that fit runs of one chunk at the rate of `START`, and what follows.
+def fitted(all_trials: Sequence[Trial]) -> tuple[float, float]:
+    """Return (dimensions, walk) with which losses lie nearest to a line over progress."""
+    losses = np.array([trial.loss for trial in all_trials])
 
-    Args:
-        found: by epsilon, runs at the one budget; budgets: by chunks computed, runs at others, which are not fitted.
-
-    Returns:
-        `dimensions`: ratio over squared noise per gradient: `suggest.DIMENSIONS` times the trainable weights;
-        `walk`; `error`: root mean square of the losses' residuals; `predicted`: of each epsilon from the others, and of
-        other rates and budgets from all, the number of steps that is best by the rule, and among the runs, and how much
-        the former's perplexity is above the latter's; `budgets`: those runs.
-    """
-    rate = START.learning_rate
-    used = {epsilon: [row for row in rows if _is_plain(row, rate)] for epsilon, rows in found.items()}
-    whole, error = _fitted([row for rows in used.values() for row in rows])
-    predicted = []
-    for epsilon, rows in used.items():
-        others, _ = _fitted([row for other, own in used.items() if other != epsilon for row in own])
-        predicted.append(_prediction(f"epsilon {at_most(epsilon, 6)}, from the others", rows, others))
-    for epsilon, trained in found.items():
-        for other in sorted({row.learning_rate for row in trained} - {rate}):
-            plain = [row for row in trained if _is_plain(row, other)]
-            predicted.append(
-                _prediction(
-                    f"epsilon {at_most(epsilon, 6)} at the rate {other:g}, from {rate:g}", plain, whole
-                )
-            )
-    for budget, trained in budgets.items():
-        predicted.append(
-            _prediction(f"epsilon {EPSILONS[1]:g} and {budget:,} chunks, from {ROWS:,}", trained, whole)
-        )
-    return {
-        "dimensions": whole[0],
-        "walk": whole[1],
-        "error": error,
-        "predicted": predicted,
-        "budgets": {budget: [asdict(row) for row in rows] for budget, rows in budgets.items()},
-    }
-
-
-def _is_plain(row: Row, rate: float) -> bool:
-    return (row.rows, row.learning_rate, row.schedule, row.average, row.bands) == (
-        1,
-        rate,
-        "linear",
-        "none",
-        1,
-    )
-
-
-def _progress(row: Row, dimensions: float, walk: float) -> float:
-    ratio = dimensions * (row.noise_multiplier / row.batch) ** 2
-    return log_progress(row.steps, ratio, SQUARES[row.schedule] * row.learning_rate**2, walk)
-
-
-def _fitted(rows: Sequence[Row]) -> tuple[tuple[float, float], float]:
-    """(dimensions, walk) with which losses lie next to a line over progress, and the root mean square beside it."""
-    losses = np.concatenate([row.losses for row in rows])
-
-    def residuals(logs: np.ndarray) -> np.ndarray:
-        constants = np.exp(logs)
-        progress = np.concatenate([[_progress(row, *constants)] * len(row.losses) for row in rows])
+    def error(logs: np.ndarray) -> float:
+        progress = np.array([trial.progress(*np.exp(logs)) for trial in all_trials])
         line = np.stack([np.ones_like(progress), progress], 1)
-        return np.asarray(losses - line @ np.linalg.lstsq(line, losses, rcond=None)[0])
+        return float(np.sum((losses - line @ np.linalg.lstsq(line, losses, rcond=None)[0]) ** 2))
 
+    starts = product((11.0, 14.0), (5.0, 7.0))
     best = min(
-        (
-            optimize.minimize(lambda logs: float(np.sum(residuals(logs) ** 2)), start, method="Nelder-Mead")
-            for start in product((11.0, 14.0), (5.0, 7.0))
-        ),
-        key=lambda result: result.fun,
+        (optimize.minimize(error, start, method="Nelder-Mead") for start in starts),
+        key=lambda found: found.fun,
     )
     dimensions, walk = np.exp(best.x).tolist()
-    return (dimensions, walk), float(np.sqrt(best.fun / len(losses)))
+    return dimensions, walk
 
 
-def _prediction(what: str, rows: Sequence[Row], constants: tuple[float, float]) -> dict[str, Any]:
-    by_rule = max(rows, key=lambda row: _progress(row, *constants))
-    best = min(rows, key=lambda row: row.loss)
-    return {
-        "of": what,
-        "by_rule": by_rule.steps,
-        "best": best.steps,
-        "behind": by_rule.perplexity / best.perplexity - 1,
-        "perplexities": [
-            (row.steps, row.perplexity) for row in sorted(rows, key=lambda row: (row.steps, row.name))
-        ],
-    }
+def predictions(rows: Sequence[Row], budget: float, budgets: Sequence[int]) -> list[Prediction]:
+    """Return what the rule predicts of epsilons that are left out, of other rates, and of other budgets."""
+    found, rate = trials(rows, SEARCHED, budget), _rate(rows)
+    at_rate = {epsilon: own for (epsilon, other), own in found.items() if other == rate}
+    whole = fitted([trial for own in at_rate.values() for trial in own])
+    made = []
+    for epsilon, own in at_rate.items() if len(at_rate) > 1 else ():
+        others = [trial for other, each in at_rate.items() if other != epsilon for trial in each]
+        made.append(_prediction(f"epsilon {target(epsilon)}, from the others", own, fitted(others)))
+    for (epsilon, other), own in found.items():
+        if other != rate:
+            what = f"epsilon {target(epsilon)} at the rate {other:g}, from {rate:g}"
+            made.append(_prediction(what, own, whole))
+    for rows_in_all in budgets:
+        for (epsilon, _), own in trials(rows, f"{rows_in_all:,} chunks", rows_in_all).items():
+            what = f"epsilon {target(epsilon)} and {rows_in_all:,} chunks, from {budget:,.0f}"
+            made.append(_prediction(what, own, whole))
+    return made
 
 
-def _rule_table(own: dict[str, Any]) -> str:
-    lines = [
-        f"The rule, fitted: ratio {own['dimensions']:.3g} (s / n)^2, walk {own['walk']:.0f}; losses lie "
-        f"{own['error']:.3f} beside it.",
-        "",
-        "| predicted | steps by the rule | steps of the best run | behind it | perplexity by steps |",
-        "|---|---|---|---|---|",
-    ]
-    for each in own["predicted"]:
-        all_of_them = ", ".join(f"{steps}: {value:.1f}" for steps, value in each["perplexities"])
-        lines.append(
-            f"| {each['of']} | {each['by_rule']} | {each['best']} | {each['behind']:.1%} | {all_of_them} |"
+def _prediction(what: str, tried: Sequence[Trial], constants: tuple[float, float]) -> Prediction:
+    by_rule = max(tried, key=lambda trial: trial.progress(*constants))
+    best = min(tried, key=lambda trial: trial.loss)
+    all_of_them = tuple(sorted((trial.steps, trial.loss) for trial in tried))
+    return Prediction(what, by_rule.steps, best.steps, by_rule.loss - best.loss, all_of_them)
+
+
+def _size(rows: Sequence[Row]) -> dict[str, Any]:
+    return _SIZES[Scale(rows[0]["scale"])]
+
+
+def _predictions(rows: Sequence[Row]) -> list[Prediction]:
+    size = _size(rows)
+    return predictions(rows, size["rows"], tuple(size["budgets"]))
+
+
+# what was found ------------------------------------------------------------------------------------------------
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    place, epsilons = "beyond the papers", users.values(rows, EPSILON)
+    found = [
+        Finding(
+            f"At epsilon {target(epsilon)} the suggestion comes within 2% of the best of a search.",
+            place,
+            "loss of the suggestion less that of the setting that the search chose",
+            users.gap(rows, TEXT, SUGGESTED, SEARCHED, epsilon),
+            high=BEHIND,
+            family="suggestion",
         )
-    return "\n".join(lines)
-
-
-def _table(found: Compared) -> str:
-    kinds: dict[str, Sequence[Row]] = {
-        "grid": found.grid,
-        "grid's best, again": [found.again] if found.again else [],
-        "**suggested**": [found.suggested],
-        "beside": found.others,
-    }
-    best = found.best.perplexity
-    lines = [
-        "| setting | mechanism | units or rows a step | chunks of each | steps | learning rate | average | noise | "
-        "noise multiplier | loss, by run key | mean | perplexity | of the grid's best |",
-        "|" + 13 * "---|",
+        for epsilon in epsilons
     ]
-    named = [(name, row) for name, rows in kinds.items() for row in rows]
-    for name, row in sorted(named, key=lambda pair: pair[1].loss):
-        cells = [
-            name,
-            row.mechanism,
-            f"{row.batch:.4g}",
-            str(row.rows),
-            str(row.steps),
-            f"{row.learning_rate:g}, {row.schedule}",
-            row.average,
-            "independent" if row.bands == 1 else f"correlated over {row.bands} steps",
-            at_least(row.noise_multiplier, 5),
-            ", ".join(f"{loss:.3f}" for loss in row.losses),
-            f"{row.loss:.3f}",
-            f"{row.perplexity:.1f}",
-            f"{row.perplexity / best - 1:+.1%}",
+    found.append(
+        Finding(
+            "Where it was not fitted, the planner's rule names a number of steps within 2% of the best.",
+            place,
+            "loss on validation users with the steps that the rule names, less the least of the tried",
+            tuple(each.behind for each in _predictions(rows)),
+            high=BEHIND,
+            over="epsilons, rates and budgets",
+        )
+    )
+    most = epsilons[-1]
+    for one, other, words in (
+        (CORRELATED, INDEPENDENT, "Noise correlated over all steps beats independent noise at the same rate"),
+        (CORRELATED, SEARCHED, "Noise correlated over all steps beats the best of the search"),
+    ):
+        found.append(
+            Finding(
+                f"{words}, at epsilon {target(most)}.",
+                place,
+                f"loss {one} less that {other}",
+                users.gap(rows, TEXT, one, other, most),
+                high=-MARGIN,
+                family="correlated",
+            )
+        )
+    for kind, schedule in _size(rows)["averages"]:
+        found.append(
+            Finding(
+                f"A mean of weights ({kind}, {schedule} rate) wins nothing at epsilon {target(most)}.",
+                place,
+                "loss with the mean less that of the last weights of the usual schedule",
+                users.gap(rows, TEXT, AVERAGED.format(kind, schedule), REFERENCE, most),
+                low=-MARGIN,
+                family="averages",
+            )
+        )
+    return found
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    return [_compared(rows), _search(rows), _rule(rows), _beside(rows)]
+
+
+def _written(settings: str) -> str:
+    """Write the settings that a search or a suggestion chooses, without the sections of their keys."""
+    found = json.loads(settings)
+    return ", ".join(
+        f"{name.rpartition('.')[2]} {found[name]:g}"
+        for name in (K, STEPS, RATE, "train.batch")
+        if name in found
+    )
+
+
+def _compared(rows: Sequence[Row]) -> Table:
+    heads = [
+        "epsilon",
+        "setting",
+        "noise multiplier",
+        "which is",
+        "test perplexity",
+        "suggested against searched",
+    ]
+    cells = []
+    for epsilon in users.values(rows, EPSILON):
+        for arm in (SEARCHED, SUGGESTED):
+            own = [row for row in rows if (row["arm"], row[EPSILON], row["part"]) == (arm, epsilon, "test")]
+            cells.append(
+                [
+                    target(epsilon),
+                    arm,
+                    at_least(min(row["noise_multiplier"] for row in own), 4),
+                    _written(own[0]["settings"]),
+                    perplexity(users.at(rows, TEXT, arm, epsilon)),
+                    change(users.gap(rows, TEXT, SUGGESTED, SEARCHED, epsilon)) if arm == SUGGESTED else "",
+                ]
+            )
+    note = (
+        f"Every setting computes {_size(rows)['rows']:,} chunks. The search chose on validation users, with another "
+        "run key; the suggestion had no trial. Intervals are of 95% over run keys."
+    )
+    return Table("The suggestion against a search", heads, cells, note)
+
+
+def _search(rows: Sequence[Row]) -> Table:
+    epsilons = users.values(rows, EPSILON)
+    own = [row for row in rows if (row["arm"], row["part"]) == (SEARCHED, "validation")]
+    by_setting: dict[str, dict[float, float]] = {}
+    for row in own:
+        by_setting.setdefault(row["settings"], {})[row[EPSILON]] = row["loss"]
+    cells = [
+        [_written(settings), *(f"{math.exp(loss):.1f}" for loss in map(found.__getitem__, epsilons))]
+        for settings, found in sorted(by_setting.items(), key=lambda pair: pair[1][epsilons[0]])
+    ]
+    heads = ["setting", *(f"epsilon {target(epsilon)}" for epsilon in epsilons)]
+    return Table("The search: validation perplexity of one run each", heads, cells)
+
+
+def _rule(rows: Sequence[Row]) -> Table:
+    cells = [
+        [
+            each.of,
+            str(each.by_rule),
+            str(each.best),
+            percent(each.behind),
+            ", ".join(f"{steps}: {math.exp(loss):.1f}" for steps, loss in each.tried),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for each in _predictions(rows)
+    ]
+    heads = ["predicted", "steps by the rule", "steps of the best run", "behind it", "perplexity by steps"]
+    note = "The rule has two constants and a line. Validation perplexity, one run each."
+    return Table("What the planner's rule predicts where it was not fitted", heads, cells, note)
 
 
-if __name__ == "__main__":
-    main(run)
+def _beside(rows: Sequence[Row]) -> Table:
+    most = users.values(rows, EPSILON)[-1]
+    arms = [INDEPENDENT, CORRELATED, *(AVERAGED.format(*each) for each in _size(rows)["averages"])]
+    cells = [[REFERENCE, perplexity(users.at(rows, TEXT, REFERENCE, most)), ""]]
+    cells += [
+        [
+            arm,
+            perplexity(users.at(rows, TEXT, arm, most)),
+            change(users.gap(rows, TEXT, arm, REFERENCE, most)),
+        ]
+        for arm in arms
+    ]
+    heads = ["setting", "test perplexity", "against the first"]
+    return Table(f"Beside, at epsilon {target(most)}", heads, cells)
+
+
+STUDY = Study(
+    name="suggestion",
+    paper="",
+    shows=(),
+    question="Does `plan --suggest` choose as well as a search?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=90,
+    deviations="The bundled base model, trained whole, on the first 4,000 posts of 20 Newsgroups; 3,840 rows of 64 "
+    "tokens in all. Mechanisms other than `uls`, and more than two chunks of each, are not trained.",
+    reads=("20newsgroups",),
+)

@@ -1,169 +1,145 @@
-"""The suggestion study: a grid at one budget, the suggestion beside it, and its table."""
+"""The suggestion study: equal compute, the planner's own suggestion, and what its rule predicts."""
 
-import dataclasses
 import json
-import lzma
-from math import exp
-from pathlib import Path
-from types import SimpleNamespace
+import math
 
 import pytest
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.grid import TRIAL
+from studies.runner.study import Scale, Work
 from studies.suggestion import (
     AVERAGED,
     AVERAGES,
-    BUDGETS,
-    EPSILONS,
-    FASTER,
-    GRID,
-    KEYS,
-    ROWS,
-    START,
-    Row,
-    _progress,
-    rule,
+    CORRELATED,
+    EPSILON,
+    INDEPENDENT,
+    REFERENCE,
+    SEARCHED,
+    SUGGESTED,
+    TEXT,
+    Trial,
+    fitted,
+    grids,
+    predictions,
 )
 
-from confide.utils.console import Console
-from confide.utils.errors import InputError
-from studies import corpora, recipe, suggestion
+from studies import suggestion
 
-LINES = [{"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)]
-
-
-@pytest.fixture
-def data(tmp_path):
-    path = tmp_path / "data" / corpora.POSTS["20newsgroups"]
-    path.parent.mkdir(parents=True)
-    with lzma.open(path, "wt") as lines:
-        lines.writelines(json.dumps(line) + "\n" for line in LINES)
-    return tmp_path / "data"
+RATE, STEPS, K = suggestion.RATE, suggestion.STEPS, suggestion.K
+CONSTANTS = (5e5, 2000.0)
 
 
-def test_every_setting_spends_the_same():
-    assert len({(each.batch, each.rows, each.steps, each.learning_rate) for each in GRID}) == 12
-    assert {each.batch * each.rows * each.steps for each in (*GRID, START, FASTER, AVERAGED)} == {ROWS}
-    assert START.learning_rate in {each.learning_rate for each in GRID}
+def keys_of(grid):
+    """The keys of every run of a grid's trials, or of its runs where nothing is chosen."""
+    for arm in grid.arms:
+        for epsilon in grid.at[EPSILON]:
+            for settings in arm.trials():
+                yield arm.derived({**grid.keys, **arm.keys, EPSILON: epsilon, **settings})
 
 
-def test_the_suggestion_is_that_of_the_planner(tmp_path, data, monkeypatch):
-    asked = []
-
-    def suggest(config, shape, size, rows, count):
-        asked.append((config.privacy.epsilon, shape.units, rows))
-        return {"ranked": [{"settings": {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}}]}
-
-    monkeypatch.setattr(suggestion, "suggest", suggest)
-    found = suggestion.suggested(data, tmp_path / "work", Console(quiet=True))
-    assert [epsilon for epsilon, _, _ in asked] == list(EPSILONS)
-    assert {rows for _, _, rows in asked} == {ROWS}
-    assert all(30 < units < 40 for _, units, _ in asked)  # some of the 40 senders are held out
-    assert found[3.0] == {"privacy.rows_per_unit": 3, "train.batch": 7.0, "train.steps": 11}
-    assert len(list((tmp_path / "work").iterdir())) == 1  # the text is read once
-
-
-def test_the_suggestion_is_held_against_new_runs_of_the_grids_best(tmp_path, data, monkeypatch):
-    """At epsilon 8 and 3 it is another setting, at 1 the grid's best itself."""
-    first, second, third = EPSILONS
-    losses = {
-        recipe.config(each, epsilon, 0, data, tmp_path).run: later + 5 + i / 10
-        for later, epsilon in enumerate(EPSILONS)
-        for i, each in enumerate(GRID)
+def test_every_setting_spends_the_same_but_where_the_budget_is_what_is_tried(tmp_path):
+    own = {EPSILON: 0, K: 3, STEPS: 11, "train.batch": 100.0}
+    chosen = {epsilon: dict(own) | {EPSILON: epsilon} for epsilon in (1.0, 3.0, 8.0)}
+    search, suggested, beside, *budgets = grids(Work(None, tmp_path, Scale.SMALL), chosen)
+    spent = {
+        name: {keys["train.batch"] * keys[K] * keys[STEPS] for keys in keys_of(grid)}
+        for name, grid in (("search", search), ("beside", beside))
     }
-    for epsilon, again, own in ((first, 5.2, 5.25), (second, 6.0, 5.9), (third, None, 7.05)):
-        for key in KEYS:
-            losses[recipe.config(GRID[0], epsilon, key, data, tmp_path).run] = again and again + key / 10
-            losses[str(tmp_path / f"suggested-{epsilon:g}-{key}")] = own + key / 10
-    plain, correlated, *averaged = suggestion.beside(data, tmp_path)
-    assert [(each.train.average.kind, each.train.schedule) for each in averaged] == list(AVERAGES)
-    losses |= {plain.run: 7.0, correlated.run: 4.9} | {each.run: 6.5 for each in averaged}
-    best = {"train.batch": float(GRID[0].batch), "train.steps": GRID[0].steps, "privacy.rows_per_unit": 1}
-    best["train.learning_rate"] = GRID[0].learning_rate
-    monkeypatch.setattr(suggestion, "suggested", lambda *_: {first: {}, second: {}, third: best})
-    losses |= {
-        recipe.config(each, second, 0, data, tmp_path).run: 8 - 0.5 * (each.steps == 32)
-        for budget in BUDGETS.values()
-        for each in budget
-    }
-    trained = []
-
-    def fine_tuned(runs, console):
-        trained.extend(runs)
-        noise = SimpleNamespace(noise_multiplier=0.64)
-        return {each.run: SimpleNamespace(final={"loss": losses[each.run]}, guarantee=noise) for each in runs}
-
-    monkeypatch.setattr(suggestion, "fine_tuned", fine_tuned)
-    found = suggestion.run(data, tmp_path)
-    assert found["8"]["of_the_best"] == pytest.approx(exp(0.05))
-    assert found["3"]["of_the_best"] == pytest.approx(exp(-0.1))
-    assert found["1"]["of_the_best"] == 1.0
-    assert len(found["8"]["suggested"]["losses"]) == len(found["8"]["again"]["losses"]) == len(KEYS)
-    assert len(found["1"]["suggested"]["losses"]) == 1
-    assert found["3"]["others"] == ()
-    assert found["1"]["again"] is None
-    keys = {Path(each.run).name: each.privacy.published_key for each in trained}
-    assert len(keys) == len(trained) == 12 * 3 + 2 * 2 * len(KEYS) + 1 + 5 + 8
-    assert not any(each.train.eval_on_start for each in trained)
-    assert len(set(keys.values())) == 1 + len(KEYS)
-    parts = found["markdown"].split("\n\n")
-    titles, tables = parts[:6:2], parts[1:6:2]
-    assert parts[6].startswith("The rule, fitted")
-    assert titles == ["epsilon 8", "epsilon 3", "epsilon 1"]
-    assert [row["name"] for row in found["rule"]["budgets"][ROWS // 2]] == [
-        f"budget-{ROWS // 2}-{steps}-3-0" for steps in (8, 16, 32, 64)
+    assert spent == {"search": {3840}, "beside": {3840}}
+    assert [{keys["train.batch"] * keys[STEPS] for keys in keys_of(grid)} for grid in budgets] == [
+        {1920},
+        {7680},
     ]
-    lines, later, last = (table.splitlines()[2:] for table in tables)
-    assert (len(lines), len(later), len(last)) == (19, 14, 13)
-    assert last[2].startswith("| **suggested** | uls | 480 | 1 | 16 | 0.002, linear | none |")
-    assert last[2].endswith("| 7.150 | 7.150 | 1274.1 | +16.2% |")
-    assert lines[0] == (
-        "| beside | uls | 240 | 1 | 32 | 0.006, linear | none | correlated over 32 steps | 0.64 | 4.900 | 4.900 | "
-        "134.3 | -9.5% |"
-    )
-    assert lines[1].startswith("| grid |")
-    assert lines[1].endswith("| 5.000 | 5.000 | 148.4 | +0.0% |")
-    (again,) = (line for line in lines if line.startswith("| grid's best, again |"))
-    assert "| 5.300, 5.400, 5.500 | 5.400 |" in again
-    (own,) = (line for line in lines if line.startswith("| **suggested** |"))
-    assert (
-        "| 64 | 2 | 60 | 0.004, linear | none | independent | 0.64 | 5.350, 5.450, 5.550 | 5.450 | 232.8 |"
-        in own
-    )
-    assert lines[-1].startswith("| beside | uls | 240 | 1 | 32 | 0.006, linear | none | independent |")
+    assert [grid.seeds for grid in budgets] == [0, 0]  # trials alone
+    assert len(search.arms[0].trials()) == 12
+    assert [keys["train.batch"] for keys in keys_of(suggested)] == [100.0] * 3
+    assert {keys[RATE] for keys in keys_of(suggested)} == {4e-3}
 
 
-def made(steps: int, noise: float, rate: float, constants: tuple[float, float], budget: int = ROWS) -> Row:
-    """A run of one chunk whose loss lies on the rule."""
-    row = Row("", "uls", budget / steps, 1, steps, rate, "linear", "none", 1, noise, (0.0,))
-    return dataclasses.replace(row, losses=(6.5 - 0.4 * _progress(row, *constants),))
+def made(steps, noise, rate=4e-3, constants=CONSTANTS, budget=3840):
+    """A trial whose loss lies on the rule."""
+    trial = Trial(steps, budget / steps, rate, noise, 0.0)
+    return Trial(steps, budget / steps, rate, noise, 6.5 - 0.4 * trial.progress(*constants))
 
 
-def test_the_rule_is_found_again_and_predicts_what_was_left_out():
-    constants = (5e5, 2000.0)
-    found = {
-        epsilon: [
-            made(steps, noise * (16 / steps) ** 0.15, rate, constants)
-            for steps in (16, 32, 64)
-            for rate in (2e-3, 4e-3)
-        ]
-        for epsilon, noise in ((8.0, 0.57), (3.0, 0.86), (1.0, 1.43))
+def noises(steps, noise):
+    return noise * (16 / steps) ** 0.15
+
+
+def test_the_rule_is_found_again():
+    trials = [
+        made(steps, noises(steps, noise)) for steps in (8, 16, 32, 64, 128) for noise in (0.5, 0.9, 1.4)
+    ]
+    assert fitted(trials) == pytest.approx(CONSTANTS, rel=0.02)
+
+
+def row(arm, epsilon, key, part, loss, settings, noise=0.6):
+    return {
+        "study": "suggestion",
+        "scale": "small",
+        "text": TEXT,
+        "arm": arm,
+        EPSILON: epsilon,
+        "key": key,
+        "part": part,
+        "loss": loss,
+        "settings": json.dumps(settings),
+        "noise_multiplier": noise,
     }
-    budgets = {
-        rows: [
-            made(steps, noise * (16 / steps) ** 0.15, 4e-3, constants, rows) for steps in (8, 16, 32, 64, 128)
-        ]
-        for rows, noise in ((ROWS // 2, 0.6), (ROWS * 2, 1.2))
-    }
-    own = rule(found, budgets)
-    assert (own["dimensions"], own["walk"]) == pytest.approx(constants, rel=0.02)
-    assert own["error"] < 1e-4
-    assert len(own["predicted"]) == 8
-    assert all(each["by_rule"] == each["best"] for each in own["predicted"])
-    assert {each["best"] for each in own["predicted"]} >= {32, 64}
-    worse = dataclasses.replace(found[8.0][0], losses=(3.0,))  # the best by far, and by no rule
-    found[8.0][0] = dataclasses.replace(worse, learning_rate=2e-3)
-    assert not all(each["by_rule"] == each["best"] for each in rule(found, budgets)["predicted"])
 
 
-def test_a_folder_without_the_data_is_refused(tmp_path):
-    with pytest.raises(InputError, match="20newsgroups"):
-        suggestion.run(tmp_path, tmp_path / "work")
+def measured(suggested=0.0, correlated=-0.1, averaged=0.0):
+    """Runs in which the rule holds, and the other arms are so far from the search."""
+    rows = []
+    for epsilon, noise in ((8.0, 0.57), (3.0, 0.86), (1.0, 1.43)):
+        for steps in (16, 32, 64):
+            for rate in (2e-3, 4e-3):
+                trial = made(steps, noises(steps, noise), rate)
+                settings = {K: 1, STEPS: steps, RATE: rate}
+                rows.append(row(SEARCHED, epsilon, TRIAL, "validation", trial.loss, settings, trial.noise))
+            settings = {K: 2, STEPS: steps, RATE: 4e-3}  # no part of the rule, which would be upset
+            rows.append(row(SEARCHED, epsilon, TRIAL, "validation", 0.0, settings, trial.noise))
+        for key in (1, 2, 3):
+            rows.append(row(SEARCHED, epsilon, key, "test", 5.0 + key / 100, settings))
+            loss = 5.0 + suggested + key / 100 + key / 10_000
+            rows.append(row(SUGGESTED, epsilon, key, "test", loss, settings))
+    for budget, noise in ((1920, 0.6), (7680, 1.2)):
+        for steps in (8, 16, 32, 64, 128):
+            trial = made(steps, noises(steps, noise), budget=budget)
+            settings = {STEPS: steps}
+            arm = f"{budget:,} chunks"
+            rows.append(row(arm, 3.0, TRIAL, "validation", trial.loss, settings, trial.noise))
+    beside = {REFERENCE: 0.0, INDEPENDENT: 0.0, CORRELATED: correlated}
+    beside |= {AVERAGED.format(*each): averaged for each in AVERAGES}
+    for arm, gap in beside.items():
+        for key in (1, 2, 3):
+            rows.append(row(arm, 8.0, key, "test", 5.0 + gap + key / 100 + len(arm) * key / 1e6, {}))
+    return rows
+
+
+def test_the_rule_predicts_what_was_left_out():
+    found = predictions(measured(), 3840, (1920, 7680))
+    assert len(found) == 3 + 3 + 2
+    assert all(each.by_rule == each.best and each.behind == 0 for each in found)
+    assert {each.best for each in found} >= {32, 64}
+    upset = measured()
+    worse = next(
+        each for each in upset if each[EPSILON] == 8.0 and json.loads(each["settings"])[RATE] == 2e-3
+    )
+    worse["loss"] = 3.0  # the best by far, and by no rule
+    assert any(each.behind > 1 for each in predictions(upset, 3840, (1920, 7680)))
+
+
+def test_claims_follow_the_outcome():
+    found = judged(suggestion.findings(measured()))
+    assert [each.verdict for each in found] == [REPRODUCED] * 9
+    found = judged(suggestion.findings(measured(suggested=0.1, correlated=0.1, averaged=-0.1)))
+    rule = 3
+    verdicts = [each.verdict for each in found]
+    assert verdicts.pop(rule) == REPRODUCED
+    assert verdicts == [NOT_REPRODUCED] * 8
+
+
+def test_a_difference_in_perplexity_is_that_of_the_run_keys(tmp_path):
+    table = suggestion.tables(measured(suggested=math.log(1.05)))[0]
+    assert table.cells[1][-1].startswith("+5.0%")

@@ -259,7 +259,6 @@ NOT_CLAIMED = {
     ("sensitive/redaction/page.py", "100 * tally['share_of_tokens'] / most"),
     ("cli/show.py", "rate"),
     ("cli/tune.py", "row['most']"),
-    ("studies/recipe.py", "row.noise_multiplier / recipe.batch"),
     ("studies/suggestion.py", "rate"),
     ("privacy/accounting/population.py", "self.prior[k]"),
     ("privacy/accounting/population.py", "self.posterior[k]"),

@@ -50,8 +50,8 @@ WALK = 2100.0
 """Drop of the logarithm of progress for each unit of the sum of squared learning rates.
 
 Like `DIMENSIONS`, it is fitted to runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at
-the rate of 4e-3. `study suggestion` fits both, and reports their predictions for an epsilon that was left out and
-for half the rate (docs/results.md).
+the rate of 4e-3. `confide study suggestion` fits both anew, and reports their predictions for an epsilon that was left
+out and for half the rate.
 """
 
 SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
