@@ -101,7 +101,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
     | {
         "texts": ("articles",),
-        "arms": (NONE, JFT, LIGHT, with_recall(1.0), with_recall(0.0)),
+        "arms": (NONE, LIGHT, with_recall(0.0)),
         "digits": 2,
         "each": 1,
         "ten_times": 1,
