@@ -17,6 +17,7 @@ _MODULES = {
     "group-size": "group_size",
     "cohorts": "cohorts",
     "users-what-if": "users_what_if",
+    "personalisation": "personalisation",
     "step-time": "step_time",
     "concentration": "concentration",
     "enron-cleaning": "enron_cleaning",

@@ -16,6 +16,7 @@ NOT_COVERED = [item for name in CASES for item in stated(name).not_covered]
 OTHERS = (
     *statement._WATCHED,
     *statement._OF_NOBODY,
+    *statement._OWN_ROWS,
     "the other sides of a conversation: data.unit names user",
     "losses and other measurements made from private rows: they were sent to W&B",
     "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof",

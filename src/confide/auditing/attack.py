@@ -251,6 +251,10 @@ class _Audit:
         rule = config.privacy.selection
         if name in ("membership", "users") and rule in RULES and rule != "random":
             return f"training rows are the {rule} of each unit and held-out rows are any: that alone tells them apart"
+        if name in ("membership", "users") and config.data.eval_within is not None:
+            return (
+                "held-out rows are the first ones of units in training (data.eval_within), and not of others"
+            )
         if name in ("membership", "users") and self.job.prepared.held_out is None:
             return "no rows were held out to compare with (data.eval)"
         if name == "users" and config.data.unit is None:

@@ -36,6 +36,14 @@ class Data(Section):
     eval: Annotated[float, Field(gt=0, lt=1)] | Source | None = Field(
         0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
     )
+    eval_within: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="in place of eval: this share of each unit's own rows, its first ones, is held out of training, "
+        "and the rest trains. Losses on them are of the protected units, and no guarantee covers them",
+    )
+    eval_within_most: Count = Field(
+        32, description="eval_within: the most rows that are held out of one unit"
+    )
     format: Annotated[str, AfterValidator(_a_format)] = Field(
         registry.AUTO, description="told by what `train` is, or stated here"
     )
@@ -95,3 +103,8 @@ class Data(Section):
         128, description="tokens a row; longer documents are cut into rows"
     )
     max_documents: Count | None = Field(None, description="read only the first documents, for a trial")
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is text to evaluate on."""
+        return self.eval is not None or self.eval_within is not None

@@ -385,7 +385,7 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     if train.patience and not train.eval_every:
         yield "train.patience", "counts evaluations between steps: set train.eval_every"
     if train.patience and data.eval is None:
-        yield "train.patience", "watches the loss on held-out text: set data.eval"
+        yield "train.patience", "watches the loss on held-out text of others: set data.eval"
     if train.average.kind == "none" and train.average.share != Average().share:
         yield "train.average.share", "is of a mean of the weights: set train.average.kind to ema or tail"
     if data.clean == "enron" and data.unit is None:
@@ -394,8 +394,21 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.unit", "an empty list names no unit: give a field, or null for each document"
     if data.unit is None and data.without_unit != "refuse":
         yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
+    yield from _of_rows_held_out(data)
     yield from _of_wording(config)
     yield from _of_the_mechanism(config)
+
+
+def _of_rows_held_out(data: Data) -> Iterator[tuple[str, str]]:
+    """Yield faults in how rows are held out within units."""
+    if data.eval_within is None:
+        if data.eval_within_most != Data.model_fields["eval_within_most"].default:
+            yield "data.eval_within_most", "is of data.eval_within, which is not set"
+        return
+    if data.eval is not None:
+        yield "data.eval", "data.eval_within holds out rows in place of it: set data.eval to null"
+    if not isinstance(data.unit, str):
+        yield "data.eval_within", "holds out rows of each unit: name one field in data.unit"
 
 
 def _of_wording(config: Config) -> Iterator[tuple[str, str]]:

@@ -75,7 +75,7 @@ def _tokenizer(course: Course) -> str:
 def _evaluation(course: Course) -> str:
     held_out = (
         "Losses on held-out text were measured, too."
-        if course.config.data.eval is not None
+        if course.config.data.holds_out
         else "No text was held out to measure on."
     )
     return f"Yes. The losses of training steps lie in the run folder. {held_out}"
@@ -148,6 +148,9 @@ _ANSWERS: Mapping[str, Callable[[Course], str]] = {
     "a non-private twin": _twin,
     "the held-out text of data.eval": lambda _: (
         "Yes. The run was told to look at these losses (train.patience)."
+    ),
+    "losses on the units' own held-out rows": lambda _: (
+        "Yes, such losses were measured. They are for whoever may see the text."
     ),
     "whoever wrote several documents": lambda _: (
         "It can be: the config keeps such documents (data.without_unit: own)."

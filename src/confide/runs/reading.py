@@ -1,5 +1,6 @@
 """Read the text of a config into unit graphs: cut it into rows, hold units out, count what happened."""
 
+import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -26,6 +27,7 @@ from confide.data.spans import Mention
 from confide.data.taking import taken
 from confide.data.text_work import Rows, Text, TextWork
 from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.data.within import part
 from confide.data.wording import loss_on
 from confide.privacy import mechanisms
 from confide.privacy.secret_targets import class_of
@@ -91,7 +93,7 @@ class Reading:
         with ExitStack() as stack:
             stack.callback(close, self.finders or [])
             writers = {"train": self._writer(stack, folder / "train", self.finders is not None)}
-            if isinstance(data.eval, float):
+            if isinstance(data.eval, float) or data.eval_within is not None:
                 writers["eval"] = self._writer(stack, folder / "eval")
             if self.needs.redaction != "none":
                 from confide.sensitive.redaction.documents import RedactedDocuments
@@ -104,7 +106,10 @@ class Reading:
             if self.needs.second_graph:
                 writers["public"] = self._writer(stack, folder / "public")
             planting = self._planting()
-            self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
+            if data.eval_within is None:
+                self._fill(data.train, writers, data.eval if isinstance(data.eval, float) else 0.0)
+            else:
+                self._fill_within(data.eval_within, writers, folder / "whole")
             self._check_found(writers)
             if planting is not None:
                 self._plant(planting, writers, stack.enter_context(self._beside(folder)))
@@ -166,6 +171,16 @@ class Reading:
                 if self.progress is not None:
                     self.progress(len(batch), "" if self.redacted is None else self.redacted.note())
         self._check_filled(source, writers, share)
+
+    def _fill_within(self, share: float, writers: dict[str, GraphWriter], folder: Path) -> None:
+        """Write all rows, then deal them out: how many a unit has is known at the end alone. Canaries come later."""
+        data = self.config.data
+        with ExitStack() as stack:
+            self._fill(data.train, {"train": self._writer(stack, folder)}, 0.0)
+        whole = UnitGraph.open(folder)
+        held = part(whole, share, data.eval_within_most, writers["train"], writers["eval"])
+        self.after["rows held out of units that train"] += held
+        shutil.rmtree(folder)
 
     def _items(self, source: str, trains: bool, share: float) -> Generator[Item, None, None]:
         data = self.config.data

@@ -133,8 +133,8 @@ def sweep(
         executor: runs the trials of a batch.
 
     Raises:
-        InputError: the space holds values that cannot be tried, the config has no held-out units, or the folder
-            holds something else.
+        InputError: the space holds values that cannot be tried, the config has no held-out units of their own, or
+            the folder holds something else.
         KeyboardInterrupt: stopped; the same call resumes.
     """
     console = console or Console(quiet=True)
@@ -143,6 +143,11 @@ def sweep(
         prepared = prepared_data(run, tokenizer_of(run.config, run.given), console)
         if prepared.held_out is None:
             raise InputError("data.eval: a sweep chooses by held-out loss: name evaluation data, or a share")
+        if run.config.data.eval_within is not None:
+            raise InputError(
+                "data.eval_within: a sweep releases the trial of the least held-out loss, and these rows are of the "
+                "units that the guarantee is about: hold out other units (data.eval)"
+            )
         shape = prepared.train.shape()
         check_space(space, search, run.config, shape)
         header = _header(run, space, search, prepared.train)

@@ -241,6 +241,14 @@ class Mechanism(ABC):
         yield from cls.target_errors(config)
         if cls.needs.named_unit and config.data.unit is None:
             yield "data.unit", f"mechanism {cls.name} protects a unit: name the field that holds it"
+        # Where a unit is less than a user, a row that is added would move another of its user's rows into training.
+        if config.data.eval_within is not None and cls.notion not in ("user-level DP", "none"):
+            yield (
+                "data.eval_within",
+                f"holds out rows of each user, and mechanism {cls.name} protects something else",
+            )
+        if config.data.eval_within is not None and (cls.needs.redaction != "none" or cls.needs.secrets):
+            yield "data.eval_within", f"is not for mechanism {cls.name}, which makes other rows of the text"
         if config.privacy.adjacency == "add-or-remove":
             yield from _literal_faults(config)
         yield from cls.draw_errors(DrawSettings.of(config))

@@ -288,6 +288,7 @@ def state_guarantee(
             *parts.not_covered,
             *_other_sides(mechanism, config),
             *(_WATCHED if config.train.patience else ()),
+            *(_OWN_ROWS if config.data.eval_within is not None else ()),
             *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
@@ -311,6 +312,10 @@ def state_guarantee(
 _ALL_COUNTED = "The run could end before its last step. All {:,} planned steps are counted."
 _WATCHED = (
     "the held-out text of data.eval: its losses, which no noise covers, decided when the run ended (train.patience)",
+)
+_OWN_ROWS = (
+    "losses on the units' own held-out rows (data.eval_within): these rows did not train, and no noise covers what was "
+    "measured on them",
 )
 _OF_NOBODY = (
     "whoever wrote several documents that name no unit, as a whole: each such document is a unit of its own",
