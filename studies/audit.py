@@ -311,7 +311,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=30,
+    minutes=50,
     deviations="stories260K on 400 posts of 20 Newsgroups, 300 canaries, 20 steps. secret, selective, crt and "
     "concentration are not tried: their claims have other games.",
     reads=("20newsgroups",),
