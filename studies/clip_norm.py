@@ -28,7 +28,7 @@ _SMALL: dict[str, Any] = {
     "tuned_rows": (256,),
     "steps": 10,
     "k": 5,
-    "rates": {"SGD": (0.1, 0.5), "AdamW": (5e-3, 1.5e-2)},
+    "rates": {"SGD": (0.03, 0.1), "AdamW": (5e-3, 1.5e-2)},
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
