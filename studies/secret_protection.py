@@ -20,14 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from confide.config.loading import check
 from confide.config.schema import Config
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Accountant, least_noise_for_secrets
 from confide.privacy.mechanisms.secret import SecretProtection
 from confide.privacy.row_weights import Spread
-from confide.runs.folder import Run
-from confide.runs.loop import fine_tune
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.files import whole_file
 from confide.utils.rounding import at_least
@@ -35,6 +32,7 @@ from studies import corpora
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.graphs import config_of, shape_of
 from studies.runner.grid import NOTHING, TRIAL, Arm, Grid
+from studies.runner.models import pretrained
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.runner.tables import losses
@@ -114,31 +112,23 @@ def model(work: Work) -> Path:
     size, folder = _SIZES[work.scale], work.folder / "models"
     data = work.source("wikitext-2").parent
     text = corpora.written(corpora.wikitext(data, "train"), folder / "wikitext.jsonl", size["paragraphs"])
-    settings = check(
-        {
-            "model": str(corpora.roberta(folder / "bert-tiny", layers=2)),
-            "task": "masked-lm",
-            "data": {"train": str(text), "eval": None, "max_length": 128, "duplicates": False},
-            "privacy": {"mechanism": "none", "published_key": "study secret-protection pretraining"},
-            "train": {
-                "steps": size["pretraining"],
-                "batch": 8.0 if work.scale is Scale.TINY else 64.0,
-                "learning_rate": 1e-3,
-                "warmup": size["pretraining"] // 10,
-                "schedule": "linear",
-                "checkpoint_every": 1000,
-                "micro_tokens": 8192,
-            },
-            "run": str(folder / "pretraining"),
+    raw = {
+        "model": str(corpora.roberta(folder / "bert-tiny", layers=2)),
+        "task": "masked-lm",
+        "data": {"train": str(text), "eval": None, "max_length": 128, "duplicates": False},
+        "privacy": {"mechanism": "none", "published_key": "study secret-protection pretraining"},
+        "train": {
+            "steps": size["pretraining"],
+            "batch": 8.0 if work.scale is Scale.TINY else 64.0,
+            "learning_rate": 1e-3,
+            "warmup": size["pretraining"] // 10,
+            "schedule": "linear",
+            "checkpoint_every": 1000,
+            "micro_tokens": 8192,
         },
-        "study secret-protection, pretraining",
-    )
-    run = Run(settings)
-    if not run.release.is_dir():
-        work.console.say("pretraining a masked model on WikiText-2")
-        if not fine_tune(run, work.console).finished:
-            raise KeyboardInterrupt
-    return run.release
+        "run": str(folder / "pretraining"),
+    }
+    return pretrained(raw, "a masked model on WikiText-2", work)
 
 
 def _shared(work: Work) -> dict[str, Any]:

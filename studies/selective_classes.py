@@ -8,14 +8,12 @@ from typing import Any
 
 from scipy import stats
 
-from confide.config.loading import check
-from confide.runs.folder import Run
-from confide.runs.loop import fine_tune
 from confide.utils.rounding import percent_at_least, percent_at_most
 from studies import corpora
 from studies.runner import twice
 from studies.runner.findings import Finding, paired
 from studies.runner.grid import NOTHING
+from studies.runner.models import pretrained
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.twice import DPSGD, LEVELS, NONE, Claimed, jft, redacted
 from studies.selective import STRICTEST, epsilon
@@ -98,12 +96,7 @@ def base(work: Work) -> Path:
         },
         "run": str(folder / "roberta-pretrained"),
     }
-    run = Run(check(raw, "study selective-classes, pretraining"))
-    if not run.release.exists():
-        work.console.say("pretraining the model on public text")
-        if not fine_tune(run, work.console).finished:
-            raise KeyboardInterrupt
-    return run.release
+    return pretrained(raw, "the model on public text", work)
 
 
 # what was found ------------------------------------------------------------------------------------------------

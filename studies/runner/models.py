@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -43,27 +44,33 @@ def one_million(work: Work) -> Path:
     data = work.source("wikitext-2").parent
     folder = work.folder / "models" / "one-million"
     text = corpora.written(corpora.wikitext(data, "train"), folder / "text.jsonl", 20 if is_tiny else None)
-    settings = check(
-        {
-            "model": str(_wider(stories(work), folder / "start")),
-            "data": {"train": str(text), "eval": None, "max_length": 64, "duplicates": False},
-            "privacy": {"mechanism": "none", "published_key": "study one-million"},
-            "train": {
-                "steps": 2 if is_tiny else 1500,
-                "batch": 64.0,
-                "learning_rate": 2e-3,
-                "warmup": 1 if is_tiny else 100,
-                "schedule": "linear",
-                "micro_tokens": 4096,
-                "checkpoint_every": 250,
-            },
-            "run": str(folder / "run"),
+    raw = {
+        "model": str(_wider(stories(work), folder / "start")),
+        "data": {"train": str(text), "eval": None, "max_length": 64, "duplicates": False},
+        "privacy": {"mechanism": "none", "published_key": "study one-million"},
+        "train": {
+            "steps": 2 if is_tiny else 1500,
+            "batch": 64.0,
+            "learning_rate": 2e-3,
+            "warmup": 1 if is_tiny else 100,
+            "schedule": "linear",
+            "micro_tokens": 4096,
+            "checkpoint_every": 250,
         },
-        "study one-million",
-    )
-    run = Run(settings)
+        "run": str(folder / "run"),
+    }
+    return pretrained(raw, "a model of a million weights on WikiText-2", work)
+
+
+def pretrained(raw: dict[str, Any], what: str, work: Work) -> Path:
+    """Train a config, or go on with it, or find what it has released: a folder.
+
+    Raises:
+        KeyboardInterrupt: somebody interrupted it.
+    """
+    run = Run(check(raw, f"a study's pretraining of {what}"))
     if not run.release.is_dir():
-        work.console.say("pretraining a model of a million weights on WikiText-2")
+        work.console.say(f"pretraining {what}")
         if not fine_tune(run, work.console).finished:
             raise KeyboardInterrupt
     return run.release
