@@ -328,7 +328,12 @@ class Train(Section):
         0.0, description="decoupled weight decay"
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
-    betas: tuple[Share, Share] = Field((0.9, 0.999), description="of adamw", strict=False)
+    betas: tuple[Share, Share] | None = Field(
+        None,
+        description="of adamw; default: 0.999 for squares, and for the mean 0.3 in runs of up to 100 steps, more in "
+        "longer ones, 0.9 from 700 steps on",
+        strict=False,
+    )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
         description="bf16: autocast in forward and backward; weights, norms and sums stay float32. What GPUs are made "

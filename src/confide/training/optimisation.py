@@ -18,6 +18,16 @@ OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
+def betas_of(steps: int) -> tuple[float, float]:
+    """Return AdamW's betas for a run of so many steps, where the config states none.
+
+    The mean over past gradients then spans at most a seventieth of the run, and never more than usual. With the usual
+    0.9 a short run is half over before its mean has caught up. In runs of 8, 32 and 96 steps with privacy 0.3 was
+    better by 2 to 10% of the perplexity (`confide study optimisers`). Longer runs were not measured.
+    """
+    return min(0.9, max(0.3, round(1 - 70 / steps, 3))), 0.999
+
+
 @dataclass(frozen=True)
 class Optimisation:
     """Rule by which noised gradients move the weights. Names are as in the `train` section of the config.
@@ -42,7 +52,8 @@ class Optimisation:
     def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
         """Read the `train` section, with every change that is not None applied."""
         values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
-        return cls(**values | {name: value for name, value in changes.items() if value is not None})
+        values |= {name: value for name, value in changes.items() if value is not None}
+        return cls(**values | {"betas": values["betas"] or betas_of(values["steps"])})
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         if self.optimizer_of is not None:
