@@ -1,5 +1,8 @@
 """The concentration study: what is measured and what follows, in its findings, its tables and its picture."""
 
+import json
+import lzma
+
 import numpy as np
 import pytest
 from studies.concentration import NEARNESS, NOISE, filter_noise, noises, sampling_noise
@@ -8,11 +11,23 @@ from studies.runner.study import Scale, Work
 
 from confide.planning.nearness import USERS, Nearness
 from confide.privacy.accounting.concentration import Filtered
-from studies import concentration
-from tests.studies.test_suggestion import data  # noqa: F401  # a fixture
+from studies import concentration, corpora
 
 
-def test_it_measures_each_sample_and_the_noises_of_the_users_that_there_are(tmp_path, data, monkeypatch):  # noqa: F811
+@pytest.fixture
+def data(tmp_path):
+    """A folder of public data: 120 made-up posts of 40 senders."""
+    path = tmp_path / "data" / corpora.POSTS["20newsgroups"]
+    path.parent.mkdir(parents=True)
+    posts = [
+        {"from": f"s{i % 40}", "subject": "s", "body": f"{i} words of sender {i % 40}"} for i in range(120)
+    ]
+    with lzma.open(path, "wt") as lines:
+        lines.writelines(json.dumps(post) + "\n" for post in posts)
+    return tmp_path / "data"
+
+
+def test_it_measures_each_sample_and_the_noises_of_the_users_that_there_are(tmp_path, data, monkeypatch):
     size = {
         "model": "bundled",
         "documents": 200,

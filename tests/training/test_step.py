@@ -100,25 +100,6 @@ def expected_move(model, draw, clip, noise, scale, key=KEY, step=0):
 @pytest.mark.parametrize("clip", [0.05, 0.8, 100.0, None])
 @pytest.mark.parametrize("noise", [0.0, 0.7])
 @pytest.mark.parametrize("micro_tokens", [8192, 20])
-def test_the_mean_over_gradients_spans_a_small_part_of_the_run_unless_the_config_says_how_much():
-    def first(steps, **keys):
-        raw = {
-            "data": {"train": "x", "unit": "u"},
-            "privacy": {"epsilon": 8.0},
-            "train": {"steps": steps, **keys},
-        }
-        return Optimisation.of(check(raw).train).betas
-
-    found = [first(steps)[0] for steps in (1, 8, 100, 200, 500, 700, 10_000)]
-    assert found == [0.3, 0.3, 0.3, 0.65, 0.86, 0.9, 0.9]
-    assert first(8)[1] == 0.999
-    assert first(8, betas=[0.9, 0.99]) == (0.9, 0.99)
-    made = check(
-        {"data": {"train": "x", "unit": "u"}, "privacy": {"epsilon": 8.0}, "train": {"steps": 700}}
-    ).train
-    assert Optimisation.of(made, steps=8).betas[0] == 0.3  # of a stage
-
-
 def test_a_step_is_the_formula(clip, noise, micro_tokens, key):
     """(sum of clipped means + s C N) * scale: pitfalls 1, 5, 7, 29. micro_tokens 20 cuts units into parts."""
     model, draw = small.gpt2(), some_draw()
@@ -378,3 +359,22 @@ def test_where_no_unit_has_a_finite_gradient_a_step_is_noise(unlucky):
     for name, got in moved(before, model).items():
         values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
         assert torch.allclose(got, values * 0.1, atol=1e-6), name
+
+
+def test_the_mean_over_gradients_spans_a_small_part_of_the_run_unless_the_config_says_how_much():
+    def first(steps, **keys):
+        raw = {
+            "data": {"train": "x", "unit": "u"},
+            "privacy": {"epsilon": 8.0},
+            "train": {"steps": steps, **keys},
+        }
+        return Optimisation.of(check(raw).train).betas
+
+    found = [first(steps)[0] for steps in (1, 8, 100, 200, 500, 700, 10_000)]
+    assert found == [0.3, 0.3, 0.3, 0.65, 0.86, 0.9, 0.9]
+    assert first(8)[1] == 0.999
+    assert first(8, betas=[0.9, 0.99]) == (0.9, 0.99)
+    made = check(
+        {"data": {"train": "x", "unit": "u"}, "privacy": {"epsilon": 8.0}, "train": {"steps": 700}}
+    ).train
+    assert Optimisation.of(made, steps=8).betas[0] == 0.3  # of a stage
