@@ -25,10 +25,4 @@ versions=$!
 MYPY_NUM_WORKERS=2 "$venv/bin/mypy"
 wait "$versions"
 [ -z "$browser" ] || wait "$browser"
-# The tests write and remove tens of thousands of small files, which a disk may take milliseconds each for.
-if [ -z "${TMPDIR:-}" ] && [ "$(df --output=avail -k /dev/shm 2>/dev/null | tail -1)" -gt 8000000 ] 2>/dev/null; then
-  TMPDIR=$(mktemp -d /dev/shm/confide-tests.XXXXXX)
-  export TMPDIR
-  trap 'rm -rf "$TMPDIR"' EXIT
-fi
 "$venv/bin/python" -m pytest -n 2 --dist worksteal "$@"

@@ -55,8 +55,8 @@ TEXT = [
         "secret",
         "an owner above the bound",
         "privacy/bounding.py::bound_greedily",
-        "room = np.full(n_units, cap, dtype=np.int64)",
-        "room = np.full(n_units, cap + 1, dtype=np.int64)",
+        "np.broadcast_to(cap, n_units)",
+        "np.broadcast_to(cap + 1, n_units)",
         "tests/privacy/mechanisms/test_owners.py",
     ),
     Fault(

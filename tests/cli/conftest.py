@@ -36,7 +36,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, model: Path) -> World:
 def bundled(tmp_path_factory: pytest.TempPathFactory, model: Path) -> World:
     """A run that trained an adapter on the bundled model."""
     lora = {"kind": "lora", "rank": 2}
-    changes = {"model": "bundled", "adapter": lora, "train__steps": 1, "train__learning_rate": 0.05}
+    changes = {"model": "bundled", "adapter": lora, "train__steps": 3, "train__learning_rate": 0.05}
     return finished(tmp_path_factory.mktemp("bundled"), model, **changes)
 
 

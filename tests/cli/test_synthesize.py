@@ -65,7 +65,7 @@ def test_processes_and_interruptions_change_nothing(alone, tmp_path, monkeypatch
     whole = corpus.synthesize(alone, asked, one, Crew(), quiet)
     corpus.synthesize(alone, asked, two, Crew(2), quiet)
     assert one.read_bytes() == two.read_bytes()
-    assert [each["prompt"] for each in documents(one)][:6] == ["the printer"] * 3 + ["a key"] * 3
+    assert {each["prompt"] for each in documents(one)} == {"the printer", "a key"}
 
     ready = Sampling.ready
 

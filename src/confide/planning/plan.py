@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confide.data.shape import Shape
 from confide.planning.account import MOST_UNITS
@@ -11,7 +11,7 @@ from confide.planning.cost import Size
 from confide.planning.devices import OnDevices
 from confide.planning.memory import Kept, Memory, memory
 from confide.privacy import mechanisms
-from confide.privacy.accounting import Accountant, delta_default
+from confide.privacy.accounting import delta_default
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate, state_guarantee, warnings
@@ -354,7 +354,9 @@ def program_svg(found: dict[str, Any]) -> str:
             (row["c"], row["effective_rows"] / row["rows_kept"] * row["share_kept"]) for row in rows
         ],
     }
-    noise = {name: [(row["c"], row["noise"][name]) for row in rows] for name in get_args(Accountant)}
+    noise = {
+        name: [(row["c"], row["noise"][name]) for row in rows] for name in (rows[0]["noise"] if rows else ())
+    }
     return panels_svg(
         "What tightening the program costs and saves",
         [

@@ -303,7 +303,7 @@ def test_thousands_of_secrets_are_quick_and_close_to_the_exact_worst(count, spre
         (lambda: Population(np.array([0, 2]), np.array([0]), np.array([0.1]), 5), ValueError, "offsets"),
         (lambda: Population(np.array([0, 1]), np.array([3]), np.array([0.1]), 5), ValueError, "row"),
         (lambda: least(population([[0.0], []], 5)), InputError, "nothing to protect"),
-        (lambda: least(population([[0.1]], 5), "renyi"), InputError, "accountant"),
+        (lambda: least(population([[0.1]], 5), "pld"), InputError, "accountant"),
         (lambda: achieved(population([[0.1]], 5), PAIR, -1.0), InputError, "noise_multiplier"),
         (lambda: achieved(population([[0.1]], 5), targets((1, 0.1, 0.2)), 1.0), ValueError, "unit"),
     ],
