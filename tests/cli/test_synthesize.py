@@ -21,7 +21,7 @@ from confide.utils.console import Console
 from confide.utils.workers import Crew
 from tests.command import confide, refused
 
-FEW = ("--documents", "11", "--max-new-tokens", "7", "--batch", "4", "--seed", "3")
+FEW = ("--documents", "11", "--max-new-tokens", "7", "--batch", "4", "--seed", "3", "--temperature", "5")
 
 
 def documents(path: Path) -> list[dict]:
@@ -59,7 +59,9 @@ def test_an_adapter_needs_its_base_and_nothing_else(bundled, adapted, tmp_path):
 
 
 def test_processes_and_interruptions_change_nothing(alone, tmp_path, monkeypatch):
-    asked = Asked(documents=11, prompts=("the printer", "a key"), max_new_tokens=7, seed=3, batch=3)
+    asked = Asked(
+        documents=11, prompts=("the printer", "a key"), max_new_tokens=7, temperature=5.0, seed=3, batch=3
+    )
     quiet = Console(quiet=True)
     one, two, three = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "three"))
     whole = corpus.synthesize(alone, asked, one, Crew(), quiet)
@@ -94,9 +96,9 @@ def test_processes_and_interruptions_change_nothing(alone, tmp_path, monkeypatch
 
 
 def test_an_interrupted_command_keeps_its_seed(alone, tmp_path, monkeypatch):
-    asked = Asked(documents=11, max_new_tokens=7, seed=77, batch=4)
+    asked = Asked(documents=11, max_new_tokens=7, temperature=5.0, seed=77, batch=4)
     corpus._parts(tmp_path / "s.jsonl", alone, asked)
-    options = ("--documents", "11", "--max-new-tokens", "7", "--batch", "4", "--out", tmp_path / "s.jsonl")
+    options = (*FEW[:6], *FEW[8:], "--out", tmp_path / "s.jsonl")
     assert confide("synthesize", alone, *options).code == 0
     assert "| seed | 77 |" in (tmp_path / "s.md").read_text()
 
