@@ -97,12 +97,14 @@ class _Logged(Console):
             logger.info(text)
 
 
-class PrivateLoop(Trainer):
+class PrivateLoop(Trainer):  # type: ignore[misc]
     """Gives a Trainer confide's loop. It stands before another kind of Trainer among the bases of a class."""
 
     args: Any
     model: Any
     processing_class: Any
+    eval_dataset: Any
+    control: Any
 
     def __init__(
         self,

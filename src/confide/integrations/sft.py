@@ -15,7 +15,7 @@ except ImportError as error:
     ) from error
 
 
-class PrivateSFTTrainer(PrivateLoop, SFTTrainer):
+class PrivateSFTTrainer(PrivateLoop, SFTTrainer):  # type: ignore[misc]
     """TRL's `SFTTrainer`, with differential privacy.
 
         trainer = PrivateSFTTrainer(

@@ -99,7 +99,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
         )
     settings = LoraConfig(
         r=adapter.rank,
-        lora_alpha=adapter.alpha or 2 * adapter.rank,  # type: ignore[arg-type]  # the scale is alpha / rank
+        lora_alpha=adapter.alpha or 2 * adapter.rank,  # the scale is alpha / rank
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
         target_modules=_linear(model, facts.has_classes)

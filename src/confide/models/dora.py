@@ -26,7 +26,7 @@ def _kinds() -> tuple[type[nn.Module], type[Any]]:
     from peft.tuners.lora.dora import DoraLinearLayer
     from peft.tuners.lora.variants import DoraLinearVariant
 
-    class Variant(DoraLinearVariant):
+    class Variant(DoraLinearVariant):  # type: ignore[misc]
         @staticmethod
         def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
             first, second = module.lora_A[active_adapter], module.lora_B[active_adapter]

@@ -56,7 +56,7 @@ class SplitNF4(SplitLayer):
     compute_dtype: torch.dtype | None
 
     def forward(self, given: Tensor) -> Tensor:
-        from bitsandbytes import matmul_4bit  # type: ignore[attr-defined]
+        from bitsandbytes import matmul_4bit
 
         state = copy.copy(self.scales)
         state.absmax = self.bytes_of_scales.values(self.absmax)
@@ -90,7 +90,7 @@ class SplitInt8(SplitLayer):
     scale: Tensor
 
     def forward(self, given: Tensor) -> Tensor:
-        from bitsandbytes import MatmulLtState, matmul  # type: ignore[attr-defined]
+        from bitsandbytes import MatmulLtState, matmul
 
         weight = self.bytes_of_weight.values(self.weight)
         state = MatmulLtState()

@@ -224,7 +224,7 @@ class Voice:
 def _streamer(tokenizer: Any, say: Callable[[str], object], mark: str = "") -> Any:
     from transformers import TextStreamer
 
-    class Pieces(TextStreamer):
+    class Pieces(TextStreamer):  # type: ignore[misc]
         """Hands on each piece of text that no later token can change, up to the mark that ends a turn."""
 
         held = ""
