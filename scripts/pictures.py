@@ -276,7 +276,7 @@ def which_unit() -> tuple[int, str, list[str]]:
     return 448, "A tree of four questions that leads to uls, owners, dp-sgd, selective, secret or none", parts
 
 
-# The share of the gain of training without privacy: docs/results.md, "The same compute, better spent".
+# The share of the gain of training without privacy: docs/results/earlier.md, "The same compute, better spent".
 MEASURED = ((3, 81.8), (8, 86.2))
 
 

@@ -1,4 +1,4 @@
-"""Write the pages of `docs/results` from the register and the measurements, without training anything."""
+"""Write the page of findings and those of the papers from the register and the measurements; nothing is trained."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def write(docs: Path = DOCS, folder: Path = register.KEPT) -> None:
     for paper, sections in pages.items():
         title = f"# {PAPERS[paper]}: what was found\n\n"
         write_text(docs / "results" / f"{_file(paper)}.md", _MADE + title + "\n".join(sections))
-    (docs / "results").mkdir(parents=True, exist_ok=True)
-    write_text(docs / "results" / "findings.md", _MADE + _findings(entries))
+    docs.mkdir(parents=True, exist_ok=True)
+    write_text(docs / "results.md", _MADE + _findings(entries))
 
 
 def draw(chosen: Study, rows: Sequence[Row], folder: Path) -> None:
@@ -59,8 +59,11 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str
     """Return a study's part of a page: findings, tables, and how they were made."""
     lines = [f"## {chosen.name}", "", chosen.question, ""]
     if entries:
-        lines += ["| verdict | claim | found |", "|---|---|---|"]
-        lines += [f"| {each['verdict']} | {each['claim']} | {shown(each)} |" for each in _sorted(entries)]
+        lines += ["| verdict | claim | found | what is measured |", "|---|---|---|---|"]
+        lines += [
+            f"| {each['verdict']} | {each['claim']} | {shown(each)} | {each['statistic']} |"
+            for each in _sorted(entries)
+        ]
         first = entries[0]
         lines += [
             "",
@@ -93,17 +96,23 @@ def _findings(entries: Sequence[Entry]) -> str:
         "Each line is a claim of a paper, or one of confide's own, and what was found of it. A claim says that a "
         "statistic lies between two bounds. It is *reproduced* if the statistic's 95% interval lies between them, *not "
         "reproduced* if all of it lies outside, and *undecided* otherwise. Claims of one table are judged together "
-        "(Holm 1979). Differences of loss are shown as changes of the perplexity.",
+        "(Holm 1979). Differences of loss are shown as changes of the perplexity. The name of a study leads to its "
+        "tables, and to the command that made them.",
+        "",
+        "Some studies were last run before they had stated rules: their figures are among the "
+        "[earlier results](results/earlier.md).",
         "",
         ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
         "",
-        "| verdict | paper | claim | found | study |",
-        "|---|---|---|---|---|",
+        "| verdict | paper | claim | found | what is measured | study |",
+        "|---|---|---|---|---|---|",
     ]
     for each in _sorted(entries):
         paper = f"{each['paper']}, {each['place']}" if each["paper"] else each["place"]
-        link = f"[{each['study']}]({_file(each['paper'])}.md#{each['study']})"
-        lines.append(f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {link} |")
+        link = f"[{each['study']}](results/{_file(each['paper'])}.md#{each['study']})"
+        lines.append(
+            f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {each['statistic']} | {link} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -38,7 +38,7 @@ def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_
 @pytest.mark.parametrize(
     ("units", "rate", "delta", "near", "expect"),
     [
-        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # the two runs of docs/results.md
+        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # the two runs of docs/results/earlier.md
         (117, 60 / 117, 2.8e-6, 33.7, "part"),
         (63, 35 / 63, 2.347e-4, 42.6, "little"),  # two of docs/configuring.md
         (254, 120 / 254, 4.24e-5, 11.8, "part"),

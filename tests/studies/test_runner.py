@@ -260,7 +260,7 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "study", lambda name: example(name))
     register.record(example(), Scale.SMALL, ROWS, "2026-01-02", tmp_path / "measured")
     pages.write(tmp_path / "docs", tmp_path / "measured")
-    page = (tmp_path / "docs/results/findings.md").read_text()
+    page = (tmp_path / "docs/results.md").read_text()
     assert page.index("| not reproduced |") < page.index("| reproduced |")
     assert "1 not reproduced, 0 undecided at this scale, 1 reproduced." in page
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
