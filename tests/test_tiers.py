@@ -132,3 +132,24 @@ def test_a_list_may_name_a_fixture(launched, request, monkeypatch):
     assert tiers.is_listed(tiers.SLOW, request.node)
     monkeypatch.setattr(tiers, "listed", lambda path: frozenset({"tests/test_other.py::launched"}))
     assert not tiers.is_listed(tiers.SLOW, request.node)
+
+
+def test_each_nth_case_of_a_sampled_test_stays(tmp_path):
+    (tmp_path / "sampled.txt").write_text("# words\n\ntests/a.py::test_many 3\n")
+
+    class Item:
+        def __init__(self, nodeid):
+            self.nodeid = nodeid
+
+    items = [Item(f"tests/a.py::test_many[{case} 1]") for case in range(5)]
+    others = [Item("tests/a.py::test_other[x]"), Item("tests/a.py::test_one")]
+    left_out = tiers.sampled([*items, *others], tmp_path / "sampled.txt")
+    assert left_out == {items[1], items[2], items[4]}
+
+
+def test_sampled_tests_are_there_and_keep_a_case_and_leave_one_out():
+    for line in tiers.listed(tiers.SAMPLED):
+        test, n = line.rsplit(" ", 1)
+        file, _, name = test.partition("::")
+        assert name in defined(file), line
+        assert int(n) > 1, line

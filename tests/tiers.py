@@ -1,15 +1,17 @@
 """Which tests are `exhaustive`, `slow` or start processes: conftest.py gives them these marks.
 
-Two lists say the first two, a test a line: `tests/folder/test_file.py::test_name`, with `[case]` for one case alone.
+Three lists say the first two. `exhaustive.txt` and `slow.txt` have a test a line: `tests/folder/test_file.py::test_name`, with `[case]` for one case alone.
 A file alone stands for all of its tests. The name of a fixture stands for all tests that use it: else the first one
-that runs would pay for it. Lines that begin with # are comments.
+that runs would pay for it. `sampled.txt` has tests of many cases, each with a number n: each n-th of its cases stays in
+the default suite, and the others are exhaustive. Lines that begin with # are comments.
 
 Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
 them otherwise is marked by hand: `@pytest.mark.subprocess`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-EXHAUSTIVE, SLOW = HERE / "exhaustive.txt", HERE / "slow.txt"
+EXHAUSTIVE, SLOW, SAMPLED = HERE / "exhaustive.txt", HERE / "slow.txt", HERE / "sampled.txt"
 # Names that only code that starts processes has.
 STARTERS = {"subprocess", "Popen", "fork", "ProcessPoolExecutor", "get_context", "posix_spawn"}
 COLLECTED = pytest.StashKey[set[str]]()
@@ -29,6 +31,20 @@ def listed(path: Path) -> frozenset[str]:
     """Return the tests that a list names."""
     lines = path.read_text("utf-8").splitlines()
     return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def sampled(items: Sequence[pytest.Item], path: Path = SAMPLED) -> set[pytest.Item]:
+    """Return the cases that stay out of the default suite, of tests of which each n-th case stays in it."""
+    every = {test: int(n) for test, n in (line.rsplit(" ", 1) for line in listed(path))}
+    met: Counter[str] = Counter()
+    left_out = set()
+    for item in items:
+        test = test_of(item.nodeid)
+        if test in every:
+            if met[test] % every[test]:
+                left_out.add(item)
+            met[test] += 1
+    return left_out
 
 
 def is_listed(path: Path, item: pytest.Item) -> bool:
@@ -59,6 +75,9 @@ def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if is_listed(EXHAUSTIVE, item):
             item.add_marker(pytest.mark.exhaustive)
+    for item in sampled([item for item in items if not item.get_closest_marker("exhaustive")]):
+        item.add_marker(pytest.mark.exhaustive)
+    for item in items:
         if is_listed(SLOW, item) or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)
         if any(starts_processes(function) for function in _functions(item)):
