@@ -173,12 +173,7 @@ def _hinges(other: Direction, trials: Trials) -> tuple[Array, Array]:
         np.geomspace(1e-14, 1.0, _PLACES), g / rest * np.expm1(np.linspace(0, -math.log(g), _PLACES))
     )
     places = np.append(0.0, np.minimum(places, 1.0))
-    a = _some(other.epsilons, _VERTICES)
-    a = a[a < _HIGHEST]
-    reached = np.minimum(
-        np.exp(np.append(a, 0.0)) * places[:, None] + np.append(other.delta(a), other.delta(0.0)), 1.0
-    )
-    beaten = np.maximum(reached.min(axis=1), places)
+    beaten = np.maximum(np.minimum(_reached(other, places), 1.0), places)
     one = trials.mean * (g / (g + rest * places[:-1])) ** (1 + trials.shape)
     two = trials.mean * (g / (g + rest * beaten[1:])) ** (1 + trials.shape)
     # Rounding between places must not cost more than the largest ratio w(u) / w(t(u)) at each of them.
@@ -189,6 +184,20 @@ def _hinges(other: Direction, trials: Trials) -> tuple[Array, Array]:
     steps, x = np.diff(slopes), np.diff(heights) / np.diff(slopes)
     log_x, weights = np.log(x)[::-1], (steps * x)[::-1]
     return _gathered(np.maximum(log_x, 0.0), weights)
+
+
+def _reached(other: Direction, places: Array) -> Array:
+    """Return inf over a of e^a u + delta'(a) for places u, or slightly more: any a gives a bound.
+
+    The vertices of delta' are convex in e^a, so the best a falls as u rises: from each vertex to the next at one place.
+    """
+    a = _some(other.epsilons, _VERTICES)
+    a = np.union1d(a[a < _HIGHEST], [0.0])
+    slopes, heights = np.exp(a), other.delta(a)
+    turns = np.minimum.accumulate((heights[:-1] - heights[1:]) / np.diff(slopes))
+    best = len(turns) - np.searchsorted(turns[::-1], places, side="right")
+    bound: Array = slopes[best] * places + heights[best]
+    return bound
 
 
 def _majorant(across: Array, up: Array) -> tuple[Array, Array]:
