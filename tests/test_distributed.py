@@ -50,15 +50,16 @@ def found_by_two_ranks(request: pytest.FixtureRequest, folders: pytest.TempPathF
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "launched").exists():
             (folder / "launched").touch()  # who failed once would fail again
-            run_two_ranks(folder, [name for name in MODULES if name in asked])
+            more = {"CONFIDE_TEST_ALL": "1"} if request.config.getoption("--all") else {}
+            run_two_ranks(folder, [name for name in MODULES if name in asked], more)
     return json.loads((folder / f"{request.fixturename}.json").read_text())
 
 
-def run_two_ranks(folder: Path, names: list[str]) -> None:
+def run_two_ranks(folder: Path, names: list[str], more: dict[str, str]) -> None:
     done = subprocess.run(
         torchrun("-m", "tests.two_ranks_all", folder, *names),
         cwd=ROOT,
-        env=environment(),
+        env=environment() | more,
         capture_output=True,
         text=True,
         timeout=400,
@@ -84,7 +85,7 @@ def two_ranks_coarse(request, tmp_path_factory) -> dict:
     return found_by_two_ranks(request, tmp_path_factory)
 
 
-def test_two_ranks_compute_what_one_process_does(two_ranks):
+def test_two_ranks_compute_what_one_process_does(two_ranks, request):
     found = dict(two_ranks)
     assert found.pop("parts") == {"wrong": 0, "parameters": 28}
     assert found.pop("agreed") == {"least": 3, "alike": [True, False], "split blocks": 2, "blocks": 2}
@@ -112,7 +113,8 @@ def test_two_ranks_compute_what_one_process_does(two_ranks):
     }
     assert not far
     assert max(memory["weights"], of_sums["weights"]) < TOLERANCE
-    assert len(found) == 2 * (7 * 2 + 2 + 1 + 1) + 7 + 2
+    families, of_gpt2 = (7, 2) if request.config.getoption("--all") else (3, 1)
+    assert len(found) == 2 * (families * 2 + of_gpt2 + 1 + 1) + 7 + 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -1,9 +1,9 @@
 """Which tests are `exhaustive`, `slow` or start processes: conftest.py gives them these marks.
 
-Three lists say the first two. `exhaustive.txt` and `slow.txt` have a test a line: `tests/folder/test_file.py::test_name`, with `[case]` for one case alone.
-A file alone stands for all of its tests. The name of a fixture stands for all tests that use it: else the first one
-that runs would pay for it. `sampled.txt` has tests of many cases, each with a number n: each n-th of its cases stays in
-the default suite, and the others are exhaustive. Lines that begin with # are comments.
+Three lists say the first two. `exhaustive.txt` and `slow.txt` have a test a line: `tests/folder/test_file.py::test_name`,
+with `[case]` for one case alone. A file alone stands for all of its tests. The name of a fixture stands for all tests
+that use it: else the first one that runs would pay for it. `sampled.txt` has tests of many cases, each with a number n:
+each n-th of its cases stays in the default suite, and the others are exhaustive. Lines that begin with # are comments.
 
 Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
 them otherwise is marked by hand: `@pytest.mark.subprocess`.
