@@ -1,6 +1,6 @@
 """Which tests are `exhaustive`, `slow` or start processes: conftest.py gives them these marks.
 
-Three lists say the first two. `exhaustive.txt` and `slow.txt` have a test a line: `tests/folder/test_file.py::test_name`,
+Three lists say the first two. `exhaustive.txt` and `slow.txt` have a test a line: `tests/folder/test_file.py::test`,
 with `[case]` for one case alone. A file alone stands for all of its tests. The name of a fixture stands for all tests
 that use it: else the first one that runs would pay for it. `sampled.txt` has tests of many cases, each with a number n:
 each n-th of its cases stays in the default suite, and the others are exhaustive. Lines that begin with # are comments.
