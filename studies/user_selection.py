@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from confide.training.evaluation import perplexities
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding
-from studies.runner.grid import Grid
+from studies.runner.grid import Grid, config
 from studies.runner.models import stories
+from studies.runner.rows import version
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
+from studies.runner.training import job_of
 from studies.runner.users import GROUP, ULS
 
 EPSILON = "privacy.epsilon"
@@ -30,6 +33,15 @@ PAPER = {
     (ULS, "highest-ppl"): "34.36, 30.16",
     (ULS, "lowest-ppl"): "35.02, 30.71",
 }
+# Table 7: average length, average perplexity, share shorter than the longest allowed; Enron mail and BookSum.
+SELECTED = {
+    "random": ("240.67, 214.67, 0.73", "557.49, 34.37, 0.61"),
+    "longest": ("274.91, 201.14, 0.69", "817.93, 33.79, 0.30"),
+    "shortest": ("222.28, 278.75, 0.76", "338.43, 41.99, 0.80"),
+    "highest-ppl": ("233.27, 1123.77, 0.74", "483.79, 50.32, 0.66"),
+    "lowest-ppl": ("247.18, 188.92, 0.72", "539.52, 25.94, 0.65"),
+}
+CHOSEN = "chosen rows"  # the part of measurements that no training is needed for
 _SMALL: dict[str, Any] = {
     "texts": users.TEXTS,
     "rules": RULES,
@@ -81,13 +93,47 @@ def grid(work: Work) -> Grid:
 
 
 def measure(work: Work) -> list[Row]:
-    return grid(work).measured(work)
+    size = _SIZES[work.scale]
+    found = [chosen(work, text, rule) for text in work.chosen(size["texts"]) for rule in size["rules"]]
+    return found + grid(work).measured(work)
+
+
+def chosen(work: Work, text: str, rule: str) -> Row:
+    """Return statistics of the rows that a rule takes of each user, under the model as it was."""
+    size = _SIZES[work.scale]
+    keys = users.keys(1) | {
+        "privacy.mechanism": "group",
+        "privacy.selection": rule,
+        "privacy.rows_per_unit": size["k"],
+        "privacy.noise_multiplier": 1.0,
+        "train.batch": 1.0,
+    }
+    raw = config(work, stories(work), text, keys)
+    job = job_of(raw, work.folder / "user-selection" / f"{text}-{rule}", work)
+    rows = job.sampler(job.phases()[0]).possible_rows()
+    losses = perplexities(job.model, job.task, job.prepared.train, job.micro_tokens, job.ranks)[rows]
+    lengths = job.prepared.train.lengths_of(rows)
+    return {
+        "study": "user-selection",
+        "scale": str(work.scale),
+        "text": text,
+        "arm": rule,
+        "part": CHOSEN,
+        "key": None,
+        EPSILON: None,
+        "rows": len(rows),
+        "length": float(lengths.mean()),
+        "perplexity": float(losses.mean()),
+        "shorter": float((lengths < job.run.config.data.max_length).mean()),
+        **version(),
+    }
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
     found = []
     rules = _rules(rows)
     for text in users.texts_of(rows):
+        found += _of_chosen(rows, text)
         for epsilon in users.values(rows, EPSILON):
 
             def against(
@@ -137,6 +183,32 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
+def _of_chosen(rows: Sequence[Row], text: str) -> list[Finding]:
+    """Judge that the rules take the rows that they are named after, and how much the longest rows fill."""
+    of = {row["arm"]: row for row in rows if (row["text"], row["part"]) == (text, CHOSEN)}
+    longest, others = of["longest"], [row for rule, row in of.items() if rule != "longest"]
+    return [
+        Finding(
+            f"The longest rows fill the length that is allowed oftener than those of any other rule ({text}).",
+            "Table 7",
+            "the least share of shorter rows of another rule, less that of the longest",
+            (min(row["shorter"] for row in others) - longest["shorter"],),
+            low=0.0,
+            is_exact=True,
+            unit="share",
+        ),
+        Finding(
+            f"The longest rows have a lower perplexity than random ones ({text}).",
+            "Table 7",
+            "mean perplexity of the longest rows as a multiple of that of random ones",
+            (longest["perplexity"] / of["random"]["perplexity"],),
+            high=1.0,
+            is_exact=True,
+            unit="times",
+        ),
+    ]
+
+
 def _rules(rows: Sequence[Row]) -> list[str]:
     """Return the rules that were tried, but for chunks: `random` is the first."""
     return [rule for rule in RULES if any(row["arm"] == name(GROUP, rule) for row in rows)]
@@ -166,13 +238,33 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                 )
         note = "Intervals are of 95% over run keys; differences are paired by key."
         found.append(Table(f"Tables 2 and 4, {text}: test perplexity", heads, cells, note))
+        found.append(_chosen_table(rows, text))
     return found
+
+
+def _chosen_table(rows: Sequence[Row], text: str) -> Table:
+    heads = ["rows", "how many", "mean tokens", "mean perplexity", "share shorter than allowed"]
+    heads += ["paper: Enron: length, perplexity, share", "paper: BookSum"]
+    cells = [
+        [
+            row["arm"],
+            f"{row['rows']:,}",
+            f"{row['length']:.1f}",
+            f"{row['perplexity']:.1f}",
+            f"{row['shorter']:.2f}",
+            *SELECTED[row["arm"]],
+        ]
+        for row in rows
+        if (row["text"], row["part"]) == (text, CHOSEN)
+    ]
+    note = "Perplexities of each row under the model before training; a row has 64 tokens at most."
+    return Table(f"Table 7, {text}: the rows that are taken", heads, cells, note)
 
 
 STUDY = Study(
     name="user-selection",
     paper="000",
-    shows=("Table 2", "Table 4"),
+    shows=("Table 2", "Table 4", "Table 7"),
     question="Which rows of a user should be used?",
     measure=measure,
     findings=findings,
