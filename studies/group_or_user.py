@@ -126,7 +126,11 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     """Show perplexities as Table 6 does, with the paper's beside."""
     arms = (GROUP, ELS, ULS)
     heads = ["epsilon", *arms, "user-wise against group", *(f"k, rate of {arm}" for arm in arms)]
-    heads += ["paper: Enron, group / user-wise", "paper: BookSum", "paper, Table 9: Enron, another fine-tuning"]
+    heads += [
+        "paper: Enron, group / user-wise",
+        "paper: BookSum",
+        "paper, Table 9: Enron, another fine-tuning",
+    ]
     found = []
     for text in users.texts_of(rows):
         cells = [
