@@ -34,8 +34,8 @@ NOT_RUN = {
 FEW = "train.steps=2 train.batch=4 data.max_length=16 canaries.count=20 canaries.digits=3"
 FEW_ATTACKS = "--users 4 --secrets 1 --ranks sampled --draws 100 --prefix 4 --suffix 4 --samples 1"
 
-# 2.2 s on two idle cores; a busy machine makes twice of it.
-QUICK = {"confide report": 7.0}
+# 2 s on two idle cores; with torch it would be 6.
+QUICK = {"confide report": 5.0}
 """Seconds of processor time that a command may take, in the better of two tries."""
 
 CROWDED = 2.0

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import textstat
 
-from confide.privacy.mechanisms.statement import PUBLISHED_KEY
+from confide.privacy.guarantee import PUBLISHED_KEY
 from confide.reporting.claim_lines import lines
 from confide.reporting.facts import Facts
 from confide.reporting.page import page

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from tests import browser
-from tests.command import confide
+from tests.command import confide, environment
 from tests.runs.test_canaries import planted
 
 QUIET = Console(quiet=True)
@@ -62,6 +64,20 @@ def test_the_open_page_holds_no_figure_that_was_measured(trained, pages):
         assert value_of(key, final[key]) in pages["private"].read_text("utf-8")
     assert str(trained) not in content  # where it lies is nobody's business
     assert "Do not hand this page on" in pages["private"].read_text("utf-8")
+
+
+def test_a_page_is_written_without_torch(trained, tmp_path):
+    """It takes twice as long to import as everything else."""
+    probe = (
+        f"import sys; sys.argv = ['confide', 'report', {str(trained)!r}, '--out', {str(tmp_path / 'page.html')!r}]\n"
+        "from confide.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print([name for name in ('torch', 'transformers', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], env=environment(), capture_output=True, text=True)
+    assert (tmp_path / "page.html").exists(), done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_facts_are_those_of_the_run(trained):

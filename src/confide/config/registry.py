@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from confide.config.task_facts import TaskFacts
+from confide.config.task_facts import KNOWN, TaskFacts
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def task(name: str) -> Any:
 
 def task_facts(name: str) -> TaskFacts:
     """Return the facts of a task that need no model, by its name, one of TASKS."""
-    facts: TaskFacts = task(name).facts
+    facts: TaskFacts = KNOWN.get(name) or task(name).facts
     return facts
 
 

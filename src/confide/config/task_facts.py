@@ -28,3 +28,30 @@ class TaskFacts:
     is_causal: bool = False
     hides_tokens: bool = False
     has_classes: bool = False
+
+
+CAUSAL_LM = TaskFacts(
+    name="causal-lm",
+    model_class="AutoModelForCausalLM",
+    pipeline_tag="text-generation",
+    adapter_type="CAUSAL_LM",
+    cuts_documents=True,
+    is_causal=True,
+)
+MASKED_LM = TaskFacts(
+    name="masked-lm",
+    model_class="AutoModelForMaskedLM",
+    pipeline_tag="fill-mask",
+    adapter_type=None,
+    hides_tokens=True,
+)
+CLASSIFICATION = TaskFacts(
+    name="classification",
+    model_class="AutoModelForSequenceClassification",
+    pipeline_tag="text-classification",
+    adapter_type="SEQ_CLS",
+    has_classes=True,
+)
+
+KNOWN = {each.name: each for each in (CAUSAL_LM, MASKED_LM, CLASSIFICATION)}
+"""Facts of confide's own tasks. They stand here so that a config can be read without importing torch."""

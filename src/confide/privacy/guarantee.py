@@ -39,6 +39,9 @@ PRIORS = (1e-6, 1e-4, 1e-3)
 TUNING = "the tuning of hyper-parameters on private rows"
 """A claim does not cover this unless it counts a whole sweep."""
 
+PUBLISHED_KEY = "the run key is published: no guarantee against who knows it"
+"""The reason why the figures of a run with a published key are an estimate."""
+
 LARGE = 0.01
 """The number of units times delta should not exceed this."""
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from confide.privacy.guarantee import Guarantee, large_delta
-from confide.privacy.mechanisms.statement import PUBLISHED_KEY
+from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee, large_delta
 from confide.reporting.facts import Facts, Measured
 from confide.training.metrics import gap_closed
 from confide.utils.rounding import at_most, one_in_at_least, one_in_at_most, percent_at_most

@@ -15,7 +15,7 @@ from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
 from confide.privacy.correlated_noise import sensitivity
-from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
+from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
@@ -23,10 +23,6 @@ from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
-
-
-PUBLISHED_KEY = "the run key is published: no guarantee against who knows it"
-"""The reason why the figures of a run with a published key are an estimate."""
 
 _COARSE = 1e-3
 """The interval for composing many whole runs. It is coarse because each of their curves may span a million points."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from confide.privacy.accounting import Repeated, Trials
 from confide.privacy.guarantee import NOT_COVERED, TUNING
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a page about a run is written without the accountants
+    from confide.privacy.accounting import Trials
     from confide.privacy.mechanisms.statement import CalibratedMechanism
     from confide.privacy.mechanisms.values import PrivacyParameters
 
@@ -61,7 +61,7 @@ class CountedSweep(SweepAccounting):
     The score is the loss on held-out rows, which are the same in both worlds.
     """
 
-    trials: Trials
+    trials: "Trials"
 
     @property
     def output(self) -> str:
@@ -83,6 +83,8 @@ class CountedSweep(SweepAccounting):
         return f"confide's bound for the best of a random number of runs, on {of_one}"
 
     def parameters(self, parameters: "PrivacyParameters") -> "PrivacyParameters":
+        from confide.privacy.accounting import Repeated
+
         return replace(
             parameters,
             process=Repeated(parameters.process, self.trials),

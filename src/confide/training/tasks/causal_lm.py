@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from confide.config.task_facts import TaskFacts
+from confide.config.task_facts import CAUSAL_LM, TaskFacts
 from confide.models.fast.cross_entropy import IGNORE
 from confide.training.tasks.base import Batch, Task
 
@@ -14,14 +14,7 @@ from confide.training.tasks.base import Batch, Task
 class CausalLM(Task):
     """Predicts each token from the tokens before it, except a row's first and those marked as not predicted."""
 
-    facts: ClassVar[TaskFacts] = TaskFacts(
-        name="causal-lm",
-        model_class="AutoModelForCausalLM",
-        pipeline_tag="text-generation",
-        adapter_type="CAUSAL_LM",
-        cuts_documents=True,
-        is_causal=True,
-    )
+    facts: ClassVar[TaskFacts] = CAUSAL_LM
 
     def targets(self, batch: Batch) -> torch.Tensor:
         following = torch.full_like(

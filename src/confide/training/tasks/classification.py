@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from confide.config.task_facts import TaskFacts
+from confide.config.task_facts import CLASSIFICATION, TaskFacts
 from confide.randomness.streams import Stream
 from confide.training.tasks.base import Batch, Task
 
@@ -17,13 +17,7 @@ from confide.training.tasks.base import Batch, Task
 class Classification(Task):
     """Predicts each row's class, and none of its tokens."""
 
-    facts: ClassVar[TaskFacts] = TaskFacts(
-        name="classification",
-        model_class="AutoModelForSequenceClassification",
-        pipeline_tag="text-classification",
-        adapter_type="SEQ_CLS",
-        has_classes=True,
-    )
+    facts: ClassVar[TaskFacts] = CLASSIFICATION
 
     @classmethod
     def padding(cls, model: nn.Module, tokenizer: Any) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from confide.config.task_facts import TaskFacts
+from confide.config.task_facts import MASKED_LM, TaskFacts
 from confide.models.fast.cross_entropy import IGNORE
 from confide.randomness.streams import Stream
 from confide.training.tasks.base import Batch, Task
@@ -19,13 +19,7 @@ MASKED_SHARE = 0.15  # as in BERT (Devlin et al. 2019): 80% mask token, 10% rand
 class MaskedLM(Task):
     """Hides some tokens of a row, and predicts them from the rest of the row."""
 
-    facts: ClassVar[TaskFacts] = TaskFacts(
-        name="masked-lm",
-        model_class="AutoModelForMaskedLM",
-        pipeline_tag="fill-mask",
-        adapter_type=None,
-        hides_tokens=True,
-    )
+    facts: ClassVar[TaskFacts] = MASKED_LM
 
     def with_targets(
         self,
