@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from confide.privacy.accounting import MixtureOfGaussians, compose
-from confide.privacy.mechanisms.statement import PUBLISHED_KEY
+from confide.privacy.guarantee import PUBLISHED_KEY
 from confide.runs.folder import Run
 from confide.runs.loop import Outcome
 from confide.utils.rounding import at_least, at_most

@@ -111,6 +111,7 @@ def chosen(work: Work, text: str, rule: str) -> Row:
     raw = config(work, stories(work), text, keys)
     job = job_of(raw, work.folder / "user-selection" / f"{text}-{rule}", work)
     rows = job.sampler(job.phases()[0]).possible_rows()
+    assert rows is not None  # group privacy takes the same rows of a user in every step
     losses = perplexities(job.model, job.task, job.prepared.train, job.micro_tokens, job.ranks)[rows]
     lengths = job.prepared.train.lengths_of(rows)
     return {
