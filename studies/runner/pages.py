@@ -45,7 +45,7 @@ def write(docs: Path = DOCS, folder: Path = register.KEPT) -> None:
         title = f"# {PAPERS[paper]}: what was found\n\n"
         write_text(docs / "results" / f"{_file(paper)}.md", _MADE + title + "\n".join(sections))
     docs.mkdir(parents=True, exist_ok=True)
-    write_text(docs / "results.md", _MADE + _findings(entries))
+    write_text(docs / "results.md", _MADE + _findings(entries) + _shown(folder))
 
 
 def draw(chosen: Study, rows: Sequence[Row], folder: Path) -> None:
@@ -114,6 +114,40 @@ def _findings(entries: Sequence[Entry]) -> str:
             f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {each['statistic']} | {link} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _shown(folder: Path) -> str:
+    """List the papers' tables and figures, each with its study and whether that was run."""
+    lines = [
+        "",
+        "## The papers' tables and figures",
+        "",
+        "A study has the shape of the table or figure that stands before it. One that was not run yet has no findings "
+        "above. All run as `confide study NAME`.",
+        "",
+        "| paper | shown | study | run |",
+        "|---|---|---|---|",
+    ]
+    found = []
+    for chosen in map(study, names()):
+        scales = [
+            scale
+            for scale in (Scale.SMALL, Scale.FULL)
+            if (folder / f"{chosen.name}-{scale}.parquet").exists()
+        ]
+        for place in chosen.shows:
+            paper, _, own = place.rpartition(": ")
+            found.append(
+                (paper or chosen.paper, *_order(own), own, chosen.name, ", ".join(scales) or "not yet")
+            )
+    lines += [f"| {' | '.join((paper, *rest))} |" for paper, _, _, *rest in sorted(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _order(place: str) -> tuple[str, int]:
+    """Sort `Table 10` behind `Table 9`."""
+    word, _, number = place.partition(" ")
+    return word, int(number) if number.isdigit() else 0
 
 
 def _sorted(entries: Sequence[Entry]) -> list[Entry]:
