@@ -263,6 +263,7 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     page = (tmp_path / "docs/results.md").read_text()
     assert page.index("| not reproduced |") < page.index("| reproduced |")
     assert "1 not reproduced, 0 undecided at this scale, 1 reproduced." in page
+    assert "| example | small |" in page
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
     assert "confide study example --scale small --data data" in paper
     assert "2.77 (2.71 to 2.84)" in paper
@@ -287,3 +288,8 @@ def test_cells_have_means_and_intervals():
     assert perplexity({1: 1.0, 2: 1.0}) == "2.72 (2.72 to 2.72)"
     assert change([math.log(0.9)] * 3) == "-10.0% (-10.0% to -10.0%)"
     assert change([]) == ""
+
+
+def test_tables_are_listed_in_the_order_of_their_numbers():
+    places = ["Table 10", "Figure 2", "appendix B", "Table 9"]
+    assert sorted(places, key=pages._order) == ["Figure 2", "Table 9", "Table 10", "appendix B"]
