@@ -57,12 +57,13 @@ def job(tmp_path_factory):
         noise=0.8,
         private=None,
         anew=False,
+        length=16,
         **train,
     ):
         folder = root / f"{kind}-{task}"
         if not folder.exists():
             small.saved(folder, kind, task, num_labels=3)
-        data = {"train": str(root / "text.jsonl"), "unit": "user", "eval": None, "max_length": 16}
+        data = {"train": str(root / "text.jsonl"), "unit": "user", "eval": None, "max_length": length}
         if task == "classification":
             data["label"] = "label"
         privacy = {
@@ -208,6 +209,13 @@ def test_a_frozen_parameter_is_seen(job, adapter):
     found = {c["name"]: c for c in verify.verify(made)["checks"]}
     assert not found[NAMES["coverage"]]["ok"]
     assert name in found[NAMES["coverage"]]["detail"]
+
+
+def test_rows_too_short_for_attention_are_named(job):
+    found = {c["name"]: c for c in verify.verify(job("llama", length=2))["checks"]}
+    assert not found[NAMES["coverage"]]["ok"]
+    assert "q_proj" in found[NAMES["coverage"]]["detail"]
+    assert "the rows have at most 2 tokens" in found[NAMES["coverage"]]["detail"]
 
 
 def test_a_parameter_that_should_rest_but_moves_is_seen(job):

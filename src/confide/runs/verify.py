@@ -34,6 +34,7 @@ from confide.utils.errors import InputError
 PHASE = "verify"
 TOLERANCE = 1e-4  # tolerance of fast sums and losses against slow ones, in float32
 IN_BF16 = 0.05  # the same in bf16: rows alone and rows together are rounded differently
+_FEW_TOKENS = 3  # a row of two predicts its second token from the first alone
 ROUNDED_UP = (
     0.03  # by how much, relatively, a norm may be overestimated: half of what clipping.slot allows for
 )
@@ -304,6 +305,9 @@ def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
     detail = f"{len(wanted)} parameters move, {len(before) - len(wanted)} do not"
     if still:
         detail = f"{len(still)} do not move: {', '.join(still[:5])}"
+        longest = max(map(len, draw.rows), default=0)
+        if longest < _FEW_TOKENS:
+            detail += f"; the rows have at most {longest} tokens, so attention has no earlier token to choose from"
     elif astray:
         detail = f"{len(astray)} move that should not: {', '.join(astray[:5])}"
     return Check("every trainable parameter is covered and moves", not still and not astray, detail)
