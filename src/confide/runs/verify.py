@@ -307,7 +307,9 @@ def _coverage(job: Job, draw: Draw, before: Gradient) -> Check:
         detail = f"{len(still)} do not move: {', '.join(still[:5])}"
         longest = max(map(len, draw.rows), default=0)
         if longest < _FEW_TOKENS:
-            detail += f"; the rows have at most {longest} tokens, so attention has no earlier token to choose from"
+            detail += (
+                f"; the rows have at most {longest} tokens, so attention has no earlier token to choose from"
+            )
     elif astray:
         detail = f"{len(astray)} move that should not: {', '.join(astray[:5])}"
     return Check("every trainable parameter is covered and moves", not still and not astray, detail)
