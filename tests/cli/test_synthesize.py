@@ -103,6 +103,21 @@ def test_an_interrupted_command_keeps_its_seed(alone, tmp_path, monkeypatch):
     assert "| seed | 77 |" in (tmp_path / "s.md").read_text()
 
 
+@pytest.mark.parametrize("damaged", ["", "[1]", '["", {"seed": "x"}]', "[", "{}", '["", null]', "\x80"])
+def test_what_an_interrupted_command_left_may_be_damaged(alone, tmp_path, damaged):
+    parts = corpus._parts(tmp_path / "s.jsonl", alone, Asked(documents=3))
+    (parts / "asked.json").write_bytes(damaged.encode("latin-1"))
+    options = (*FEW[:6], *FEW[8:], "--out", tmp_path / "s.jsonl")
+    refused(confide("synthesize", alone, *options), "asked.json is damaged: remove the folder")
+
+
+def test_a_batch_may_be_damaged(alone, tmp_path):
+    parts = corpus._parts(tmp_path / "s.jsonl", alone, Asked(documents=3, seed=3))
+    (parts / "00000000.json").write_text("[{")
+    options = ("--documents", "3", "--seed", "3", "--out", tmp_path / "s.jsonl")
+    refused(confide("synthesize", alone, *options), "00000000.json is damaged: remove the folder")
+
+
 def test_parquet_and_json(alone, tmp_path):
     done = confide("synthesize", alone, *FEW, "--out", tmp_path / "s.parquet", "--json")
     told = json.loads(done.out)

@@ -49,6 +49,7 @@ def synthesize(
     release is read: private text and run may be gone.
     """
     from confide.runs.generate import MOST_SEED
+    from confide.synthesis.corpus import kept_seed
     from confide.synthesis.corpus import synthesize as written
     from confide.synthesis.sampling import Asked, released_folder
     from confide.utils.console import Console
@@ -62,7 +63,7 @@ def synthesize(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,
-        seed=_seed(out) if seed is None else seed % MOST_SEED,
+        seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
         chat=chat,
         batch=batch,
         base=base,
@@ -80,16 +81,6 @@ def synthesize(
     for why, number in sorted(found.left_out.items()):
         print(f"  left out, {why}: {number:,}")
     print(f"{found.card}: what protects them")
-
-
-def _seed(out: Path) -> int:
-    """Draw a seed, or find that of the command that was interrupted."""
-    import json
-
-    kept = out.with_name(f".{out.name}.parts") / "asked.json"
-    if kept.is_file():
-        return int(json.loads(kept.read_text("utf-8"))[1]["seed"])
-    return secrets.randbelow(1 << 31)
 
 
 def _lines(prompts: Path | None) -> tuple[str, ...]:

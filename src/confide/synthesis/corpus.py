@@ -89,9 +89,32 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     return found
 
 
+def kept_seed(path: Path, fresh: int) -> int:
+    """Return the seed of the interrupted command that was writing this corpus, or a fresh one if there is none.
+
+    Raises:
+        InputError: what that command left is damaged.
+    """
+    kept = _folder(path) / "asked.json"
+    if not kept.is_file():
+        return fresh
+    try:
+        return int(json.loads(kept.read_text("utf-8"))[1]["seed"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise InputError(_damaged(kept)) from None
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: remove the folder {path.parent}, and the same command begins anew"
+
+
+def _folder(path: Path) -> Path:
+    return path.with_name(f".{path.name}.parts")
+
+
 def _parts(path: Path, release: Path, asked: Asked) -> Path:
     """Make the folder of finished batches, or find it as this same command left it."""
-    folder = path.with_name(f".{path.name}.parts")
+    folder = _folder(path)
     settings, kept = json.dumps([str(release.resolve()), asdict(asked)]), folder / "asked.json"
     is_other = kept.is_file() and kept.read_text("utf-8") != settings
     if is_other and any(folder.glob("[0-9]*.json")):
@@ -106,7 +129,10 @@ def _batches(release: Path, asked: Asked, parts: Path, crew: Crew) -> Iterator[l
     files = (parts / f"{number:08d}.json" for number in count())
     finished = 0
     for file in takewhile(Path.exists, files):
-        found: list[Document] = json.loads(file.read_text("utf-8"))
+        try:
+            found: list[Document] = json.loads(file.read_text("utf-8"))
+        except ValueError:
+            raise InputError(_damaged(file)) from None
         finished += 1
         yield found
     with crew.workers(Sampling(str(release), asked), "a process that samples") as workers:
