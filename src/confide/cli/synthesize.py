@@ -2,7 +2,7 @@
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +34,20 @@ def synthesize(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="put prompts into the chat template")] = False,
     batch: Annotated[int, typer.Option(help="documents that are drawn together", min=1)] = 32,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--evaluate", help="hold the documents against real text of units that did not train"),
+    ] = False,
+    leaks: Annotated[
+        bool, typer.Option("--leaks", help="attack the documents with the text that trained")
+    ] = False,
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="real text of other people, in the form of data.train; default: the run's own",
+        ),
+    ] = None,
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help="of an adapter whose base lies elsewhere")
     ] = None,
@@ -47,7 +61,11 @@ def synthesize(
 
     The guarantee of the model covers what it writes, at no further cost. A card beside the file says so. Only the
     release is read: private text and run may be gone.
+
+    --evaluate and --leaks look at FILE, which is written first if it is not there yet. They read the private text, and
+    the guarantee does not cover what they print.
     """
+    from confide.cli.texts import examine, wrote
     from confide.runs.generate import MOST_SEED
     from confide.synthesis.corpus import kept_seed
     from confide.synthesis.corpus import synthesize as written
@@ -57,30 +75,50 @@ def synthesize(
 
     if not temperature < 1e6:
         raise InputError(f"--temperature {temperature:g}: give a number such as 1")
-    asked = Asked(
-        documents=documents,
-        prompts=_lines(prompts),
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
-        chat=chat,
-        batch=batch,
-        base=base,
-    )
-    try:
-        found = written(
-            released_folder(run), asked, out, crew_of(processes, ray) or Crew(), Console(quiet=as_json)
+    if held_out is not None and not (evaluate or leaks):
+        raise InputError("--held-out: it is text to compare with, for --evaluate or --leaks")
+    release = released_folder(run)
+    examined = examine(run, out, evaluate, leaks, held_out) if evaluate or leaks else None
+    console = Console(quiet=as_json)
+    found = None
+    if examined is None or not out.exists():
+        asked = Asked(
+            documents=documents,
+            **_beginnings(release, prompts),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
+            chat=chat,
+            batch=batch,
+            base=base,
         )
-    except KeyboardInterrupt:
-        raise Stopped("stopped; run the same command again to go on") from None
+        try:
+            found = written(release, asked, out, crew_of(processes, ray) or Crew(), console)
+        except KeyboardInterrupt:
+            raise Stopped("stopped; run the same command again to go on") from None
+        wrote(run, release, asked, found, quiet=as_json)
+    told = {} if found is None else found.to_json()
+    if examined is not None:
+        told |= examined.looked(console)
     if as_json:
-        print_json(found.to_json())
-        return
-    print(f"{found.path}: {found.documents:,} documents of {found.drawn:,} samples")
-    for why, number in sorted(found.left_out.items()):
-        print(f"  left out, {why}: {number:,}")
-    print(f"{found.card}: what protects them")
+        print_json(told)
+    elif examined is not None:
+        examined.show()
+
+
+def _beginnings(release: Path, prompts: Path | None) -> dict[str, Any]:
+    """Return what documents begin with: the lines of a file, or else the conditions of the release, or nothing."""
+    from confide.data.conditions import Conditions
+
+    conditions = Conditions.load(release)
+    if prompts is not None or conditions is None:
+        return {"prompts": _lines(prompts)}
+    return {
+        "prompts": tuple(map(conditions.prefix, conditions.listed)),
+        "shares": conditions.shares,
+        "named": tuple(map(conditions.named, conditions.listed)),
+    }
 
 
 def _lines(prompts: Path | None) -> tuple[str, ...]:
