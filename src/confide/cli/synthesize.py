@@ -33,6 +33,12 @@ def synthesize(
         int | None, typer.Option(help="of the draws, for the same file again; default: a new one", min=0)
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="put prompts into the chat template")] = False,
+    turns: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="of --chat: conversations of so many turns, both sides written", min=0
+        ),
+    ] = 0,
     batch: Annotated[int, typer.Option(help="documents that are drawn together", min=1)] = 32,
     evaluate: Annotated[
         bool,
@@ -77,6 +83,8 @@ def synthesize(
         raise InputError(f"--temperature {temperature:g}: give a number such as 1")
     if held_out is not None and not (evaluate or leaks):
         raise InputError("--held-out: it is text to compare with, for --evaluate or --leaks")
+    if turns and (not chat or turns < 2):
+        raise InputError(f"--turns {turns}: is of a conversation: give --chat, and 2 or more")
     release = released_folder(run)
     examined = examine(run, out, evaluate, leaks, held_out) if evaluate or leaks else None
     console = Console(quiet=as_json)
@@ -84,12 +92,13 @@ def synthesize(
     if examined is None or not out.exists():
         asked = Asked(
             documents=documents,
-            **_beginnings(release, prompts),
+            **_beginnings(release, prompts, chat),
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
             seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
             chat=chat,
+            turns=turns,
             batch=batch,
             base=base,
         )
@@ -107,12 +116,12 @@ def synthesize(
         examined.show()
 
 
-def _beginnings(release: Path, prompts: Path | None) -> dict[str, Any]:
+def _beginnings(release: Path, prompts: Path | None, chat: bool) -> dict[str, Any]:
     """Return what documents begin with: the lines of a file, or else the conditions of the release, or nothing."""
     from confide.data.conditions import Conditions
 
     conditions = Conditions.load(release)
-    if prompts is not None or conditions is None:
+    if prompts is not None or conditions is None or chat:
         return {"prompts": _lines(prompts)}
     return {
         "prompts": tuple(map(conditions.prefix, conditions.listed)),

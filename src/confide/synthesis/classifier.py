@@ -63,8 +63,9 @@ def predictions(texts: Sequence[str], labels: Sequence[str], asked: Sequence[str
         return names * len(asked)
     own = features(texts)
     weights = rarity(own)
-    x, y = _tensor(weighed(own, weights)), torch.tensor([names.index(label) for label in labels])
-    linear = torch.zeros(_FEATURES, len(names), dtype=torch.float64, requires_grad=True)
+    kept = np.unique(own.indices)  # weights of other columns would stay 0
+    x, y = _tensor(weighed(own, weights)[:, kept]), torch.tensor([names.index(label) for label in labels])
+    linear = torch.zeros(len(kept), len(names), dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([linear, bias], max_iter=_ROUNDS, line_search_fn="strong_wolfe")
 
@@ -76,7 +77,7 @@ def predictions(texts: Sequence[str], labels: Sequence[str], asked: Sequence[str
 
     optimizer.step(loss)
     with torch.no_grad():
-        scores = _tensor(weighed(features(asked), weights)) @ linear + bias
+        scores = _tensor(weighed(features(asked), weights)[:, kept]) @ linear + bias
     return [names[number] for number in scores.argmax(1).tolist()]
 
 

@@ -215,9 +215,10 @@ def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
         "samples that were drawn": f"{found.drawn:,}",
         **{f"left out: {why}": f"{number:,}" for why, number in sorted(found.left_out.items())},
         **{f"ended by {how}": f"{number:,}" for how, number in sorted(found.ended.items())},
+        **({"turns at most": f"{asked.turns:,}"} if asked.turns else {}),
         "temperature": f"{asked.temperature:g}",
         "top-p": f"{asked.top_p:g}",
-        "tokens at most": f"{asked.max_new_tokens:,}",
+        "tokens at most" + (", of a turn" if asked.turns else ""): f"{asked.max_new_tokens:,}",
         "seed": str(asked.seed),
     }
     lines += [f"| {what} | {value} |" for what, value in facts.items()]

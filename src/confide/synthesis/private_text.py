@@ -131,7 +131,18 @@ class PrivateText:
                 yield document
 
     def _text(self, document: Document) -> Text:
+        said = _said(document.fields.get(str(self.config.data.messages)))
+        if said:  # without what the chat template puts around it, as in a corpus
+            return Text(said, said, " ".join(document.units), document.fields)
         conditions = self._conditions
         before = "" if conditions is None else conditions.prefix_of(document.fields, document.where)
         text = document.text.removeprefix(before)
         return Text(text, document.text, " ".join(document.units), document.fields)
+
+
+def _said(messages: object) -> str:
+    """Return what is said in a list of messages; "" if it is none."""
+    if not isinstance(messages, list | tuple):
+        return ""
+    said = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return "\n\n".join(content for content in said if isinstance(content, str))

@@ -4,15 +4,17 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from confide.privacy.guarantee import Guarantee
 from confide.runs.released import GUARANTEE
 from confide.utils.errors import InputError
 
-Document = dict[str, str]
+Document = dict[str, Any]
 """`text`, the `prompt` that it goes on from, and how it `ended`: see `confide.runs.generate.Said.stopped`.
 
-The fields of its condition, if it has one, stand before them.
+The fields of its condition, if it has one, stand before them. A conversation has its `messages` too, and as text what
+is said.
 """
 
 
@@ -29,6 +31,7 @@ class Asked:
         temperature, top_p: as in `confide generate`; 1 and 1 draw from the model's own distribution.
         seed: of all draws.
         chat: put prompts into the tokenizer's chat template.
+        turns: of a conversation, at most, both sides counted; 0: no conversations.
         batch: documents that are drawn together.
         base: of an adapter, if the one that it names is not to be found.
     """
@@ -42,6 +45,7 @@ class Asked:
     top_p: float = 1.0
     seed: int = 0
     chat: bool = False
+    turns: int = 0
     batch: int = 32
     base: str | None = None
 
@@ -100,15 +104,19 @@ class Sampling:
     def ready(self) -> Callable[[Batch], list[Document]]:
         from confide.models.released import load_alone
         from confide.runs.generate import Options, Prompter, Voice
+        from confide.synthesis.turns import Conversations
 
         asked = self.asked
         model, tokenizer = load_alone(Path(self.release), asked.base)
         options = Options(asked.max_new_tokens, asked.temperature, asked.top_p, asked.seed, asked.chat)
         voice = Voice("the model", model, Prompter(tokenizer, options))
+        talks = Conversations(voice, asked.turns) if asked.turns else None
 
         def drawn(batch: Batch) -> list[Document]:
             prompt = asked.prompts[batch.prompt]
             named = asked.named[batch.prompt] if asked.named else {}
+            if talks is not None:
+                return talks.drawn(prompt, batch.size, seed_of(asked.seed, batch.number))
             said = voice.several(prompt, batch.size, seed_of(asked.seed, batch.number))
             return [{**named, "prompt": prompt, "text": each.text, "ended": each.stopped} for each in said]
 
