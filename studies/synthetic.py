@@ -40,7 +40,7 @@ TOPICS = (
 ).split()
 POINT = 0.01
 """What counts as a difference of two accuracies."""
-CANARIES, TIMES = 40, 10
+TIMES = 10
 
 _SMALL: dict[str, Any] = {
     "steps": 48,
@@ -48,13 +48,15 @@ _SMALL: dict[str, Any] = {
     "rates": (1e-3, 3e-3),
     "epsilons": (8.0, 3.0, math.inf),
     "seeds": 3,
+    "canaries": 40,
+    "times": TIMES,
     "documents": 2000,
     "tokens": 64,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
-    | {"steps": 1, "batch": 4.0, "rates": (1e-3,), "epsilons": (8.0, math.inf), "seeds": 2}
-    | {"documents": 18, "tokens": 3},
+    | {"steps": 1, "batch": 4.0, "rates": (1e-3,), "epsilons": (8.0, math.inf), "seeds": 1}
+    | {"documents": 18, "tokens": 3, "canaries": 8, "times": 1},
     Scale.SMALL: _SMALL,
     Scale.FULL: _SMALL | {"steps": 500, "batch": 512.0, "documents": 10_000, "tokens": 128, "seeds": 5},
 }
@@ -146,8 +148,8 @@ def grids(work: Work) -> Iterator[Grid]:
         "data.condition": "topic",
         "data.conditions": TOPICS,
         "privacy.selection": "longest",
-        "canaries.count": CANARIES,
-        "canaries.insertions": TIMES,
+        "canaries.count": size["canaries"],
+        "canaries.insertions": size["times"],
     }
     direct = {"task": "classification", "data.label": "topic", "privacy.selection": "random"}
     options = {"train.learning_rate": size["rates"]}

@@ -1,6 +1,7 @@
 """`confide synthesize --evaluate --leaks`: what a corpus is worth, what it tells, and where neither can be asked."""
 
 import json
+import os
 import random
 import shutil
 from itertools import pairwise
@@ -10,8 +11,8 @@ import pytest
 
 from confide.data.documents import side_of
 from confide.runs.canaries import Manifest
-from confide.synthesis import quality
-from confide.synthesis.leaks import canary_marks, counted
+from confide.synthesis import quality, students
+from confide.synthesis.leaks import counted
 from confide.synthesis.private_text import PrivateText
 from confide.synthesis.remembered import PRIVATE, PUBLIC
 from tests.cli.conftest import finished
@@ -84,8 +85,10 @@ def test_both_sides_have_about_as_many_words(world, tmp_path):
 
 
 def test_planted_canaries_are_counted_beside_those_that_were_not(world, tmp_path):
-    inside, outside = canary_marks(Manifest.load(world.run / "data"))
-    assert len(inside) + len(outside) == 12
+    canaries = Manifest.load(world.run / "data").canaries
+    inside = [each.secrets[0] for each in canaries if each.is_planted]
+    outside = [each.secrets[0] for each in canaries if not each.is_planted]
+    assert min(len(inside), len(outside)) >= 2
     said = [{"topic": "x", "text": f"My ID is {mark}. Bye"} for mark in [*inside[:2], outside[0]]]
     found = looked(world, corpus(tmp_path / "a.jsonl", [*said, *records(world, "eval")]), "--leaks")["leaks"]
     planted = found["planted"]
@@ -106,7 +109,8 @@ def test_a_canary_is_found_as_a_word_of_its_own():
 
 
 # what it is worth ------------------------------------------------------------------------------------------------
-def test_real_text_is_worth_as_much_as_real_text_and_noise_is_not(world, tmp_path):
+def test_real_text_is_worth_as_much_as_real_text_and_noise_is_not(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(students, "TAUGHT", 4000)
     real = looked(world, corpus(tmp_path / "real.jsonl", records(world, "train")), "--evaluate")["evaluation"]
     assert real["covered"] is False
     assert real["units"] == len({each["user"] for each in records(world, "eval")})
@@ -180,16 +184,32 @@ def test_without_the_private_text_nothing_is_measured(world, tmp_path):
     )
     run = Path(shutil.copytree(world.run, tmp_path / "run"))
     text = Path(world.raw["data"]["train"])
-    kept = text.read_text()
+    kept, when = text.read_text(), text.stat()
     try:
         text.write_text(kept + "\n")
         refused(confide("synthesize", run, "--out", out, "--leaks"), "has changed, or is gone")
         text.unlink()
         refused(confide("synthesize", run, "--out", out, "--leaks"), "has changed, or is gone")
     finally:
-        shutil.copystat(run / "config.yaml", text) if text.exists() else None
         text.write_text(kept)
+        os.utime(text, ns=(when.st_atime_ns, when.st_mtime_ns))
     assert not out.exists()
+
+
+def test_a_run_that_held_nothing_out_needs_a_file(world, tmp_path):
+    run = Path(shutil.copytree(world.run, tmp_path / "run"))
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("eval: 0.4", "eval: null"))
+    refused(
+        confide("synthesize", run, "--out", tmp_path / "s.jsonl", "--leaks"), "give some with --held-out FILE"
+    )
+    others = tmp_path / "others.jsonl"
+    others.write_text(
+        "".join(json.dumps(each | {"user": "x" + each["user"]}) + "\n" for each in records(world, "eval"))
+    )
+    out = corpus(tmp_path / "s.jsonl", records(world, "eval"))
+    done = confide("synthesize", run, "--out", out, "--leaks", "--held-out", others, "--json")
+    assert json.loads(done.out)["leaks"]["held_out"]["texts"] == len(records(world, "eval"))
 
 
 def test_files_that_are_no_corpus_are_one_sentence(world, tmp_path):

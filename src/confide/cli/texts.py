@@ -101,10 +101,11 @@ def _of_quality(found: "Quality") -> Iterator[str]:
 
 
 def _table(first: str, second: str, measures: list["Measure"]) -> Iterator[str]:
-    width = max((len(each.what) for each in measures), default=0)
-    yield f"  {'':<{width}}  {first:<24}  {second}"
-    for each in measures:
-        yield f"  {each.what:<{width}}  {_value(each.of_corpus):<24}  {_value(each.of_real)}"
+    lines = [("", first, second)]
+    lines += [(each.what, _value(each.of_corpus), _value(each.of_real)) for each in measures]
+    width, next_width = (max(len(line[place]) for line in lines) for place in (0, 1))
+    for what, one, other in lines:
+        yield f"  {what:<{width}}  {one:<{next_width}}  {other}"
 
 
 def _value(value: "Value") -> str:
@@ -126,13 +127,13 @@ def _of_leaks(found: "Leaks") -> Iterator[str]:
         )
     if found.nearer is not None:
         yield (
-            f"  documents whose run with the text that trained is the longer one: {found.nearer.share:.1%} "
-            f"({found.nearer.low:.1%} to {found.nearer.high:.1%}); 50% if the text tells nothing"
+            f"  of {found.differing:,} documents with a longer run on one side, on the side that trained: "
+            f"{found.nearer.share:.1%} ({found.nearer.low:.1%} to {found.nearer.high:.1%}); 50% if nothing is told"
         )
     for each in found.longest[:3]:
         yield (
-            f"  document {each.document:,} has a run of {each.words} words, written by {each.trained:,} units that "
-            f"trained and {each.held_out:,} others"
+            f"  document {each.document:,} has a run of {each.words} words; units that wrote it: {each.trained:,} that "
+            f"trained, {each.held_out:,} others"
         )
     if found.planted is not None:
         planted = found.planted

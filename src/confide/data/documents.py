@@ -132,7 +132,8 @@ def _before(conditions: Conditions, counts: Counts, record: Record) -> str:
     if record.tokens is not None:
         raise InputError(f"{record.where}: comes as tokens, and data.condition writes in front of text")
     found = conditions.prefix_of(record.fields, record.where)
-    counts[UNLISTED] += not found
+    if not found:
+        counts[UNLISTED] += 1
     return found
 
 

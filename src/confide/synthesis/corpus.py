@@ -201,7 +201,7 @@ def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
         fields = ", ".join(asked.named[0])
         lines += [
             f"Each document is of one of {len(prompts):,} kinds ({fields}), which are drawn by shares. Kinds and "
-            "shares are a list that was stated for the training. It was not computed from the text.",
+            "shares are a list that somebody stated for the training. confide did not compute it from the text.",
             "",
         ]
     elif prompts:

@@ -90,6 +90,7 @@ class Leaks:
         trained, held_out: with as many words of each, so that they compare.
         nearer: share of the documents whose run with `trained` is longer than that with `held_out`, of those with a
             longer one; None if no document has one.
+        differing: how many have one.
         longest: the longest runs with the text that trained.
         planted: None if no canaries were planted.
         membership: how well units that trained are told from others, by each score.
@@ -102,6 +103,7 @@ class Leaks:
     trained: Runs
     held_out: Runs
     nearer: Share | None
+    differing: int
     longest: tuple[Long, ...]
     planted: Planted | None
     membership: dict[str, Rates]
@@ -159,6 +161,7 @@ def attack(written: Written, private: PrivateText, console: Console) -> Leaks:
         trained=_runs(with_alike.of_corpus, len(alike), _words(alike)),
         held_out=_runs(with_held.of_corpus, len(held), amount),
         nearer=share(longer, longer + shorter) if longer + shorter else None,
+        differing=longer + shorter,
         longest=tuple(_longest(texts, with_all.of_corpus, with_all.at, private, held)),
         planted=planted,
         membership=membership,

@@ -207,8 +207,8 @@ _RANDOMNESS = {
 _CLASSES = ("the classes: how many there are, and in which order",)
 _LABELS = ("the class of each row",)
 _CONDITIONS = (
-    "the list of conditions (data.conditions): it was stated, and not computed from the text; which of them stands in "
-    "front of a text is a part of the text, and protected as that",
+    "the list of conditions (data.conditions): it was stated, and confide did not compute it from the text; which of "
+    "them stands in front of a text is a part of the text, and protected as that",
 )
 _FLOATS = "the theorems are about real numbers, and a computer rounds: noise lies on a grid, which no theorem covers"
 
