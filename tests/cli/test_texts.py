@@ -6,15 +6,18 @@ import random
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from confide.data.documents import side_of
+from confide.privacy.guarantee import Guarantee
 from confide.runs.canaries import Manifest
 from confide.synthesis import quality, students
-from confide.synthesis.leaks import counted
+from confide.synthesis.leaks import bound, counted
 from confide.synthesis.private_text import PrivateText
 from confide.synthesis.remembered import PRIVATE, PUBLIC
+from confide.utils.rounding import percent_at_most
 from tests.cli.conftest import finished
 from tests.command import WORDS, World, confide, refused
 
@@ -106,6 +109,15 @@ def test_a_canary_is_found_as_a_word_of_its_own():
     many = counted([" ".join(map(str, range(100, 120)))], [str(n) for n in range(100, 120)], ["77"] * 20)
     assert many.p_value < 1e-6
     assert counted(["a"], [], ["b"]) is None
+
+
+def test_the_bound_is_of_the_units_of_the_claim(world):
+    claim = Guarantee.load(world.run / "release" / "guarantee.json")
+    assert percent_at_most(claim.true_positive_rate) in bound(claim)
+    of_rows = bound(claim, of_units=False)
+    assert "does not bound these" in of_rows
+    assert "rightly of at most" not in of_rows
+    assert "nothing bounds" in bound(SimpleNamespace(notion="none"))
 
 
 # what it is worth ------------------------------------------------------------------------------------------------

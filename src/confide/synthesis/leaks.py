@@ -14,6 +14,7 @@ from scipy import stats
 
 from confide.auditing.extraction import Share, share
 from confide.auditing.rates import Rates, rates
+from confide.privacy import mechanisms
 from confide.privacy.guarantee import Guarantee
 from confide.runs.canaries import FILE, Manifest
 from confide.synthesis.classifier import features, rarity, weighed
@@ -23,6 +24,7 @@ from confide.synthesis.written import Written
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from confide.utils.rounding import percent_at_most
+from confide.utils.sentences import bare
 
 LISTED = 10
 """Longest runs that are listed."""
@@ -165,18 +167,30 @@ def attack(written: Written, private: PrivateText, console: Console) -> Leaks:
         longest=tuple(_longest(texts, with_all.of_corpus, with_all.at, private, held)),
         planted=planted,
         membership=membership,
-        bound=bound(private.released.guarantee),
+        bound=bound(private.released.guarantee, mechanisms.needs_of(private.config).named_unit),
         left_out=left_out,
     )
 
 
-def bound(guarantee: Guarantee) -> str:
-    """Say what a guarantee bounds of what a corpus tells."""
+def bound(guarantee: Guarantee, of_units: bool = True) -> str:
+    """Say what a guarantee bounds of what a corpus tells.
+
+    Args:
+        of_units: the units of the attacks, which are those of `data.unit`, are those of the claim.
+    """
     if guarantee.notion == "none":
         return "Nothing is claimed of this model, so nothing bounds what its text tells."
-    doubt = "" if guarantee.theorem else " The claim is an estimate, and so is this."
+    unit, doubt = (
+        bare(guarantee.unit),
+        "" if guarantee.theorem else " The claim is an estimate, and so is this.",
+    )
+    if not of_units:
+        return (
+            f"The guarantee bounds what the text tells of one unit ({unit}). The attacks here are on all text of one "
+            f"owner or document, and the guarantee does not bound these.{doubt}"
+        )
     return (
-        f"The guarantee bounds what the text tells of one unit ({guarantee.unit}): whoever says wrongly of 1% of the "
+        f"The guarantee bounds what the text tells of one unit ({unit}): whoever says wrongly of 1% of the "
         "units that did not train that they did, says it rightly of at most "
         f"{percent_at_most(guarantee.true_positive_rate)} of those that did. It does not bound how long a run of words "
         f"is that many units wrote.{doubt}"
