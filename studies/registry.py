@@ -37,6 +37,7 @@ _MODULES = {
     "membership": "membership",
     "exposure-course": "exposure_course",
     "user-inference": "user_inference",
+    "synthetic": "synthetic",
     "user-level": "user_level",
     "recipe": "recipe",
     "suggestion": "suggestion",

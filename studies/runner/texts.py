@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+import confide
 from studies.runner.study import Scale, Work
 
 PARTS = ("train", "validation", "test")
@@ -39,10 +40,10 @@ class Text:
         unit: the field that names the unit.
         template: the text of a document.
         documents: reads the file's lines.
-        most: how many documents are read at `small`; None for all. Of these, validation and test have two of a unit
-            and 160 in all.
+        most: how many documents are read at `small`; None for all. Of these, validation and test have two of a unit.
         of_unit: how many documents of a unit are read at `small`; None for all.
         tiny: how many documents are read at `tiny`; the training part then has two of a unit, if `of_unit` is given.
+        held_out: how many documents validation and test have at `small`, each.
     """
 
     title: str
@@ -53,11 +54,12 @@ class Text:
     most: int | None = None
     of_unit: int | None = None
     tiny: int = 200
+    held_out: int = 160
 
     def parts(self, work: Work) -> dict[str, Path]:
         """Write the three parts, or find them as they were written: JSON lines, by the names of `PARTS`."""
         most = {Scale.TINY: self.tiny, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
-        held_out = {Scale.TINY: 8, Scale.SMALL: 160, Scale.FULL: None}[work.scale]
+        held_out = {Scale.TINY: 8, Scale.SMALL: self.held_out, Scale.FULL: None}[work.scale]
         read = f"{Path(self.source).parts[0]}{self.documents.__name__}"
         folder = (
             work.folder
@@ -66,12 +68,15 @@ class Text:
         )
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
         if not folder.exists():
-            source, building = work.source(self.source), folder.with_name(f".{folder.name}.new")
+            source, building = self._source(work), folder.with_name(f".{folder.name}.new")
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
             self._write(source, most, held_out, work.scale is Scale.TINY, building)
             building.rename(folder)
         return paths
+
+    def _source(self, work: Work) -> Path:
+        return work.source(self.source)
 
     def _write(
         self, source: Path, most: int | None, held_out: int | None, is_tiny: bool, folder: Path
@@ -157,6 +162,20 @@ def _dialogues(lines: IO[str]) -> Iterator[Document]:
 
 
 @dataclass(frozen=True)
+class Bundled(Text):
+    """A text that lies in the package."""
+
+    def _source(self, work: Work) -> Path:
+        return Path(confide.__file__).parent / self.source
+
+
+def _tickets(lines: IO[str]) -> Iterator[Document]:
+    for line in lines:
+        mail = json.loads(line)
+        yield {name: mail[name] for name in ("customer", "topic", "text")}
+
+
+@dataclass(frozen=True)
 class Sentences(Text):
     """SST-2: sentences with a class. Validation has a quarter of its development set, and the test the rest.
 
@@ -220,6 +239,14 @@ TEXTS = {
     ),
     "sentences": Sentences(
         "SST-2, the first 20,000 phrases", "glue/SST-2", "text", "{text}", _sentences, 20_000
+    ),
+    "helpdesk": Bundled(
+        "mails of 2,000 invented customers to a helpdesk",
+        "bundled/helpdesk.jsonl.xz",
+        "customer",
+        "{text}",
+        _tickets,
+        held_out=400,
     ),
     "more newsgroups": Text(
         "20 Newsgroups, the first 12,000 posts",

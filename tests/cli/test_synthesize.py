@@ -2,24 +2,29 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from pyarrow import parquet
 from scipy import stats
 
+from confide.data.unit_graph import UnitGraph
 from confide.models.names import location
 from confide.models.released import load_alone
 from confide.privacy.guarantee import Guarantee
 from confide.runs.generate import Options, Prompter, Voice
 from confide.synthesis import corpus
 from confide.synthesis.rules import Rules, repeats
-from confide.synthesis.sampling import Asked, Sampling, seed_of
+from confide.synthesis.sampling import Asked, Sampling, planned, seed_of
 from confide.utils.console import Console
 from confide.utils.workers import Crew
-from tests.command import confide, refused
+from tests.cli.conftest import finished
+from tests.command import World, confide, refused
 
 FEW = ("--documents", "11", "--max-new-tokens", "7", "--batch", "4", "--seed", "3", "--temperature", "5")
 
@@ -103,6 +108,21 @@ def test_an_interrupted_command_keeps_its_seed(alone, tmp_path, monkeypatch):
     assert "| seed | 77 |" in (tmp_path / "s.md").read_text()
 
 
+@pytest.mark.parametrize("damaged", ["", "[1]", '["", {"seed": "x"}]', "[", "{}", '["", null]', "\x80"])
+def test_what_an_interrupted_command_left_may_be_damaged(alone, tmp_path, damaged):
+    parts = corpus._parts(tmp_path / "s.jsonl", alone, Asked(documents=3))
+    (parts / "asked.json").write_bytes(damaged.encode("latin-1"))
+    options = (*FEW[:6], *FEW[8:], "--out", tmp_path / "s.jsonl")
+    refused(confide("synthesize", alone, *options), "asked.json is damaged: remove the folder")
+
+
+def test_a_batch_may_be_damaged(alone, tmp_path):
+    parts = corpus._parts(tmp_path / "s.jsonl", alone, Asked(documents=3, seed=3))
+    (parts / "00000000.json").write_text("[{")
+    options = ("--documents", "3", "--seed", "3", "--out", tmp_path / "s.jsonl")
+    refused(confide("synthesize", alone, *options), "00000000.json is damaged: remove the folder")
+
+
 def test_parquet_and_json(alone, tmp_path):
     done = confide("synthesize", alone, *FEW, "--out", tmp_path / "s.parquet", "--json")
     told = json.loads(done.out)
@@ -111,10 +131,43 @@ def test_parquet_and_json(alone, tmp_path):
     assert parquet.read_table(tmp_path / "s.parquet").column_names == ["prompt", "text", "ended"]
 
 
+def test_prompts_get_their_shares_however_few_documents_there_are(alone, tmp_path):
+    (tmp_path / "p.txt").write_text("a key\nthe printer\nnobody\nagain\n")
+    options = (*FEW, "--prompts", tmp_path / "p.txt", "--out", tmp_path / "s.jsonl")
+    assert confide("synthesize", alone, *options).code == 0
+    found = [each["prompt"] for each in documents(tmp_path / "s.jsonl")]
+    assert Counter(found) == {"a key": 3, "the printer": 3, "nobody": 3, "again": 2}
+    assert found != sorted(found, key=found.index)  # those of a prompt do not stand together
+
+
+@pytest.mark.parametrize(
+    ("documents", "shares", "quotas"),
+    [
+        (10, (1, 1, 1), [4, 3, 3]),
+        (7, (0.5, 0.25, 0.25), [3, 2, 2]),
+        (1, (1, 3), [0, 1]),
+        (100, (0.1, 0.2, 0.7), [10, 20, 70]),
+        (3, (), [2, 1]),
+    ],
+)
+def test_quotas_add_up_and_are_nearest_to_the_shares(documents, shares, quotas):
+    asked = Asked(documents, prompts=("a",) * (len(shares) or 2), shares=shares)
+    assert asked.quotas() == quotas
+
+
+@given(some.lists(some.integers(0, 40), min_size=1, max_size=5), some.integers(1, 9))
+def test_a_plan_has_every_document_once(missing, most):
+    plan = planned(missing, 7, most)
+    assert [batch.number for batch in plan] == list(range(7, 7 + len(plan)))
+    assert all(1 <= batch.size <= most for batch in plan)
+    for prompt, count in enumerate(missing):
+        assert sum(batch.size for batch in plan if batch.prompt == prompt) == count
+
+
 # as the model says -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])  # below 1 few tokens are left to compare
 def test_samples_follow_the_models_own_distribution(alone, temperature):
-    """The first two tokens after a prompt, against the exact probabilities (chi-square)."""
+    """The first token after a prompt, against the exact probabilities (chi-square)."""
     model, tokenizer = load_alone(alone)
     options = Options(max_new_tokens=1, temperature=temperature, top_p=1.0, chat=False)
     voice = Voice("it", model, Prompter(tokenizer, options))
@@ -126,7 +179,7 @@ def test_samples_follow_the_models_own_distribution(alone, temperature):
     found = np.bincount(drawn, minlength=len(expected))
     often = expected >= 5
     cells = [np.append(each[often], each[~often].sum()) for each in (found, expected)]
-    assert often.sum() >= 5
+    assert often.sum() >= 3
     assert stats.chisquare(*cells).pvalue > 1e-3
 
 
@@ -160,7 +213,7 @@ def test_a_model_that_always_says_the_same_is_told(alone, tmp_path, monkeypatch)
     monkeypatch.setattr(
         Sampling,
         "ready",
-        lambda self: lambda number: [{"prompt": "", "text": "ha", "ended": "end of text"}] * 4,
+        lambda self: lambda batch: [{"prompt": "", "text": "ha", "ended": "end of text"}] * 4,
     )
     refused(
         confide("synthesize", alone, *FEW, "--out", tmp_path / "s.jsonl"),
@@ -184,3 +237,56 @@ def test_what_cannot_be_is_one_sentence(alone, tmp_path):
     parts = corpus._parts(tmp_path / "s.jsonl", alone, Asked(documents=3))
     (parts / "00000000.json").write_text("[]")
     refused(confide("synthesize", alone, *FEW, "--out", tmp_path / "s.jsonl"), "batches of another command")
+
+
+# public conditions -----------------------------------------------------------------------------------------------
+KINDS = [{"kind": "good", "share": 3}, {"kind": "bad", "share": 1}]
+
+
+@pytest.fixture(scope="module")
+def conditioned(tmp_path_factory, model):
+    return finished(
+        tmp_path_factory.mktemp("conditioned"),
+        model,
+        data__condition="kind",
+        data__conditions=KINDS,
+        data__max_length=24,
+    )
+
+
+def test_conditions_are_learnt_released_and_drawn_by_their_shares(conditioned, tmp_path):
+    tokens = UnitGraph.open(conditioned.run / "data" / "train")
+    tokenizer = load_alone(conditioned.run / "release")[1]
+    texts = [
+        tokenizer.decode(row, skip_special_tokens=True) for row in tokens.fetch(np.arange(tokens.n_rows))
+    ]
+    assert {text.split("\n\n")[0] for text in texts if text.startswith("kind: ")} == {
+        "kind: good",
+        "kind: bad",
+    }
+    alone = Path(shutil.copytree(conditioned.run / "release", tmp_path / "alone"))
+    assert confide("synthesize", alone, *FEW, "--out", tmp_path / "s.jsonl").code == 0
+    found = documents(tmp_path / "s.jsonl")
+    assert Counter(each["kind"] for each in found) == {"good": 8, "bad": 3}
+    assert all(each["prompt"] == f"kind: {each['kind']}\n\n" for each in found)
+    card = (tmp_path / "s.md").read_text()
+    assert "one of 2 kinds (kind)" in card
+    assert "The claim does not cover the prompts" not in card
+
+
+def test_the_claim_says_that_the_list_was_stated(conditioned):
+    claim = Guarantee.load(conditioned.run / "release" / "guarantee.json")
+    assert any("the list of conditions" in fact for fact in claim.public_facts)
+    assert any("the list of conditions" in item for item in claim.not_covered)
+
+
+def test_prompts_of_a_file_take_the_place_of_conditions(conditioned, tmp_path):
+    (tmp_path / "p.txt").write_text("a key\n")
+    options = (*FEW, "--prompts", tmp_path / "p.txt", "--out", tmp_path / "s.jsonl")
+    assert confide("synthesize", conditioned.run, *options).code == 0
+    assert all(list(each) == ["prompt", "text", "ended"] for each in documents(tmp_path / "s.jsonl"))
+
+
+def test_a_list_that_no_document_meets_is_refused(model, tmp_path):
+    world = World(tmp_path, model).set(data__condition="kind", data__conditions=["Good", "Bad"])
+    refused(confide("prepare", world.path), "no document of .* has the values of an entry")

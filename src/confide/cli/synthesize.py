@@ -2,7 +2,7 @@
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,27 @@ def synthesize(
         int | None, typer.Option(help="of the draws, for the same file again; default: a new one", min=0)
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="put prompts into the chat template")] = False,
+    turns: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="of --chat: conversations of so many turns, both sides written", min=0
+        ),
+    ] = 0,
     batch: Annotated[int, typer.Option(help="documents that are drawn together", min=1)] = 32,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--evaluate", help="hold the documents against real text of units that did not train"),
+    ] = False,
+    leaks: Annotated[
+        bool, typer.Option("--leaks", help="attack the documents with the text that trained")
+    ] = False,
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="real text of other people, in the form of data.train; default: the run's own",
+        ),
+    ] = None,
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help="of an adapter whose base lies elsewhere")
     ] = None,
@@ -47,8 +67,13 @@ def synthesize(
 
     The guarantee of the model covers what it writes, at no further cost. A card beside the file says so. Only the
     release is read: private text and run may be gone.
+
+    --evaluate and --leaks look at FILE, which is written first if it is not there yet. They read the private text, and
+    the guarantee does not cover what they print.
     """
+    from confide.cli.texts import examine, wrote
     from confide.runs.generate import MOST_SEED
+    from confide.synthesis.corpus import kept_seed
     from confide.synthesis.corpus import synthesize as written
     from confide.synthesis.sampling import Asked, released_folder
     from confide.utils.console import Console
@@ -56,40 +81,53 @@ def synthesize(
 
     if not temperature < 1e6:
         raise InputError(f"--temperature {temperature:g}: give a number such as 1")
-    asked = Asked(
-        documents=documents,
-        prompts=_lines(prompts),
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=_seed(out) if seed is None else seed % MOST_SEED,
-        chat=chat,
-        batch=batch,
-        base=base,
-    )
-    try:
-        found = written(
-            released_folder(run), asked, out, crew_of(processes, ray) or Crew(), Console(quiet=as_json)
+    if held_out is not None and not (evaluate or leaks):
+        raise InputError("--held-out: it is text to compare with, for --evaluate or --leaks")
+    if turns and (not chat or turns < 2):
+        raise InputError(f"--turns {turns}: is of a conversation: give --chat, and 2 or more")
+    release = released_folder(run)
+    examined = examine(run, out, evaluate, leaks, held_out) if evaluate or leaks else None
+    console = Console(quiet=as_json)
+    found = None
+    if examined is None or not out.exists():
+        asked = Asked(
+            documents=documents,
+            **_beginnings(release, prompts, chat),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
+            chat=chat,
+            turns=turns,
+            batch=batch,
+            base=base,
         )
-    except KeyboardInterrupt:
-        raise Stopped("stopped; run the same command again to go on") from None
+        try:
+            found = written(release, asked, out, crew_of(processes, ray) or Crew(), console)
+        except KeyboardInterrupt:
+            raise Stopped("stopped; run the same command again to go on") from None
+        wrote(run, release, asked, found, quiet=as_json)
+    told = {} if found is None else found.to_json()
+    if examined is not None:
+        told |= examined.looked(console)
     if as_json:
-        print_json(found.to_json())
-        return
-    print(f"{found.path}: {found.documents:,} documents of {found.drawn:,} samples")
-    for why, number in sorted(found.left_out.items()):
-        print(f"  left out, {why}: {number:,}")
-    print(f"{found.card}: what protects them")
+        print_json(told)
+    elif examined is not None:
+        examined.show()
 
 
-def _seed(out: Path) -> int:
-    """Draw a seed, or find that of the command that was interrupted."""
-    import json
+def _beginnings(release: Path, prompts: Path | None, chat: bool) -> dict[str, Any]:
+    """Return what documents begin with: the lines of a file, or else the conditions of the release, or nothing."""
+    from confide.data.conditions import Conditions
 
-    kept = out.with_name(f".{out.name}.parts") / "asked.json"
-    if kept.is_file():
-        return int(json.loads(kept.read_text("utf-8"))[1]["seed"])
-    return secrets.randbelow(1 << 31)
+    conditions = Conditions.load(release)
+    if prompts is not None or conditions is None or chat:
+        return {"prompts": _lines(prompts)}
+    return {
+        "prompts": tuple(map(conditions.prefix, conditions.listed)),
+        "shares": conditions.shares,
+        "named": tuple(map(conditions.named, conditions.listed)),
+    }
 
 
 def _lines(prompts: Path | None) -> tuple[str, ...]:

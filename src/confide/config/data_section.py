@@ -91,6 +91,18 @@ class Data(Section):
         "unit of its `own`: of somebody who wrote several, each is then protected by itself, not all of them together",
     )
     label: str | None = Field(None, description="field that holds the class, for `task: classification`")
+    condition: str | list[str] | None = Field(
+        None,
+        description="field or fields whose values stand in front of the text, a line `field: value` each and an empty "
+        "line, so that `confide synthesize` can ask for documents of a kind",
+    )
+    conditions: list[str | dict[str, str | int | float | bool]] | Source | None = Field(
+        None,
+        description="of condition: the public list of its values, `[billing, login]` or "
+        "`[{topic: billing, share: 0.3}, ...]`, or a table with such rows. It is published with the model. A record "
+        "with other values gets no lines. `share`, or a count: how often `confide synthesize` writes of the kind; "
+        "default: all alike",
+    )
     clean: Literal["none", "enron"] = Field(
         "none",
         description="`enron`: the mail cleaning of Chua et al. 2024, appendix B (receiver copies, 20-grams, forwards)",

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from confide.config import registry, yaml_text
+from confide.config.condition_faults import condition_faults
 from confide.config.data_section import Data
 from confide.config.fields import UNSHOWN
 from confide.config.model_sections import model_faults
@@ -302,6 +303,7 @@ def _expected(key: str, schema: type[Config] = Config) -> str:
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_LISTS = {types.UnionType: "text or entries"}
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
@@ -318,7 +320,7 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         (each,) = typing.get_args(annotation)
         if typing.get_origin(each) is Literal:
             return "a list of " + ", ".join(map(str, typing.get_args(each)))
-        return "a list of text" if each is str else "a list of numbers"
+        return f"a list of {_LISTS.get(type(each), 'numbers') if each is not str else 'text'}"
     if origin is dict:
         return "names, each with text"
     if origin is tuple:
@@ -396,6 +398,7 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.without_unit", "is of documents whose unit is empty, and data.unit names none"
     yield from _of_rows_held_out(data)
     yield from _of_wording(config)
+    yield from condition_faults(config)
     yield from _of_the_mechanism(config)
 
 

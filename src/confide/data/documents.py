@@ -7,9 +7,11 @@ both sides.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from confide.data.conditions import Conditions
 from confide.data.readers import Counts, Document, Record
 from confide.data.readers.documents import Made, Numbering, made_of, numbered
 from confide.data.readers.enron import clean_enron
@@ -17,6 +19,7 @@ from confide.data.readers.opening import How
 from confide.data.readers.quotes import strip_quotes
 from confide.data.readers.readers import Files, found
 from confide.data.wording import is_worded, loss_on, wording_of
+from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.config.data_section import Data
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 STRIPPED = "characters of quotes stripped"
 ONLY_QUOTES = "documents dropped: only quotes"
+UNLISTED = "documents without a condition of the list"
 
 
 def training_documents(config: "Config", tokenizer: Any = None) -> Iterator[Document]:
@@ -66,17 +70,23 @@ class Recipe:
         spans: `detector.spans`.
         loss_on: what is predicted.
         tokenizer: that of the model; None if the config needs none.
+        conditions: what stands in front of texts; None if nothing does.
     """
 
     data: "Data"
     spans: str | None
     loss_on: str
     tokenizer: Any
+    conditions: Conditions | None = None
 
     @classmethod
     def of(cls, config: "Config", tokenizer: Any = None) -> "Recipe":
         return cls(
-            config.data, config.detector.spans, loss_on(config), tokenizer if is_worded(config) else None
+            config.data,
+            config.detector.spans,
+            loss_on(config),
+            tokenizer if is_worded(config) else None,
+            Conditions.of(config.data),
         )
 
     @property
@@ -106,10 +116,25 @@ class Recipe:
             data.without_unit,
             data.max_document_bytes,
             wording_of(data, self.spans, self.loss_on, self.tokenizer),
+            None if self.conditions is None else partial(_before, self.conditions, counts),
         )
 
     def numbering(self, counts: Counts) -> Numbering:
         return Numbering(self.data.text, self.data.unit, self.data.without_unit, counts)
+
+
+def _before(conditions: Conditions, counts: Counts, record: Record) -> str:
+    """Write the condition of a record, and count the records that have none of the list.
+
+    Raises:
+        InputError: the record comes as tokens, or lacks a field.
+    """
+    if record.tokens is not None:
+        raise InputError(f"{record.where}: comes as tokens, and data.condition writes in front of text")
+    found = conditions.prefix_of(record.fields, record.where)
+    if not found:
+        counts[UNLISTED] += 1
+    return found
 
 
 def _stripped(documents: Iterable[Document], counts: Counts) -> Iterator[Document]:

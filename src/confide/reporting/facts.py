@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from confide.runs.evidence import model_id
 from confide.runs.folder import Run, is_sweep
 from confide.runs.records import RECORD, read_record
 from confide.runs.released import GUARANTEE, Released
+from confide.synthesis.remembered import PRIVATE, PUBLIC, remembered
 from confide.training.metrics import read_metrics
 from confide.utils.errors import InputError
 
@@ -30,6 +31,7 @@ class Measured:
         twin: the evaluation of the non-private twin; None if none was trained.
         audit: the facts of `confide audit`; None if none was made of this model.
         config: the settings, as YAML.
+        texts: what was measured of text that the model has written, by its digest.
     """
 
     data: Mapping[str, Any] | None
@@ -39,6 +41,7 @@ class Measured:
     twin: Mapping[str, Any] | None
     audit: Mapping[str, Any] | None
     config: str
+    texts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def evaluation(self, name: str) -> Mapping[str, Any] | None:
         """Return the newest evaluation of this name."""
@@ -62,6 +65,7 @@ class Facts:
         refuted: an audit of this model has refuted the claim.
         course: what the run knows of its own course; None where only a release is at hand.
         measured: None unless it was asked for.
+        texts: what is known of text that the model has written, by its digest, from the release alone.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Facts:
     measured: Measured | None = None
     refuted: bool = False
     course: Course | None = None
+    texts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path, with_measured: bool = False, twin: bool = False) -> "Facts":
@@ -103,8 +108,9 @@ class Facts:
             released.facts.name,
             checked=_is_sealed(released),
             refuted=audit is not None and audit["verdict"] == "violation",
-            measured=_measured(released.run) if with_measured else None,
+            measured=_measured(released) if with_measured else None,
             course=Course.of(released.run, audit is not None),
+            texts={} if twin else remembered(folder, released.folder, PUBLIC),
         )
 
     def without_measured(self) -> "Facts":
@@ -125,6 +131,8 @@ class Facts:
             found["not_covered"] = [
                 {"what": item, "here": self.course.here(item)} for item in self.guarantee.not_covered
             ]
+        if self.texts:
+            found["texts"] = dict(self.texts)
         if self.measured is not None:
             found["measured"] = {
                 "data": self.measured.data,
@@ -137,6 +145,7 @@ class Facts:
                 "steps": list(self.measured.steps),
                 "twin": self.measured.twin,
                 "audit": self.measured.audit,
+                "texts": dict(self.measured.texts),
             }
         return found
 
@@ -153,7 +162,8 @@ def _is_sealed(released: Released) -> bool:
     return released.folder == run.release  # a sweep's own release is not of this record
 
 
-def _measured(run: Run) -> Measured:
+def _measured(released: Released) -> Measured:
+    run = released.run
     steps, evaluations = _metrics(run.metrics_path)
     of_twin = []
     if not run.twin:
@@ -164,7 +174,14 @@ def _measured(run: Run) -> Measured:
         data = read_record(run.data, run.data_key())["facts"]
         bins = UnitGraph.open(run.data / "train").rows_per_unit().in_doubling_bins()
     return Measured(
-        data, bins, steps, evaluations, of_twin[-1] if of_twin else None, _audit(run), run.config.to_yaml()
+        data,
+        bins,
+        steps,
+        evaluations,
+        of_twin[-1] if of_twin else None,
+        _audit(run),
+        run.config.to_yaml(),
+        {} if run.twin else remembered(run.root, released.folder, PRIVATE),
     )
 
 

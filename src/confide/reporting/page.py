@@ -10,7 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from confide import __version__
-from confide.reporting import figures
+from confide.reporting import figures, texts
 from confide.reporting.claim_lines import Table, lines
 from confide.reporting.compare import Comparison
 from confide.reporting.facts import Facts, Measured
@@ -44,6 +44,7 @@ def page(facts: Facts) -> str:
         training=figures.training(measured) if measured else [],
         data=_data(measured) if measured else None,
         audit=_audit(measured) if measured else None,
+        texts=texts.section(facts),
         commands=_commands(facts),
     )
 

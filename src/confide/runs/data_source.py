@@ -63,7 +63,7 @@ def files_of(config: "Config") -> dict[str, list[list[int]]]:
     Of a file behind a URL, the second number stands for its version, as far as the file system tells it.
     """
     found = {}
-    sources = [config.data.train, config.data.eval]
+    sources: list[Any] = [config.data.train, config.data.eval, config.data.conditions]
     needs = mechanisms.needs_of(config)
     if needs.secrets:
         secrets = config.secrets

@@ -4,6 +4,7 @@ config.yaml  key  ledger.jsonl  guarantee.json   the run and what it promises
 data/        checkpoints/  metrics.jsonl  tensorboard/   private: made from private rows
 mlflow/      wandb/  tracking.json   what the trackers of the config keep here, and what they were told
 released.json   digests of what was released; it and everything else that is read back is sealed (seal.py)
+texts.json   texts-private.json   text that the released model wrote, and what was measured of it
 release/     weights or adapter, tokenizer, guarantee.json, model card: what may leave the house
 twin/        the non-private twin, if one was trained: the same data, key and draws
 """

@@ -165,6 +165,37 @@ class Voice:
         ids = self.prompter(prompt)
         return [self._said(ids, self._until_end(new)) for new in self._new_tokens(ids, seed, count)]
 
+    def each(self, rows: list[list[int]], seed: int, mark: str) -> list[Said]:
+        """Continue prompts of several lengths up to a mark, each with draws of its own, in one batch.
+
+        Args:
+            rows: the tokens of each prompt, fewer than the model can hold.
+            mark: what ends a turn; it is not a part of the text.
+        """
+        tokenizer = self.prompter.tokenizer
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.ends[0]
+        width = max(map(len, rows))
+        given = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=self.device)
+        real = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=self.device)
+        with torch.inference_mode(), _drawn_from(seed):
+            out = self.model.generate(
+                input_ids=given,
+                attention_mask=real,
+                generation_config=self._settings(min(self.room(row) for row in rows)),
+                stop_strings=[mark],
+                tokenizer=tokenizer,
+            )
+        return [self._turn(self._until_end(new), mark) for new in out[:, width:].tolist()]
+
+    def _turn(self, new: list[int], mark: str) -> Said:
+        """Read a turn, whose mark may be a special token."""
+        text: str = self.prompter.tokenizer.decode(new, skip_special_tokens=False)
+        said, found, _ = text.partition(mark)
+        for special in self.prompter.tokenizer.all_special_tokens:
+            said = said.replace(special, "")
+        at_end = bool(new) and new[-1] in self.ends
+        return Said(said, len(new), "end of turn" if found else "end of text" if at_end else "max-new-tokens")
+
     def _new_tokens(self, ids: list[int], seed: int, count: int = 1, **more: Any) -> list[list[int]]:
         given = torch.tensor([ids] * count, device=self.device)
         with torch.inference_mode(), _drawn_from(seed):

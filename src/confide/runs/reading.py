@@ -12,7 +12,7 @@ import numpy as np
 
 from confide.config import registry
 from confide.data.cutting import Cutter, Row
-from confide.data.documents import Recipe, side_of
+from confide.data.documents import UNLISTED, Recipe, side_of
 from confide.data.part_work import (
     BATCH,
     BATCH_CHARACTERS,
@@ -209,6 +209,11 @@ class Reading:
 
     def _check_filled(self, source: str, writers: dict[str, GraphWriter], share: float) -> None:
         trains = "train" in writers
+        if trains and 0 < self.counts["documents"] == self.counts[UNLISTED]:
+            raise InputError(
+                f"data.conditions: no document of {source} has the values of an entry in the fields of data.condition: "
+                "is something spelt in another way?"
+            )
         if self.finders is not None and trains:
             check_rows(self.finders, self.counts["records"])
         if not any(writers[side].rows for side in writers if side != "eval" or not trains):

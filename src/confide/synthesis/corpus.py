@@ -4,14 +4,17 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import count, takewhile
+from itertools import takewhile
+from math import ceil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from confide.privacy.guarantee import Guarantee
 from confide.synthesis.rules import REPEATS, Rules
-from confide.synthesis.sampling import Asked, Document, Sampling, claim_of
+from confide.synthesis.sampling import Asked, Batch, Document, Sampling, claim_of, planned
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from confide.utils.files import whole_file, write_text
@@ -67,20 +70,22 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
         raise InputError(f"--out {path}: is there already; remove it, or give another name")
     parts = _parts(path, release, asked)
     rules, kept, drawn = Rules(), list[Document](), 0
+    missing = asked.quotas()
     with console.track("documents", asked.documents) as track:
-        for batch in _batches(release, asked, parts, crew):
-            for document in batch:
+        for batch, documents in _batches(release, asked, parts, crew, missing):
+            for document in documents:
                 drawn += 1
-                if len(kept) < asked.documents and rules.keeps(document["text"]):
+                if missing[batch.prompt] and rules.keeps(document["text"]):
                     kept.append(document)
+                    missing[batch.prompt] -= 1
                     track()
-            if len(kept) == asked.documents:
-                break
-            if drawn >= _MOST * asked.documents + 10 * asked.batch:
+            if drawn >= _MOST * asked.documents + 10 * asked.batch and len(kept) < asked.documents:
                 raise InputError(
                     f"of {drawn:,} samples only {len(kept):,} can be kept ({_told(rules.left_out)}): a higher "
                     "--temperature may help, or a longer training"
                 )
+    if len(asked.prompts) > 1:  # else the documents of a prompt would stand together
+        Random(asked.seed).shuffle(kept)
     ended = Counter(document["ended"] for document in kept)
     found = Corpus(path, len(kept), drawn, dict(rules.left_out), dict(ended))
     _write(path, kept)
@@ -89,9 +94,32 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     return found
 
 
+def kept_seed(path: Path, fresh: int) -> int:
+    """Return the seed of the interrupted command that was writing this corpus, or a fresh one if there is none.
+
+    Raises:
+        InputError: what that command left is damaged.
+    """
+    kept = _folder(path) / "asked.json"
+    if not kept.is_file():
+        return fresh
+    try:
+        return int(json.loads(kept.read_text("utf-8"))[1]["seed"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise InputError(_damaged(kept)) from None
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: remove the folder {path.parent}, and the same command begins anew"
+
+
+def _folder(path: Path) -> Path:
+    return path.with_name(f".{path.name}.parts")
+
+
 def _parts(path: Path, release: Path, asked: Asked) -> Path:
     """Make the folder of finished batches, or find it as this same command left it."""
-    folder = path.with_name(f".{path.name}.parts")
+    folder = _folder(path)
     settings, kept = json.dumps([str(release.resolve()), asdict(asked)]), folder / "asked.json"
     is_other = kept.is_file() and kept.read_text("utf-8") != settings
     if is_other and any(folder.glob("[0-9]*.json")):
@@ -101,18 +129,47 @@ def _parts(path: Path, release: Path, asked: Asked) -> Path:
     return folder
 
 
-def _batches(release: Path, asked: Asked, parts: Path, crew: Crew) -> Iterator[list[Document]]:
-    """Yield the batches in their order, without end: those that are finished from their files, then new ones."""
-    files = (parts / f"{number:08d}.json" for number in count())
-    finished = 0
-    for file in takewhile(Path.exists, files):
+def _batches(
+    release: Path, asked: Asked, parts: Path, crew: Crew, missing: list[int]
+) -> Iterator[tuple[Batch, list[Document]]]:
+    """Yield batches with their documents until none is missing: finished ones from their files, then new ones.
+
+    They are planned in rounds, each from what the rounds before it have left, so that the plan depends on nothing else.
+
+    Args:
+        missing: documents of each prompt that are still wanted; whoever takes the batches counts them down.
+    """
+    first = drawn = 0
+    with ExitStack() as stack:
+        workers = None
+        while any(missing):
+            kept = asked.documents - sum(missing)
+            rate = max(kept / drawn, 1 / _MOST) if drawn else 1.0
+            plan = planned([ceil(count / rate) for count in missing], first, asked.batch)
+            first, drawn = first + len(plan), drawn + sum(batch.size for batch in plan)
+            finished = list(takewhile(lambda batch: _file(parts, batch).exists(), plan))
+            for batch in finished:
+                yield batch, _finished(_file(parts, batch))
+            rest = plan[len(finished) :]
+            if rest and workers is None:
+                job = Sampling(str(release), asked)
+                workers = stack.enter_context(crew.workers(job, "a process that samples"))
+            if workers is not None:
+                for batch, documents in zip(rest, workers.map(rest), strict=True):
+                    write_text(_file(parts, batch), json.dumps(documents))
+                    yield batch, documents
+
+
+def _file(parts: Path, batch: Batch) -> Path:
+    return parts / f"{batch.number:08d}.json"
+
+
+def _finished(file: Path) -> list[Document]:
+    try:
         found: list[Document] = json.loads(file.read_text("utf-8"))
-        finished += 1
-        yield found
-    with crew.workers(Sampling(str(release), asked), "a process that samples") as workers:
-        for place, batch in enumerate(workers.map(count(finished)), finished):
-            write_text(parts / f"{place:08d}.json", json.dumps(batch))
-            yield batch
+    except ValueError:
+        raise InputError(_damaged(file)) from None
+    return found
 
 
 def _write(path: Path, documents: list[Document]) -> None:
@@ -140,7 +197,14 @@ def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
         "unit, at no further cost.",
         "",
     ]
-    if prompts:
+    if asked.named:
+        fields = ", ".join(asked.named[0])
+        lines += [
+            f"Each document is of one of {len(prompts):,} kinds ({fields}), which are drawn by shares. Kinds and "
+            "shares are a list that somebody stated for the training. confide did not compute it from the text.",
+            "",
+        ]
+    elif prompts:
         lines += [
             f"Each document goes on from one of {len(prompts):,} prompts. The claim does not cover the prompts: were "
             "they taken from private text, they would tell what they say.",
@@ -151,9 +215,10 @@ def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
         "samples that were drawn": f"{found.drawn:,}",
         **{f"left out: {why}": f"{number:,}" for why, number in sorted(found.left_out.items())},
         **{f"ended by {how}": f"{number:,}" for how, number in sorted(found.ended.items())},
+        **({"turns at most": f"{asked.turns:,}"} if asked.turns else {}),
         "temperature": f"{asked.temperature:g}",
         "top-p": f"{asked.top_p:g}",
-        "tokens at most": f"{asked.max_new_tokens:,}",
+        "tokens at most" + (", of a turn" if asked.turns else ""): f"{asked.max_new_tokens:,}",
         "seed": str(asked.seed),
     }
     lines += [f"| {what} | {value} |" for what, value in facts.items()]

@@ -4,13 +4,18 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from confide.privacy.guarantee import Guarantee
 from confide.runs.released import GUARANTEE
 from confide.utils.errors import InputError
 
-Document = dict[str, str]
-"""`text`, the `prompt` that it goes on from, and how it `ended`: see `confide.runs.generate.Said.stopped`."""
+Document = dict[str, Any]
+"""`text`, the `prompt` that it goes on from, and how it `ended`: see `confide.runs.generate.Said.stopped`.
+
+The fields of its condition, if it has one, stand before them. A conversation has its `messages` too, and as text what
+is said.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,29 +24,75 @@ class Asked:
 
     Attributes:
         documents: how many.
-        prompts: what documents begin with, in turn, so that each has as many batches; an empty one is no prompt.
+        prompts: what documents begin with; an empty one is no prompt.
+        shares: of the documents, one for each prompt; none: all alike.
+        named: the fields of each prompt's condition, which its documents get; none: no fields.
         max_new_tokens: of a document, without its prompt.
         temperature, top_p: as in `confide generate`; 1 and 1 draw from the model's own distribution.
         seed: of all draws.
         chat: put prompts into the tokenizer's chat template.
+        turns: of a conversation, at most, both sides counted; 0: no conversations.
         batch: documents that are drawn together.
         base: of an adapter, if the one that it names is not to be found.
     """
 
     documents: int
     prompts: tuple[str, ...] = ("",)
+    shares: tuple[float, ...] = ()
+    named: tuple[dict[str, str], ...] = ()
     max_new_tokens: int = 256
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
     chat: bool = False
+    turns: int = 0
     batch: int = 32
     base: str | None = None
+
+    def quotas(self) -> list[int]:
+        """Return how many documents each prompt gets: the nearest whole numbers to the shares (largest remainders)."""
+        shares = self.shares or (1.0,) * len(self.prompts)
+        exact = [self.documents * share / sum(shares) for share in shares]
+        found = [int(each) for each in exact]
+        behind = sorted(range(len(exact)), key=lambda place: found[place] - exact[place])
+        for place in behind[: self.documents - sum(found)]:
+            found[place] += 1
+        return found
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Documents that are drawn together.
+
+    Attributes:
+        number: of the batch, which decides its draws.
+        prompt: the place of its prompt.
+        size: how many.
+    """
+
+    number: int
+    prompt: int
+    size: int
+
+
+def planned(missing: list[int], first: int, most: int) -> list[Batch]:
+    """Deal so many documents of each prompt into batches of nearly the same size, at most `most` each, by turns.
+
+    Args:
+        first: the number of the first batch.
+    """
+    dealt = []
+    for prompt, count in enumerate(missing):
+        batches = -(-count // most)
+        for place in range(batches):
+            size = count * (place + 1) // batches - count * place // batches
+            dealt.append((place, prompt, size))
+    return [Batch(first + at, prompt, size) for at, (_, prompt, size) in enumerate(sorted(dealt))]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The job of each process: it loads the model once, and answers with a batch of documents for each number.
+    """The job of each process: it loads the model once, and answers with the documents of each batch.
 
     Attributes:
         release: the released folder. Nothing else of the run is read.
@@ -50,19 +101,24 @@ class Sampling:
     release: str
     asked: Asked
 
-    def ready(self) -> Callable[[int], list[Document]]:
+    def ready(self) -> Callable[[Batch], list[Document]]:
         from confide.models.released import load_alone
         from confide.runs.generate import Options, Prompter, Voice
+        from confide.synthesis.turns import Conversations
 
         asked = self.asked
         model, tokenizer = load_alone(Path(self.release), asked.base)
         options = Options(asked.max_new_tokens, asked.temperature, asked.top_p, asked.seed, asked.chat)
         voice = Voice("the model", model, Prompter(tokenizer, options))
+        talks = Conversations(voice, asked.turns) if asked.turns else None
 
-        def drawn(number: int) -> list[Document]:
-            prompt = asked.prompts[number % len(asked.prompts)]
-            said = voice.several(prompt, asked.batch, seed_of(asked.seed, number))
-            return [{"prompt": prompt, "text": each.text, "ended": each.stopped} for each in said]
+        def drawn(batch: Batch) -> list[Document]:
+            prompt = asked.prompts[batch.prompt]
+            named = asked.named[batch.prompt] if asked.named else {}
+            if talks is not None:
+                return talks.drawn(prompt, batch.size, seed_of(asked.seed, batch.number))
+            said = voice.several(prompt, batch.size, seed_of(asked.seed, batch.number))
+            return [{**named, "prompt": prompt, "text": each.text, "ended": each.stopped} for each in said]
 
         return drawn
 

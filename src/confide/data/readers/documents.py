@@ -87,6 +87,7 @@ class Worded:
 
 
 Wording = Callable[[Record], Worded]
+Before = Callable[[Record], str]
 
 
 class Counts(Counter[str]):
@@ -180,14 +181,19 @@ def made_of(
     without_unit: WithoutUnit = "refuse",
     largest: int = LARGEST,
     wording: Wording | None = None,
+    before: Before | None = None,
 ) -> Iterator[Made]:
     """Do the part of `documents` that needs no other record; see there for the arguments.
+
+    `before` makes what stands in front of each text that is not blank; it comes from the config.
 
     A document has no number yet, and if nobody owns it, or nobody can, it has no units. `Numbering` gives it both.
     """
     template = Template(text)
     names = [unit] if isinstance(unit, str) else unit
-    return _made(records, template, names, label, speakers or {}, spans, without_unit, largest, wording)
+    return _made(
+        records, template, names, label, speakers or {}, spans, without_unit, largest, wording, before
+    )
 
 
 def _made(
@@ -200,6 +206,7 @@ def _made(
     without_unit: WithoutUnit,
     largest: int,
     wording: Wording | None,
+    before: Before | None,
 ) -> Iterator[Made]:
     for record in records:
         where, fields = record.where, record.fields
@@ -215,6 +222,10 @@ def _made(
         if not content or content.isspace():
             yield Blank(where)
             continue
+        given = worded.given
+        if before is not None and (written := before(record)):
+            places = ((start + len(written), end + len(written)) for start, end in given)
+            content, given = written + content, ((0, len(written)), *places)
         if len(content) > largest:  # for example one cell of a Parquet file
             raise InputError(
                 f"{where}: a document of more than {largest:,} bytes; split it, or raise data.max_document_bytes."
@@ -232,7 +243,7 @@ def _made(
             where,
             fields,
             0,
-            worded.given,
+            given,
             worded.layout,
             record.tokens,
             tuple(blank) if owners else (),

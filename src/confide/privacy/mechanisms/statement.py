@@ -202,6 +202,10 @@ _RANDOMNESS = {
 }
 _CLASSES = ("the classes: how many there are, and in which order",)
 _LABELS = ("the class of each row",)
+_CONDITIONS = (
+    "the list of conditions (data.conditions): it was stated, and confide did not compute it from the text; which of "
+    "them stands in front of a text is a part of the text, and protected as that",
+)
 _FLOATS = "the theorems are about real numbers, and a computer rounds: noise lies on a grid, which no theorem covers"
 
 
@@ -250,6 +254,7 @@ def state_guarantee(
             *parts.public_facts,
             *(_CLASSES if has_classes else ()),
             *(_canaries(config.canaries.count)),
+            *(_CONDITIONS if config.data.condition else ()),
             *(_LABELS if has_classes and mechanism.needs.redaction != "none" else ()),
         ),
         epsilon=epsilon if protected else math.inf,
@@ -283,6 +288,7 @@ def state_guarantee(
             *tuning.not_covered,
             *parts.not_covered,
             *_other_sides(mechanism, config),
+            *(_CHOSEN_CONDITIONS if config.data.condition else ()),
             *(_WATCHED if config.train.patience else ()),
             *(_OWN_ROWS if config.data.eval_within is not None else ()),
             *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
@@ -308,6 +314,9 @@ def state_guarantee(
 _ALL_COUNTED = "The run could end before its last step. All {:,} planned steps are counted."
 _WATCHED = (
     "the held-out text of data.eval: its losses, which no noise covers, decided when the run ended (train.patience)",
+)
+_CHOSEN_CONDITIONS = (
+    "the list of conditions, if somebody chose its values or shares by looking at the text",
 )
 _OWN_ROWS = (
     "losses on the units' own held-out rows (data.eval_within): these rows did not train, and no noise covers what was "

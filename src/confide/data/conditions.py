@@ -1,0 +1,166 @@
+"""Public conditions: what a text is about, written in front of it, so that a model can be asked for more of the kind.
+
+In front of the text stands a line for each field of `data.condition`, and an empty line:
+
+    topic: billing
+    channel: phone
+
+Which conditions there are, and how often each is drawn, is a list that the user states (`data.conditions`). It is not
+computed from the records. A record whose fields hold a combination that is not in the list gets no lines, so nobody is
+tempted to put into the list what only private text holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confide.data.readers.fields import lookup
+from confide.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from confide.config.data_section import Data
+
+FILE = "conditions.json"
+"""In a release: the list, as it was stated."""
+
+SHARE = "share"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The public list.
+
+    Attributes:
+        fields: that a condition has, in order.
+        listed: the values of each condition, in the order of the fields.
+        shares: of the documents that are drawn, float each; they add up to 1.
+    """
+
+    fields: tuple[str, ...]
+    listed: tuple[tuple[str, ...], ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, data: Data) -> Conditions | None:
+        """Read the list of a config; None if it conditions on nothing.
+
+        Raises:
+            InputError: the list is not one.
+        """
+        if not data.condition:
+            return None
+        fields = tuple([data.condition] if isinstance(data.condition, str) else data.condition)
+        if data.conditions is None:
+            raise ValueError("a config that was checked has a list")
+        if isinstance(data.conditions, str):
+            return cls.listing(fields, _records(data.conditions), data.conditions)
+        return cls.listing(fields, data.conditions, "data.conditions")
+
+    @classmethod
+    def listing(
+        cls, fields: tuple[str, ...], entries: Iterable[Mapping[str, Any] | str], where: str
+    ) -> Conditions:
+        """Make the list of entries, each with the fields and, if they are not drawn alike, a `share`.
+
+        Of one field, an entry may be the value alone.
+
+
+        Raises:
+            InputError: an entry lacks a field, has another, has no share above 0, or stands there twice.
+        """
+        found: dict[tuple[str, ...], float] = {}
+        for number, given in enumerate(entries, 1):
+            here = f"{where}: entry {number}"
+            if isinstance(given, str) and len(fields) > 1:
+                raise InputError(f"{here} is one value, and data.condition names {', '.join(fields)}")
+            entry: Mapping[str, Any] = {fields[0]: given} if isinstance(given, str) else given
+            missing = [name for name in fields if plain(entry.get(name)) == ""]
+            unknown = [str(name) for name in entry if name not in (*fields, SHARE)]
+            if missing or unknown:
+                raise InputError(
+                    f"{here} has no {missing[0]}"
+                    if missing
+                    else f"{here} has {unknown[0]}, and data.condition names {', '.join(fields)}"
+                )
+            values = tuple(plain(entry[name]) for name in fields)
+            if values in found:
+                raise InputError(f"{here} stands there twice: add up the shares")
+            found[values] = _share(entry.get(SHARE, 1), here)
+        if not found:
+            raise InputError(f"{where}: lists no condition")
+        whole = sum(found.values())
+        return cls(fields, tuple(found), tuple(share / whole for share in found.values()))
+
+    @classmethod
+    def load(cls, release: Path) -> Conditions | None:
+        """Read the list of a release; None if it has none.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = release / FILE
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            return cls.listing(tuple(found["fields"]), found["conditions"], str(path))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            raise InputError(f"{path} is damaged") from None
+
+    def to_json(self) -> dict[str, Any]:
+        entries = [
+            self.named(values) | {SHARE: share}
+            for values, share in zip(self.listed, self.shares, strict=True)
+        ]
+        return {"fields": list(self.fields), "conditions": entries}
+
+    def named(self, values: Sequence[str]) -> dict[str, Any]:
+        """Return the values by their fields."""
+        return dict(zip(self.fields, values, strict=True))
+
+    def prefix(self, values: Sequence[str]) -> str:
+        """Write a condition as it stands in front of a text."""
+        return "".join(f"{name}: {value}\n" for name, value in zip(self.fields, values, strict=True)) + "\n"
+
+    def prefix_of(self, fields: Mapping[str, Any], where: str) -> str:
+        """Write the condition of a record; "" if it is not in the list.
+
+        Raises:
+            InputError: the record lacks a field.
+        """
+        values = tuple(plain(lookup(fields, name, where, "data.condition")) for name in self.fields)
+        return self.prefix(values) if values in self._known else ""
+
+    @cached_property
+    def _known(self) -> frozenset[tuple[str, ...]]:
+        return frozenset(self.listed)
+
+
+def plain(value: object) -> str:
+    """Write a field's value as one line: blanks at its ends and line ends within it do not tell values apart."""
+    return "" if value is None else " ".join(str(value).split())
+
+
+def _share(value: object, here: str) -> float:
+    try:
+        share = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise InputError(f"{here}: share must be a number above 0, such as 0.3 or a count")
+    return share
+
+
+def _records(source: str) -> list[Mapping[str, Any]]:
+    from confide.data.readers.readers import records
+
+    try:
+        return [record.fields for record in records(source)]
+    except InputError as error:
+        raise InputError(f"data.conditions: {error}") from None

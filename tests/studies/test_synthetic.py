@@ -1,0 +1,49 @@
+"""What the study of written text makes of its measurements."""
+
+import math
+
+import pytest
+from studies.synthetic import DIRECT, EPSILON, WRITES, by_key, findings, more_found, shares, tables
+
+
+def row(arm: str, key: int, epsilon: float, **columns) -> dict:
+    return {"arm": arm, "key": key, "part": "test", EPSILON: epsilon, **columns}
+
+
+def rows() -> list[dict]:
+    found = []
+    for key in (1, 2):
+        for epsilon, synthetic, hits in ((8.0, 0.5, 0), (math.inf, 0.7, 10)):
+            canaries = {"planted": 20, "planted found": hits, "absent": 10, "absent found": 1}
+            made = {"by synthetic": synthetic + key / 1000, "by real": 0.9 + key / 1000, **canaries}
+            found.append(row(WRITES, key, epsilon, **made))
+            found.append(row(DIRECT, key, epsilon, accuracy=0.6))
+    found.append(row(WRITES, 0, 8.0, loss=1.0) | {"part": "validation"})
+    return found
+
+
+def test_rows_are_picked_by_arm_place_and_part():
+    assert by_key(rows(), WRITES, "by synthetic", 8.0) == {1: 0.501, 2: 0.502}
+    assert by_key(rows(), DIRECT, "accuracy", math.inf) == {1: 0.6, 2: 0.6}
+
+
+def test_chance_is_taken_from_what_was_found():
+    assert more_found(rows(), 8.0) == pytest.approx({1: -0.1, 2: -0.1})
+    assert more_found(rows(), math.inf) == pytest.approx({1: 0.4, 2: 0.4})
+
+
+def test_findings_stand_on_the_side_that_they_claim():
+    worth, hidden, seen, real = findings(rows())
+    assert worth.values == pytest.approx((-0.099, -0.098))
+    assert worth.low < 0
+    assert hidden.high > 0 > hidden.values[0]
+    assert seen.values[0] > seen.low > 0
+    assert real.values == pytest.approx((-0.2, -0.2))
+
+
+def test_the_table_counts_canaries_over_all_keys():
+    (table,) = tables(rows())
+    assert [line[0] for line in table.cells] == ["8", "infinity"]
+    assert table.cells[1][4:] == ["20 of 40", "2 of 20"]
+    assert shares([0.5]) == "50.0%"
+    assert shares([0.99, 1.0]).endswith("to 100.0%)")
