@@ -299,7 +299,7 @@ def _check(asked: Asked) -> None:
             raise InputError(f"{option}: {value:g} is a probability, and must be {most}")
     for option, value, allowed in (
         ("--adjacency", asked.adjacency, tuple(WORLDS)),
-        ("--sampling", asked.sampling, ("poisson", "truncated")),
+        ("--sampling", asked.sampling, ("poisson", "truncated", "bins")),
     ):
         if value not in allowed:
             raise InputError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
@@ -396,6 +396,8 @@ def _assumptions(
     mechanism, parameters = setting.mechanism, setting.parameters
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
+    if asked.sampling == "bins":
+        draw += f"; it takes part in exactly one step of every {round(1 / rate)}"
     if asked.population is not None:
         draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:

@@ -77,6 +77,7 @@ class Mechanism(ABC):
     lengths: ClassVar[str] = "row boundaries and lengths"  # what is public about the rows
     compares: ClassVar[str] = "zero-out"  # the adjacency if the config names none
     correlates: ClassVar[bool] = False  # True if noise may be correlated over steps
+    deals: ClassVar[bool] = False  # True if units may be dealt into the steps of an epoch (sampling: bins)
     sums_are_covered: ClassVar[bool] = True  # True if the claim allows everybody to see every noised sum
     family: ClassVar[str] = ""  # mechanisms of one family protect the same unit; a plan compares them
     # Values of rows per unit that a suggestion tries; () if no rule of thumb is known.
@@ -90,6 +91,8 @@ class Mechanism(ABC):
             raise AssertionError(
                 f"{self.name}: nothing accounts for noise that is correlated over steps here"
             )
+        if self.sampling == "bins" and self.protects and not self.deals:
+            raise AssertionError(f"{self.name}: nothing accounts for balls in bins here")
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -224,6 +227,8 @@ class Mechanism(ABC):
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
         )  # an alternative, shown next to a mechanism that does
+        if config.privacy.sampling == "bins" and not cls.deals:
+            known["sampling"] = "poisson"  # the same
         if cls.Settings is not None:
             known |= dict(getattr(config, registry.section(cls.name)))
         names = {field.name for field in fields(cls)}
@@ -260,6 +265,8 @@ class Mechanism(ABC):
             yield "train.max_batch", "sampling: truncated needs the most that a step may hold"
         if asked.sampling != "truncated" and asked.max_batch is not None:
             yield "train.max_batch", f"is an option of sampling: truncated, not of {asked.sampling}"
+        if asked.sampling == "bins" and not cls.deals:
+            yield "privacy.sampling", f"bins are for uls and dp-sgd, not for {cls.name}: use poisson"
         if asked.max_batch is not None and asked.max_batch < asked.batch:
             yield "train.max_batch", f"{asked.max_batch} is below the expected batch {asked.batch:g}"
         if asked.adjacency == "add-or-remove":
@@ -269,8 +276,8 @@ class Mechanism(ABC):
                 yield "privacy.delta", _LITERAL
             if asked.rows_per_unit == "median":
                 yield "privacy.rows_per_unit", _LITERAL
-            if asked.sampling != "poisson":
-                yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
+            if asked.sampling not in ("poisson", "bins"):
+                yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson or bins"
         if asked.bands > 1:
             yield from cls._correlation_faults(asked)
 
@@ -313,7 +320,8 @@ class Mechanism(ABC):
                 f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
                 f"take at most {population}"
             )
-        return rate
+        # An epoch has a whole number of steps, so a step holds about as many as were asked for.
+        return 1 / round(1 / rate) if self.sampling == "bins" else rate
 
     def _sampling(self, rate: float) -> Sampling:
         """Return how a step draws, where each item has this probability on average over the steps."""
@@ -354,9 +362,13 @@ class Mechanism(ABC):
             f"{self.bands} bands, and Z independent, its standard deviation in clip norms the noise multiplier times "
             f"{at_least(sensitivity(self.bands), 6)}, the norm of C's first column",
         )
+        if self.bands > 1:
+            sampled = f"{sampled}, in the mean over steps"
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
-            *((f"{sampled}, in the mean over steps", *turns) if self.bands > 1 else (sampled,)),
+            sampled,
+            *(turns if self.bands > 1 else ()),
+            *((_DEALT,) if self.sampling == "bins" else ()),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",
@@ -364,6 +376,10 @@ class Mechanism(ABC):
         )
 
 
+_DEALT = (
+    "that each of them takes part in exactly one step of every epoch, an epoch being as many steps in a row as one "
+    "over that probability (which step, each draws uniformly, afresh and in secret)"
+)
 _LITERAL = (
     "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
 )

@@ -135,6 +135,11 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
             f"data.unit: {names} is not what {mechanism.name} protects: one unit is {mechanism.unit}; for all text of "
             f"one {names} together choose uls"
         )
+    if mechanism.sampling == "shuffle" and mechanism.deals:
+        found.append(
+            "privacy.sampling: shuffled batches make the claim an estimate; with bins each also takes part once an "
+            "epoch, and the claim is a theorem"
+        )
     large = large_delta(setting.parameters.units, setting.delta)
     return found if large is None else [*found, large]
 
