@@ -144,7 +144,6 @@ SAME = {
     "uls, truncated": ({"sampling": "truncated", "max_batch": 8}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, correlated": ({"bands": 3}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, in bins": ({"sampling": "bins"}, {"units": 30, "rows": 117, "batch": 6}),
-    "uls, in bins that batches do not fill": ({"sampling": "bins"}, {"units": 30, "rows": 117, "batch": 7}),
     "uls, rate": ({"sampling_rate": 0.3}, {"units": 30, "rows": 117, "rate": 0.3}),
     "els": ({"rows_per_unit": 4}, {"units": 30, "rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
     "els, fewest": ({"rows_per_unit": 4}, {"rows": IN_USE, "rows_per_unit": 4, "batch": 6}),

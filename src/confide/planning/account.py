@@ -17,7 +17,6 @@ from confide.data.shape import Shape
 from confide.privacy import mechanisms
 from confide.privacy.accounting import PrivacyProfile, Trials, most_steps
 from confide.privacy.accounting.calibration import MOST_STEPS
-from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, WORLDS, weaknesses
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
@@ -411,7 +410,7 @@ def _assumptions(
         yield (
             "noise",
             f"correlated over {asked.bands} steps; its multiplier is relative to the distance by which one clipped "
-            f"gradient moves the release, {at_least(sensitivity(asked.bands), 6)} clip norms",
+            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms at a constant learning rate",
         )
     yield "delta", _delta_in_words(asked, parameters.rows, parameters.units)
     if asked.trials is not None:

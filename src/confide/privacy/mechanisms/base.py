@@ -23,7 +23,7 @@ from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
-from confide.privacy.correlated_noise import sensitivity
+from confide.privacy.correlated_noise import SQUARE_ROOT, exponent_for, sensitivity
 from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.values import (
     Aggregation,
@@ -67,6 +67,9 @@ class Mechanism(ABC):
     divisor: float | None = None
     row_length: int = 128
     bands: int = 1
+    optimizer: str = "adamw"
+    schedule: str = "constant"
+    warmup: int = 0
 
     name: ClassVar[str]
     Settings: ClassVar[type["Section"] | None] = None  # its own config section, under its name
@@ -140,7 +143,22 @@ class Mechanism(ABC):
     def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
         """Divide the *noised* sum by the divisor; with `normalised`, by clip_norm as well (De et al. 2022)."""
         scale = 1 / parameters.divisor / (self.clip_norm if self.normalised else 1)
-        return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands)
+        return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands, exponent=self.exponent)
+
+    @property
+    def exponent(self) -> float:
+        """The exponent of the matrix by which noise is correlated, for the learning rates of the planned steps.
+
+        AdamW and Adafactor divide by the noise of single steps, which grows with the exponent, so they keep the least.
+        """
+        if self.optimizer != "sgd":
+            return SQUARE_ROOT
+        return exponent_for(self.bands, self.steps, self.schedule, self.warmup)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one clipped gradient moves what is released of all steps, in clip norms."""
+        return sensitivity(self.bands, self.exponent)
 
     # account ---------------------------------------------------------------------------------------
     @abstractmethod
@@ -358,9 +376,10 @@ class Mechanism(ABC):
         turns = (
             f"which of {self.bands} groups each is in; step t draws from group t mod {self.bands} alone, with "
             f"{self.bands} times that probability, which is the mean over steps",
-            f"the noise of all steps is C^-1 Z: C is the square root of the matrix of prefix sums, cut off after "
-            f"{self.bands} bands, and Z independent, its standard deviation in clip norms the noise multiplier times "
-            f"{at_least(sensitivity(self.bands), 6)}, the norm of C's first column",
+            f"the noise of all steps is C^-1 Z: C has the first {self.bands} coefficients of "
+            f"(1 - x)^-{self.exponent:g} below one another in each column, and Z is independent, its standard "
+            f"deviation in clip norms the noise multiplier times {at_least(self.sensitivity, 6)}, the norm of C's "
+            "first column",
         )
         if self.bands > 1:
             sampled = f"{sampled}, in the mean over steps"

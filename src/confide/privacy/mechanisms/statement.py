@@ -14,7 +14,6 @@ from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
-from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
@@ -66,7 +65,7 @@ class CalibratedMechanism:
 
         If noise is correlated over steps, this is that of the first step.
         """
-        return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.parameters.divisor
+        return self.noise_multiplier * self.mechanism.sensitivity / self.parameters.divisor
 
 
 def calibrate(
