@@ -2,7 +2,7 @@
 
 Banded matrix factorisation (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization") with cyclic Poisson
 sampling of units, against DP-SGD at the same epsilon, batch and number of steps. "built" is the matrix that confide
-uses, which does not depend on the schedule, with its own best number of bands.
+uses, of one exponent for each schedule and number of bands, with its own best number of bands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from scipy.signal import fftconvolve, lfilter
 
 from confide.privacy.accounting import MixtureOfGaussians, delta_default, least_noise
-from confide.privacy.correlated_noise import coefficients
+from confide.privacy.correlated_noise import coefficients, exponent_for
 
 Array = np.ndarray
 
@@ -209,7 +209,7 @@ def compare(setting: Setting) -> list[Result]:
             for bands, s in noise.items()
         }
         built = {
-            bands: _errors(own, setting.steps, np.array(coefficients(bands)[1:]), s)[0] / errors[1][0]
+            bands: _errors(own, setting.steps, _built(name, setting.steps, bands), s)[0] / errors[1][0]
             for bands, s in noise.items()
         }
         best, built_best = min(errors, key=lambda bands: errors[bands][0]), min(built, key=built.__getitem__)
@@ -221,6 +221,12 @@ def compare(setting: Setting) -> list[Result]:
             )
         )
     return found
+
+
+def _built(name: str, steps: int, bands: int) -> Array:
+    """Coefficients below the diagonal of the matrix that confide uses; it knows nothing of momentum."""
+    schedule = "linear" if name == "linear decay" else "constant"
+    return np.array(coefficients(bands, exponent_for(bands, steps, schedule, 0))[1:])
 
 
 def _errors(workload: Workload, steps: int, below: Array, noise: float) -> tuple[float, float]:

@@ -5,6 +5,30 @@ from fault import Fault
 ACCOUNTING = [
     Fault(
         "accounting",
+        "the last epoch of a run in bins is free if it is not whole",
+        "privacy/accounting/bins.py::_curve",
+        "divmod(process.steps, process.bins)",
+        "(process.steps // process.bins, 0)",
+        "tests/privacy/accounting/test_bins.py -k more_steps",
+    ),
+    Fault(
+        "accounting",
+        "values of an epoch in bins are rounded, and their mean is not kept",
+        "privacy/accounting/bins.py::_pair",
+        "np.clip(np.expm1(h * (grown - steps)) / step, 0.0, 1.0)",
+        "np.round(grown - steps)",
+        "tests/privacy/accounting/test_bins.py -k spread",
+    ),
+    Fault(
+        "accounting",
+        "a far end of an epoch in bins is left out",
+        "privacy/accounting/bins.py::Spread.cut",
+        "self.lost + (...)",
+        "self.lost",
+        "tests/privacy/accounting/test_bins.py -k cut_off",
+    ),
+    Fault(
+        "accounting",
         "a trial is beaten as often in the other world as at the place before",
         "privacy/accounting/repetition.py::_hinges",
         "beaten[1:]",

@@ -87,6 +87,14 @@ PITFALLS = [
     ),
     Fault(
         "14",
+        "a step of an epoch in bins is drawn anew in every step",
+        "privacy/sampling.py::Sampling.draw",
+        "key.stream(phase, 'bins', epoch)",
+        "key.stream(phase, 'bins', step)",
+        "tests/privacy/test_sampling.py -k bins",
+    ),
+    Fault(
+        "14",
         "things are drawn at 1.02 times the rate that is accounted for",
         "privacy/sampling.py::Sampling.draw",
         "self.rate * self.bands",

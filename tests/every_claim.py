@@ -98,6 +98,7 @@ CASES: dict[str, tuple[str, dict[str, Any], SweepAccounting]] = {
     "dp-sgd, add-or-remove": ("dp-sgd", LITERAL | {"sampling_rate": 0.03, "divisor": 20.0}, UNTUNED),
     "dp-sgd, target": ("dp-sgd", {"noise_multiplier": None, "epsilon": 7.7}, UNTUNED),
     "dp-sgd, shuffled": ("dp-sgd", {"sampling": "shuffle"}, UNTUNED),
+    "dp-sgd, in bins": ("dp-sgd", {"sampling": "bins"}, UNTUNED),
     "dp-sgd, truncated": (
         "dp-sgd",
         {"sampling": "truncated", "max_batch": 40, "adjacency": "replace-one"},
@@ -109,6 +110,11 @@ CASES: dict[str, tuple[str, dict[str, Any], SweepAccounting]] = {
     "uls": ("uls", {}, UNTUNED),
     "uls, replace-one": ("uls", {"adjacency": "replace-one"}, UNTUNED),
     "uls, add-or-remove": ("uls", LITERAL | {"sampling_rate": 0.1, "divisor": 20.0}, UNTUNED),
+    "uls, in bins, add-or-remove": (
+        "uls",
+        LITERAL | {"sampling": "bins", "sampling_rate": 0.1, "divisor": 20.0},
+        UNTUNED,
+    ),
     "uls, small delta": ("uls", {"delta": 1e-7}, UNTUNED),
     "uls, sweep": ("uls", {}, CountedSweep(Trials(8.0))),
     "uls, searched": ("uls", {}, UncountedSweep(12, (7.123456789, 1.23456e-3))),

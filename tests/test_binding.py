@@ -86,6 +86,9 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
         aggregation.binding() == b"clip norm, noise multiplier, scale, bands: 0x1.8000000000000p+0 "
         b"0x1.999999999999ap-1 0x1.0000000000000p-3 2"
     )
+    assert replace(aggregation, exponent=0.625).binding() == (
+        aggregation.binding() + b" exponent 0x1.4000000000000p-1"
+    )
     filtering = ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)
     assert (
         filtering.binding() == b"clip norm, noise multiplier, scale, bands: none 0x1.999999999999ap-1 "

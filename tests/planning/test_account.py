@@ -143,6 +143,7 @@ SAME = {
     "uls, replaced": ({"adjacency": "replace-one"}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, truncated": ({"sampling": "truncated", "max_batch": 8}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, correlated": ({"bands": 3}, {"units": 30, "rows": 117, "batch": 6}),
+    "uls, in bins": ({"sampling": "bins"}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, rate": ({"sampling_rate": 0.3}, {"units": 30, "rows": 117, "rate": 0.3}),
     "els": ({"rows_per_unit": 4}, {"units": 30, "rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
     "els, fewest": ({"rows_per_unit": 4}, {"rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
@@ -382,7 +383,7 @@ FAULTS = {
     "too many users": (("els", "--rows", 10**9, "--rows-per-unit", 2, "--batch", 1e6), "too many .* --rate 0.001, "),
     "units of rows": (("dp-sgd", *COUNTED), "--units: dp-sgd protects rows"),
     "adjacency": (("uls", *COUNTED, "--adjacency", "both"), "--adjacency: 'both' is not one of zero-out, add"),
-    "sampling": (("uls", *COUNTED, "--sampling", "shuffle"), "--sampling: 'shuffle' is not one of poisson, truncated"),
+    "sampling": (("uls", *COUNTED, "--sampling", "shuffle"), "'shuffle' is not one of poisson, truncated, bins"),
     "added, with a batch": (
         ("uls", *COUNTED, "--adjacency", "add-or-remove", "--steps", 5, "--noise", 1, "--delta", 1e-6),
         "--rate: an add-or-remove claim needs a literal constant",

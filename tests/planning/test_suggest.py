@@ -131,10 +131,15 @@ def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
     noises = []
     for bands in (1, told["bands"]):
         raw = check(
-            altered(config(), first["settings"] | {"privacy.bands": bands}, "test").model_dump(mode="json")
+            altered(check(decaying), first["settings"] | {"privacy.bands": bands}, "test").model_dump(
+                mode="json"
+            )
         )
         setting = calibrate(mechanisms.build(raw), shape(), raw.privacy.epsilon, None, raw.privacy.delta)
-        noises.append(setting.noise_multiplier * sensitivity(bands) * noise_in_weights(bands, rates))
+        exponent = setting.mechanism.exponent
+        noises.append(
+            setting.noise_multiplier * sensitivity(bands, exponent) * noise_in_weights(bands, rates, exponent)
+        )
     assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
     assert told["bands"] * first["sampling_probability"] <= 1
 

@@ -6,13 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import toeplitz
+from scipy.linalg import solve_triangular, toeplitz
 
 from confide.config.loading import check
 from confide.planning import plan as planning
-from confide.privacy import accounting, mechanisms
+from confide.privacy import accounting, correlated_noise, mechanisms
 from confide.privacy.accounting import MixtureOfGaussians
-from confide.privacy.correlated_noise import BandedNoise, coefficients, noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import (
+    BandedNoise,
+    coefficients,
+    exponent_for,
+    noise_in_weights,
+    sensitivity,
+)
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.privacy.mechanisms.values import Aggregation
@@ -22,6 +28,7 @@ from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
+from confide.training.optimisation import Optimisation
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
@@ -34,9 +41,9 @@ KEY = RunKey.from_text("correlation")
 QUIET = Console(quiet=True)
 
 
-def matrix(bands: int, steps: int) -> np.ndarray:
+def matrix(bands: int, steps: int, exponent: float = 0.5) -> np.ndarray:
     column = np.zeros(steps)
-    column[: min(bands, steps)] = coefficients(bands)[:steps]
+    column[: min(bands, steps)] = coefficients(bands, exponent)[:steps]
     return np.tril(toeplitz(column))
 
 
@@ -64,13 +71,69 @@ def test_without_bands_noise_adds_up():
     assert noise_in_weights(4, [1.0] * 4) < noise_in_weights(2, [1.0] * 4) < noise_in_weights(1, [1.0] * 4)
 
 
+@pytest.mark.parametrize("exponent", [0.5, 0.6, 0.8])
+@pytest.mark.parametrize("bands", [1, 2, 3, 7])
+def test_a_turn_moves_the_release_by_the_sensitivity_at_most_and_no_other_turn(bands, exponent):
+    """By brute force: a gradient of any sign in every bands-th step, wherever the first of them is."""
+    steps, most = 12, sensitivity(bands, exponent)
+    c = matrix(bands, steps, exponent)
+    for first in range(bands):
+        turns = np.arange(first, steps, bands)
+        assert (np.linalg.norm(c[:, turns], axis=0) <= most * (1 + 1e-15)).all()
+        assert (np.count_nonzero(c[:, turns], axis=1) <= 1).all()  # each turn moves steps of its own
+    assert np.linalg.norm(c[:, 0]) == pytest.approx(most, rel=1e-15)
+    if bands > 1:  # with turns closer together it would not be so
+        assert (np.count_nonzero(c[:, [0, bands - 1]], axis=1) > 1).any()
+
+
+SCHEDULES = [
+    (15, 60, "linear", 0, 0.52, 0.9922),
+    (32, 240, "constant", 0, 0.57, 0.9754),
+    (64, 1000, "cosine", 0, 0.64, 0.9061),
+    (64, 1000, "linear", 100, 0.63, 0.9136),
+    (12, 12, "cosine", 3, 0.5, 1.0),
+    (2, 400, "constant", 0, 0.7, 0.9652),
+]
+
+
+@pytest.mark.parametrize(("bands", "steps", "schedule", "warmup", "exponent", "share"), SCHEDULES)
+def test_the_exponent_for_a_schedule_never_loses_to_the_square_root(
+    bands, steps, schedule, warmup, exponent, share
+):
+    """In dense matrices; and it is the same one on every machine."""
+    assert exponent_for(bands, steps, schedule, warmup) == exponent
+    optimisation = Optimisation(steps, 1.0, schedule, warmup)
+    rates = np.array([optimisation.rate(step) for step in range(steps)])
+
+    def noise(exponent: float) -> np.ndarray:
+        inverse = solve_triangular(matrix(bands, steps, exponent), np.eye(steps), lower=True)
+        weights = np.cumsum(rates[:, None] * inverse, axis=0)
+        return sensitivity(bands, exponent) ** 2 * (weights**2).sum(axis=1)
+
+    ours, root = noise(exponent), noise(0.5)
+    assert math.sqrt(ours.mean() / root.mean()) == pytest.approx(share, abs=1e-4)
+    assert ours.mean() <= root.mean()
+    assert ours.max() <= root.max()
+    assert noise_in_weights(bands, rates, exponent) * sensitivity(bands, exponent) == pytest.approx(
+        math.sqrt(ours.mean())
+    )
+
+
+def test_a_very_long_run_takes_the_exponent_of_a_shorter_one_of_its_shape(monkeypatch):
+    monkeypatch.setattr(correlated_noise, "_LONGEST", 100)
+    exponent_for.cache_clear()
+    assert exponent_for(8, 400, "cosine", 40) == exponent_for(8, 100, "cosine", 10) > 0.5
+    exponent_for.cache_clear()
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.7])
 @pytest.mark.parametrize("bands", [2, 3, 7])
-def test_noise_is_the_inverse_matrix_times_independent_noise(bands):
+def test_noise_is_the_inverse_matrix_times_independent_noise(bands, exponent):
     generator = np.random.default_rng(0)
     z = generator.normal(size=(9, 5))
-    correlated = BandedNoise(bands, lambda step: {"w": torch.tensor(z[step])})
+    correlated = BandedNoise(bands, lambda step: {"w": torch.tensor(z[step])}, exponent)
     found = np.stack([correlated.at(step)["w"].numpy() for step in range(9)])
-    assert np.allclose(found, np.linalg.solve(matrix(bands, 9), z))
+    assert np.allclose(found, np.linalg.solve(matrix(bands, 9, exponent), z))
 
 
 def test_steps_before_a_resumed_one_are_made_up_for():
@@ -84,7 +147,8 @@ def test_steps_before_a_resumed_one_are_made_up_for():
 
 
 # the step ------------------------------------------------------------------------------------------
-def test_a_step_adds_it_to_the_sum_times_the_sensitivity():
+@pytest.mark.parametrize("exponent", [0.5, 0.66])
+def test_a_step_adds_it_to_the_sum_times_the_sensitivity(exponent):
     """Against steps with independent noise, which give Z, and a step without noise, which gives the sum."""
     bands, clip, s, scale = 3, 0.7, 0.9, 0.25
     draws = [some_draw(seed=1), NOTHING, some_draw((2, 1), seed=2), NOTHING, NOTHING]
@@ -100,13 +164,13 @@ def test_a_step_adds_it_to_the_sum_times_the_sensitivity():
 
     independent = updates(Aggregation(clip, s, scale))
     bare = updates(Aggregation(clip, 0.0, scale))
-    found = updates(Aggregation(clip, s, scale, bands=bands))
+    found = updates(Aggregation(clip, s, scale, bands=bands, exponent=exponent))
     for name in bare[0]:
         noise = np.stack(
             [(a[name] - b[name]).numpy().ravel() for a, b in zip(independent, bare, strict=True)]
         )
         ours = np.stack([(a[name] - b[name]).numpy().ravel() for a, b in zip(found, bare, strict=True)])
-        expected = sensitivity(bands) * np.linalg.solve(matrix(bands, 5), noise)
+        expected = sensitivity(bands, exponent) * np.linalg.solve(matrix(bands, 5, exponent), noise)
         assert np.allclose(ours, expected, atol=2e-6), name
 
 
@@ -149,6 +213,25 @@ def test_a_unit_takes_part_in_as_many_turns_as_are_accounted_for(shape, name, un
     setting = calibrate(mechanism, shape, 4.0)
     assert setting.curve().epsilon(setting.delta) <= 4.0
     assert setting.noise_per_gradient() == setting.noise_multiplier * sensitivity(6) / 5
+
+
+def test_plain_sgd_takes_the_exponent_for_its_schedule_and_the_accounting_is_the_same(shape, tmp_path):
+    root = build("uls", bands=6)
+    ours = replace(root, optimizer="sgd")
+    decaying = replace(ours, schedule="linear", warmup=5)
+    assert root.exponent == 0.5
+    assert ours.exponent == exponent_for(6, 50, "constant", 0) > 0.5
+    assert decaying.exponent == exponent_for(6, 50, "linear", 5) != ours.exponent
+    for mechanism in (ours, decaying):
+        setting = calibrate(mechanism, shape, 4.0)
+        assert setting.parameters.process == root.parameters(shape).process
+        aggregation, most = setting.aggregation(), sensitivity(6, mechanism.exponent)
+        assert aggregation.exponent == mechanism.exponent
+        assert aggregation.noise_scale == setting.noise_multiplier * most
+        assert setting.noise_per_gradient() == setting.noise_multiplier * most / 5
+        assert any(f"(1 - x)^-{mechanism.exponent:g} " in fact for fact in setting.parameters.facts)
+    raw = config(tmp_path / "a", privacy__bands=6, train__optimizer="sgd")
+    assert mechanisms.build(raw).exponent == exponent_for(6, 24, raw.train.schedule, raw.train.warmup)
 
 
 @pytest.mark.parametrize("bands", [1, 6])
@@ -298,11 +381,12 @@ def noise_passes(job: Job) -> bool:
 
 
 def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
-    job = Job.of(Run(config(tmp_path / "a", privacy__bands=3)), QUIET)
+    job = Job.of(Run(config(tmp_path / "a", privacy__bands=3, train__optimizer="sgd")), QUIET)
+    assert job.mechanism.exponent > 0.5
     assert noise_passes(job)
     with monkeypatch.context() as patch:
         patch.setattr(BandedNoise, "at", lambda self, step: self._independent(step))
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr("confide.privacy.mechanisms.values.sensitivity", lambda bands: 1.0)
+        patch.setattr("confide.privacy.mechanisms.values.sensitivity", lambda *bands: 1.0)
         assert not noise_passes(job)

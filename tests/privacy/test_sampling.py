@@ -54,7 +54,31 @@ def test_shuffled_batches_cover_everything_once_an_epoch():
     assert list(epoch) != list(other)
 
 
-@pytest.mark.parametrize("kind", ["poisson", "truncated", "shuffle"])
+@pytest.mark.parametrize(("n", "bins"), [(40, 5), (1000, 7), (3, 8), (10, 1)])
+def test_in_bins_each_takes_part_once_an_epoch(n, bins):
+    sampling = Sampling("bins", 1 / bins)
+    for epoch in range(4):
+        drawn = [sampling.draw(n, KEY, "main", bins * epoch + place) for place in range(bins)]
+        assert sorted(np.concatenate(drawn).tolist()) == list(range(n))
+
+
+def test_bins_are_uniform_and_independent_of_one_another_and_of_other_epochs():
+    n, bins, epochs = 60, 4, 800
+    sampling = Sampling("bins", 1 / bins)
+    where = np.empty((epochs, n), int)
+    for step in range(bins * epochs):
+        where[step // bins, sampling.draw(n, KEY, "main", step)] = step % bins
+    for pairs in (
+        bins * where[:, :-1] + where[:, 1:],  # neighbours of one epoch
+        bins * where[:-1] + where[1:],  # one item in two epochs
+    ):
+        assert stats.chisquare(np.bincount(pairs.ravel(), minlength=bins**2)).pvalue > 1e-4
+    assert stats.chisquare((where == 0).sum(axis=0)).pvalue > 1e-4  # each item alike
+    held = (where == 2).sum(axis=1)
+    assert held.var() == pytest.approx(n * (1 / bins) * (1 - 1 / bins), rel=0.2)  # binomial, and not fixed
+
+
+@pytest.mark.parametrize("kind", ["poisson", "truncated", "bins", "shuffle"])
 def test_a_draw_is_a_function_of_key_phase_and_step(kind):
     sampling = Sampling(kind, 0.3, 9 if kind == "truncated" else None)
     here = sampling.draw(100, KEY, "main", 4)
@@ -69,7 +93,7 @@ def test_a_draw_is_a_function_of_key_phase_and_step(kind):
 
 def test_indices_are_distinct_and_ascending():
     """Pitfall 3: nothing enters a step twice."""
-    for kind in ("poisson", "truncated", "shuffle"):
+    for kind in ("poisson", "truncated", "bins", "shuffle"):
         drawn = Sampling(kind, 0.4, 30).draw(100, KEY, "main", 1)
         assert (np.diff(drawn) > 0).all()
 
@@ -80,10 +104,11 @@ def test_indices_are_distinct_and_ascending():
         Sampling("poisson", 0.2),
         Sampling("poisson", 0.05, bands=4),
         Sampling("truncated", 0.2, 30_000),
+        Sampling("bins", 1 / 6),
         OwnRates(np.full(20_000, 0.2)),
         OwnRates(np.linspace(0.1, 0.3, 20_000)),
     ],
-    ids=["poisson", "in groups", "truncated", "own rates", "own rates that differ"],
+    ids=["poisson", "in groups", "truncated", "bins", "own rates", "own rates that differ"],
 )
 def test_draws_are_as_many_as_is_accounted_for_to_half_a_percent(sampling):
     """Two million chances: drawing at 1.01 times the rate would be seven standard deviations off."""

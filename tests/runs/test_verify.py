@@ -143,6 +143,7 @@ def test_all_is_well(job, kind, task, mechanism, adapter):
         ({"noise": "fast"}, {"precision": "bf16"}),
         ({"noise_multiplier": 0.0}, {"divisor": 9.0, "sampling_rate": 0.5}),
         ({"sampling": "truncated"}, {"max_batch": 6}),
+        ({"sampling": "bins"}, {}),
         (
             {"sampling": "shuffle", "selection": "longest"},
             {"gradient_checkpointing": True, "micro_tokens": 20},

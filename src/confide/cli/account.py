@@ -40,7 +40,7 @@ def account(
     adjacency: Annotated[
         str, typer.Option(metavar="A", help="zero-out, add-or-remove or replace-one")
     ] = "zero-out",
-    sampling: Annotated[str, typer.Option(metavar="S", help="poisson or truncated")] = "poisson",
+    sampling: Annotated[str, typer.Option(metavar="S", help="poisson, truncated or bins")] = "poisson",
     max_batch: Annotated[
         int | None, typer.Option(metavar="B", help="truncated: the most units or rows of a step")
     ] = None,

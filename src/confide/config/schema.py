@@ -54,8 +54,11 @@ class Privacy(Section):
     resample: bool = Field(
         False, description="els, group: repeat rows of units that have fewer than rows_per_unit"
     )
-    sampling: Literal["poisson", "truncated", "shuffle"] = Field(
-        "poisson", description="shuffle is what the papers did; the guarantee is then an estimate"
+    sampling: Literal["poisson", "truncated", "bins", "shuffle"] = Field(
+        "poisson",
+        description="poisson: a coin for each in every step; truncated: at most `max_batch` of these; bins (uls, "
+        "dp-sgd): each in exactly one step of an epoch, drawn uniformly, which costs less than coins; shuffle: fixed "
+        "batches as in the papers, and the guarantee is then an estimate",
     )
     bands: Count = Field(
         1,

@@ -17,7 +17,6 @@ from confide.data.shape import Shape
 from confide.privacy import mechanisms
 from confide.privacy.accounting import PrivacyProfile, Trials, most_steps
 from confide.privacy.accounting.calibration import MOST_STEPS
-from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, WORLDS, weaknesses
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
@@ -299,7 +298,7 @@ def _check(asked: Asked) -> None:
             raise InputError(f"{option}: {value:g} is a probability, and must be {most}")
     for option, value, allowed in (
         ("--adjacency", asked.adjacency, tuple(WORLDS)),
-        ("--sampling", asked.sampling, ("poisson", "truncated")),
+        ("--sampling", asked.sampling, ("poisson", "truncated", "bins")),
     ):
         if value not in allowed:
             raise InputError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
@@ -396,6 +395,8 @@ def _assumptions(
     mechanism, parameters = setting.mechanism, setting.parameters
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
+    if asked.sampling == "bins":
+        draw += f"; it takes part in exactly one step of every {round(1 / rate)}"
     if asked.population is not None:
         draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:
@@ -409,7 +410,7 @@ def _assumptions(
         yield (
             "noise",
             f"correlated over {asked.bands} steps; its multiplier is relative to the distance by which one clipped "
-            f"gradient moves the release, {at_least(sensitivity(asked.bands), 6)} clip norms",
+            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms at a constant learning rate",
         )
     yield "delta", _delta_in_words(asked, parameters.rows, parameters.units)
     if asked.trials is not None:

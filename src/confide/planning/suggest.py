@@ -17,7 +17,7 @@ from confide.planning.cost import Size
 from confide.planning.plan import rival
 from confide.privacy import mechanisms
 from confide.privacy.accounting import nearly_least_noise
-from confide.privacy.correlated_noise import noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import noise_in_weights
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
 from confide.privacy.mechanisms.values import PrivacyParameters
@@ -215,9 +215,10 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
     for bands in _BANDS:
         if bands > min(steps, 1 / rate):
             break
-        process = replace(mechanism, bands=bands).parameters(shape).process
+        own = replace(mechanism, bands=bands, warmup=_warmup(config, steps))
+        process = own.parameters(shape).process
         near = nearly_least_noise(process, target.epsilon, target.delta, near)
-        noises[bands] = near * sensitivity(bands) * noise_in_weights(bands, rates)
+        noises[bands] = near * own.sensitivity * noise_in_weights(bands, rates, own.exponent)
     best = min(noises, key=lambda bands: noises[bands])
     return {"bands": best, "noise_in_weights": noises[best] / noises[1]} if best > 1 else None
 

@@ -17,7 +17,6 @@ from torch import nn
 from confide.clipping import ClippedSum
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import least_noise
-from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.privacy.sampling import Draw, Sampling
 from confide.randomness.seal import Seal
@@ -179,7 +178,7 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
     @cache
     def noise(n: float) -> float:
         process = replace(mechanism, batch=n).parameters(setting.shape).process
-        return least_noise(process, epsilon, setting.delta) * sensitivity(mechanism.bands)
+        return least_noise(process, epsilon, setting.delta) * mechanism.sensitivity
 
     def deviation(split: Split) -> float:
         deviation: float = noise_variance(noise(split.n), norm(split.k), split.n) ** 0.5

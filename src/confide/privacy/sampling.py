@@ -1,6 +1,7 @@
 """Sampling: which of n items a step draws. One word chooses both the draw and the accountant's assumption.
 
 `poisson`: each item independently with its own probability. `truncated`: a Poisson draw, thinned to a cap.
+`bins`: each item in exactly one step of every epoch, which it draws uniformly and independently of the others.
 `shuffle`: fixed batches out of a random order, as the papers did. No amplification theorem used here covers it, so a
 claim built on it is an estimate.
 """
@@ -81,6 +82,9 @@ class Sampling:
 
     def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
         """Draw the indices of `step` (counted from 0), ascending: int64[m]; m may be 0."""
+        if self.kind == "bins":
+            epoch, place = divmod(step, self.bins)
+            return key.stream(phase, "bins", epoch).chosen((place + 1) / self.bins, n, place / self.bins)
         if self.kind == "shuffle":
             return np.sort(self._shuffled(n, key, phase, step))
         drawn = key.stream(phase, "draw", step).chosen(self.rate * self.bands, n)
@@ -91,6 +95,11 @@ class Sampling:
             order = key.stream(phase, "truncate", step).permutation(len(drawn))
             drawn = np.sort(drawn[order[: self.cap]])
         return drawn
+
+    @property
+    def bins(self) -> int:
+        """The number of steps of an epoch."""
+        return round(1 / self.rate)
 
     @property
     def range(self) -> tuple[float, float]:

@@ -75,14 +75,16 @@ class Stream:
         values: np.ndarray = np.floor(self.uniform(len(limits), start) * limits).astype(np.int64)
         return values
 
-    def chosen(self, rates: float | np.ndarray, n: int) -> np.ndarray:
-        """Return the items out of n whose `uniform` value is below their rate, ascending: int64[m].
+    def chosen(self, rates: float | np.ndarray, n: int, least: float = 0.0) -> np.ndarray:
+        """Return the items out of n with `uniform` values below their rate, not below `least`: ascending, int64[m].
 
         The words are made and compared block by block, so memory does not grow with n. A comparison of whole words is
         the same as one of the values: a value is a multiple of 2^-53, and rate * 2^53 is exact.
 
         Args:
             rates: one probability for all, or float64[n].
+            n: number of items.
+            least: the same for all; with it, consecutive ranges of values share out all items among them.
         """
         found = []
         words = np.empty(min(_WORDS, n + n % 2), dtype="<u8")
@@ -90,7 +92,10 @@ class Stream:
             some = words[: min(_WORDS, n - first)]
             self._fill(some, first // 2)
             own = rates[first : first + len(some)] if isinstance(rates, np.ndarray) else rates
-            places = np.flatnonzero(_below(some, own))
+            is_chosen = _below(some, own)
+            if least > 0:
+                is_chosen &= ~_below(some, least)
+            places = np.flatnonzero(is_chosen)
             found.append(places + first)
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 

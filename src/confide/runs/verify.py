@@ -373,7 +373,8 @@ def _stated_noise(job: Job) -> float:
     if _combine(job).radii:
         assert privacy.tau is not None
         return s * privacy.tau / job.setting.parameters.units
-    return s * privacy.clip_norm * sensitivity(privacy.bands) * _scale(job) if _private(job) else 0.0
+    moved = sensitivity(privacy.bands, job.mechanism.exponent)
+    return s * privacy.clip_norm * moved * _scale(job) if _private(job) else 0.0
 
 
 def _scale(job: Job) -> float:
@@ -424,7 +425,7 @@ def _noise(job: Job, draw: Draw) -> Check:
     squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
     first: dict[str, torch.Tensor] = {}
     repeats: list[str] = []
-    matrix = coefficients(job.run.config.privacy.bands)
+    matrix = coefficients(job.run.config.privacy.bands, job.mechanism.exponent)
     said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
     steps, few = 0, min(max(2, len(matrix) + 1), MOST_STEPS)
     while steps < few or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):

@@ -1,6 +1,5 @@
 """Move the weights by noised gradients: optimiser, scheduler and learning rate. All of it is post-processing."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from confide.config.schedule import share_of_peak
 from confide.distributed.sharding import part
 from confide.utils.errors import InputError
 
@@ -118,8 +118,4 @@ class Optimisation:
 
     def rate(self, step: int) -> float:
         """Compute the learning rate of `step`, counted from 0."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        share = (step - self.warmup) / max(1, self.steps - self.warmup)
-        decay = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}
-        return self.learning_rate * decay[self.schedule]
+        return self.learning_rate * share_of_peak(step, self.steps, self.schedule, self.warmup)

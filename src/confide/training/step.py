@@ -125,7 +125,11 @@ class PrivateStep:
         )
         self._has_begun = False
         self._ahead = DrawAhead(self.ranks.device.type != "cpu")
-        self.correlated = BandedNoise(aggregation.bands, self._independent) if aggregation.bands > 1 else None
+        self.correlated = (
+            BandedNoise(aggregation.bands, self._independent, aggregation.exponent)
+            if aggregation.bands > 1
+            else None
+        )
 
     def __call__(
         self, step: int, before_update: Callable[[Draw], None] | None = None

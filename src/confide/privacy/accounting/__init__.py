@@ -1,5 +1,6 @@
 """Processes, curves and calibration. This package knows nothing of mechanisms, models or data."""
 
+from confide.privacy.accounting.bins import BallsInBins
 from confide.privacy.accounting.calibration import (
     least_noise,
     least_noise_for_kl,
@@ -25,6 +26,7 @@ from confide.privacy.accounting.truncated import TruncatedPoisson
 __all__ = [
     "Accountant",
     "After",
+    "BallsInBins",
     "Direction",
     "DominatingPair",
     "Exchanged",

@@ -71,6 +71,7 @@ class AdaptiveNoise(DPSGD):
     reads: ClassVar[tuple[str, ...]] = ("adaptive",)
     suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     correlates: ClassVar[bool] = False
+    deals: ClassVar[bool] = False
 
     @property
     def is_private(self) -> bool:

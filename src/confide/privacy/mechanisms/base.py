@@ -23,7 +23,7 @@ from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
-from confide.privacy.correlated_noise import sensitivity
+from confide.privacy.correlated_noise import SQUARE_ROOT, exponent_for, sensitivity
 from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.values import (
     Aggregation,
@@ -67,6 +67,9 @@ class Mechanism(ABC):
     divisor: float | None = None
     row_length: int = 128
     bands: int = 1
+    optimizer: str = "adamw"
+    schedule: str = "constant"
+    warmup: int = 0
 
     name: ClassVar[str]
     Settings: ClassVar[type["Section"] | None] = None  # its own config section, under its name
@@ -77,6 +80,7 @@ class Mechanism(ABC):
     lengths: ClassVar[str] = "row boundaries and lengths"  # what is public about the rows
     compares: ClassVar[str] = "zero-out"  # the adjacency if the config names none
     correlates: ClassVar[bool] = False  # True if noise may be correlated over steps
+    deals: ClassVar[bool] = False  # True if units may be dealt into the steps of an epoch (sampling: bins)
     sums_are_covered: ClassVar[bool] = True  # True if the claim allows everybody to see every noised sum
     family: ClassVar[str] = ""  # mechanisms of one family protect the same unit; a plan compares them
     # Values of rows per unit that a suggestion tries; () if no rule of thumb is known.
@@ -90,6 +94,8 @@ class Mechanism(ABC):
             raise AssertionError(
                 f"{self.name}: nothing accounts for noise that is correlated over steps here"
             )
+        if self.sampling == "bins" and self.protects and not self.deals:
+            raise AssertionError(f"{self.name}: nothing accounts for balls in bins here")
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -137,7 +143,22 @@ class Mechanism(ABC):
     def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
         """Divide the *noised* sum by the divisor; with `normalised`, by clip_norm as well (De et al. 2022)."""
         scale = 1 / parameters.divisor / (self.clip_norm if self.normalised else 1)
-        return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands)
+        return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands, exponent=self.exponent)
+
+    @property
+    def exponent(self) -> float:
+        """The exponent of the matrix by which noise is correlated, for the learning rates of the planned steps.
+
+        AdamW and Adafactor divide by the noise of single steps, which grows with the exponent, so they keep the least.
+        """
+        if self.optimizer != "sgd":
+            return SQUARE_ROOT
+        return exponent_for(self.bands, self.steps, self.schedule, self.warmup)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one clipped gradient moves what is released of all steps, in clip norms."""
+        return sensitivity(self.bands, self.exponent)
 
     # account ---------------------------------------------------------------------------------------
     @abstractmethod
@@ -224,6 +245,8 @@ class Mechanism(ABC):
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
         )  # an alternative, shown next to a mechanism that does
+        if config.privacy.sampling == "bins" and not cls.deals:
+            known["sampling"] = "poisson"  # the same
         if cls.Settings is not None:
             known |= dict(getattr(config, registry.section(cls.name)))
         names = {field.name for field in fields(cls)}
@@ -260,6 +283,8 @@ class Mechanism(ABC):
             yield "train.max_batch", "sampling: truncated needs the most that a step may hold"
         if asked.sampling != "truncated" and asked.max_batch is not None:
             yield "train.max_batch", f"is an option of sampling: truncated, not of {asked.sampling}"
+        if asked.sampling == "bins" and not cls.deals:
+            yield "privacy.sampling", f"bins are for uls and dp-sgd, not for {cls.name}: use poisson"
         if asked.max_batch is not None and asked.max_batch < asked.batch:
             yield "train.max_batch", f"{asked.max_batch} is below the expected batch {asked.batch:g}"
         if asked.adjacency == "add-or-remove":
@@ -269,8 +294,8 @@ class Mechanism(ABC):
                 yield "privacy.delta", _LITERAL
             if asked.rows_per_unit == "median":
                 yield "privacy.rows_per_unit", _LITERAL
-            if asked.sampling != "poisson":
-                yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson"
+            if asked.sampling not in ("poisson", "bins"):
+                yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson or bins"
         if asked.bands > 1:
             yield from cls._correlation_faults(asked)
 
@@ -313,7 +338,8 @@ class Mechanism(ABC):
                 f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
                 f"take at most {population}"
             )
-        return rate
+        # An epoch has a whole number of steps, so a step holds about as many as were asked for.
+        return 1 / round(1 / rate) if self.sampling == "bins" else rate
 
     def _sampling(self, rate: float) -> Sampling:
         """Return how a step draws, where each item has this probability on average over the steps."""
@@ -350,13 +376,18 @@ class Mechanism(ABC):
         turns = (
             f"which of {self.bands} groups each is in; step t draws from group t mod {self.bands} alone, with "
             f"{self.bands} times that probability, which is the mean over steps",
-            f"the noise of all steps is C^-1 Z: C is the square root of the matrix of prefix sums, cut off after "
-            f"{self.bands} bands, and Z independent, its standard deviation in clip norms the noise multiplier times "
-            f"{at_least(sensitivity(self.bands), 6)}, the norm of C's first column",
+            f"the noise of all steps is C^-1 Z: C has the first {self.bands} coefficients of "
+            f"(1 - x)^-{self.exponent:g} below one another in each column, and Z is independent, its standard "
+            f"deviation in clip norms the noise multiplier times {at_least(self.sensitivity, 6)}, the norm of C's "
+            "first column",
         )
+        if self.bands > 1:
+            sampled = f"{sampled}, in the mean over steps"
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
-            *((f"{sampled}, in the mean over steps", *turns) if self.bands > 1 else (sampled,)),
+            sampled,
+            *(turns if self.bands > 1 else ()),
+            *((_DEALT,) if self.sampling == "bins" else ()),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",
@@ -364,6 +395,10 @@ class Mechanism(ABC):
         )
 
 
+_DEALT = (
+    "that each of them takes part in exactly one step of every epoch, an epoch being as many steps in a row as one "
+    "over that probability (which step, each draws uniformly, afresh and in secret)"
+)
 _LITERAL = (
     "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
 )

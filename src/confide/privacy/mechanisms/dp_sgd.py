@@ -24,7 +24,7 @@ class DPSGD(Mechanism):
     """Every row is drawn independently with probability B / M and clipped on its own.
 
     Formal guarantee: (epsilon, delta)-DP for one row under zero-out adjacency: the T-fold composition of
-    N(Bernoulli(p), s^2) against N(0, s^2) (with `bands` above 1: see
+    N(Bernoulli(p), s^2) against N(0, s^2) (with `bands` above 1, and other sampling: see
     `group.example_level`). A person with many rows gets a weaker guarantee: see els, uls.
     """
 
@@ -33,6 +33,7 @@ class DPSGD(Mechanism):
     suggested_caps: ClassVar[tuple[int | str, ...]] = (1,)
     draws: ClassVar[str] = "rows"
     correlates: ClassVar[bool] = True
+    deals: ClassVar[bool] = True
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False)
 
     @property

@@ -4,7 +4,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from confide.privacy.accounting import DominatingPair, GroupOf, MixtureOfGaussians, TruncatedPoisson
+from confide.privacy.accounting import (
+    BallsInBins,
+    DominatingPair,
+    GroupOf,
+    MixtureOfGaussians,
+    TruncatedPoisson,
+)
 from confide.privacy.mechanisms.rows import CappedRows
 from confide.privacy.sampling import Sampling
 
@@ -44,6 +50,8 @@ def example_level(rows: int, sampling: Sampling, steps: int) -> DominatingPair:
         return replace(
             process, words=f"{process.words} (of {steps} steps, those in which its group has its turn)"
         )
+    if sampling.kind == "bins":
+        return BallsInBins(sampling.bins, steps)
     if sampling.kind == "truncated" and sampling.cap is not None:
         return TruncatedPoisson(rows, sampling.rate, sampling.cap, steps)
     return MixtureOfGaussians.bernoulli(sampling.rate, steps)

@@ -36,6 +36,7 @@ class SensitiveText(DPSGD):
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
     correlates: ClassVar[bool] = False
+    deals: ClassVar[bool] = False
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, game=VALUE)
 
     @property
@@ -134,6 +135,7 @@ class Ordinary(DPSGD):
 
     name: ClassVar[str] = "ordinary"
     correlates: ClassVar[bool] = False
+    deals: ClassVar[bool] = False
     notion: ClassVar[str] = "none"
 
     def _rate(self, population: int, what: str) -> float:

@@ -14,7 +14,6 @@ from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
-from confide.privacy.correlated_noise import sensitivity
 from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
@@ -62,7 +61,7 @@ class CalibratedMechanism:
 
         If noise is correlated over steps, this is that of the first step.
         """
-        return self.noise_multiplier * sensitivity(self.mechanism.bands) / self.parameters.divisor
+        return self.noise_multiplier * self.mechanism.sensitivity / self.parameters.divisor
 
 
 def calibrate(
@@ -130,6 +129,11 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
         found.append(
             f"data.unit: {names} is not what {mechanism.name} protects: one unit is {mechanism.unit}; for all text of "
             f"one {names} together choose uls"
+        )
+    if mechanism.sampling == "shuffle" and mechanism.deals:
+        found.append(
+            "privacy.sampling: shuffled batches make the claim an estimate; with bins each also takes part once an "
+            "epoch, and the claim is a theorem"
         )
     large = large_delta(setting.parameters.units, setting.delta)
     return found if large is None else [*found, large]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from confide.privacy.accounting import DominatingPair
-from confide.privacy.correlated_noise import sensitivity
+from confide.privacy.correlated_noise import SQUARE_ROOT, sensitivity
 from confide.privacy.sampling import Draw, OwnRates, Sampling, StopTraining
 from confide.randomness.streams import RunKey
 
@@ -129,12 +129,14 @@ class Aggregation:
         noise_multiplier: standard deviation of the noise, in clip norms.
         scale: factor on the noised sum; never a function of the rows or units drawn.
         bands: number of steps over which noise is correlated; 1 if it is independent.
+        exponent: of the matrix that correlates it.
     """
 
     clip_norm: float | None
     noise_multiplier: float
     scale: float
     bands: int = field(default=1, kw_only=True)
+    exponent: float = field(default=SQUARE_ROOT, kw_only=True)
 
     @property
     def radii(self) -> tuple[float, ...]:
@@ -164,14 +166,15 @@ class Aggregation:
         """Return everything besides the key that the noise depends on, as text that no renaming in the code changes."""
         clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
         numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
-        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}".encode()
+        matrix = "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
+        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}".encode()
 
     @property
     def noise_scale(self) -> float:
         """Standard deviation of the noise on the sum; of correlated noise, before later steps take part of it back."""
         if self.clip_norm is None:
             return 0.0
-        return self.noise_multiplier * self.clip_norm * sensitivity(self.bands)
+        return self.noise_multiplier * self.clip_norm * sensitivity(self.bands, self.exponent)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,18 @@
+"""The learning rate of a step, as a share of the peak: optimisers follow it, and correlated noise is made for it."""
+
+import math
+
+
+def share_of_peak(step: int, steps: int, schedule: str = "constant", warmup: int = 0) -> float:
+    """Compute the learning rate of `step`, counted from 0, over the peak.
+
+    Args:
+        step: the step.
+        steps: all steps of the phase.
+        schedule: constant, linear or cosine, as `train.schedule`.
+        warmup: steps of linear warm-up before it.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    share = (step - warmup) / max(1, steps - warmup)
+    return {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}[schedule]
