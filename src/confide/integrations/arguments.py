@@ -157,6 +157,8 @@ def _steps(args: Any, raw: Mapping[str, Any], members: Callable[[Config], int]) 
         return int(args.max_steps)
     config = check(raw, "privacy")
     rate = config.train.sampling_rate or min(1.0, config.train.batch / max(1, members(config)))
+    if config.privacy.sampling == "bins":  # an epoch has a whole number of steps
+        rate = 1 / round(1 / rate)
     return max(1, math.ceil(float(args.num_train_epochs) / rate))
 
 

@@ -396,7 +396,7 @@ def _assumptions(
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
     if asked.sampling == "bins":
-        draw += f"; it takes part in exactly one step of every {round(1 / rate)}"
+        draw += f"; it takes part in exactly one step of every {round(1 / rate)}, which are an epoch"
     if asked.population is not None:
         draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:

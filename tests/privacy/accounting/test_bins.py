@@ -278,3 +278,19 @@ def test_phases_of_different_grids_compose():
     one, two = BallsInBins(4, 8).curve(2.0), MixtureOfGaussians.bernoulli(0.1, 50).curve(2.0)
     both = accounting.compose([one, two]).epsilon(1e-5)
     assert max(one.epsilon(1e-5), two.epsilon(1e-5)) < both < one.epsilon(5e-6) + two.epsilon(5e-6)
+
+
+def test_the_longest_epochs_are_accounted_for_and_longer_ones_refused():
+    """Rounding takes more mass from a longer epoch: it counts as infinite loss."""
+    curve = BallsInBins(module.MOST_BINS, module.MOST_BINS).curve(1.5)
+    coins = MixtureOfGaussians.bernoulli(1 / module.MOST_BINS, module.MOST_BINS).curve(1.5)
+    assert 0 < curve.epsilon(1e-6) < coins.epsilon(1e-6)
+    with pytest.raises(InputError, match="at most 100,000 steps, and here it would have 100,001"):
+        BallsInBins(module.MOST_BINS + 1, 5)
+
+
+def test_mass_that_rounding_took_goes_to_infinite_loss():
+    assert module._with_lacking(1e-12, 2e-10) == pytest.approx(4.01e-10)
+    assert module._with_lacking(1e-12, -2e-10) == module._with_lacking(1e-12, 1e-12) == 1e-12
+    with pytest.raises(AssertionError, match="add up to 1 less"):
+        module._with_lacking(0.0, 1e-8)

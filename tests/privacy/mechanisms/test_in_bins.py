@@ -119,6 +119,22 @@ def test_shuffled_batches_are_told_of_it_where_it_is_possible(graph, name, point
     assert any("with bins" in line for line in warnings(setting, settings)) == points
 
 
+@pytest.mark.parametrize(
+    ("batch", "steps", "told"),
+    [
+        (10.0, 12, []),
+        (16.0, 12, ["here 2, so a step draws about 20 and not 16"]),
+        (10.0, 3, ["3 are less than an epoch of 4"]),
+    ],
+)
+def test_what_whole_epochs_change_is_told(graph, batch, steps, told):
+    settings = config("uls", sampling="bins", batch=batch, steps=steps)
+    setting = calibrate(mechanisms.build(settings), graph.shape(), 4.0)
+    found = [line for line in warnings(setting, settings) if "epoch" in line]
+    assert len(found) == len(told)
+    assert all(words in line for words, line in zip(told, found, strict=True))
+
+
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
     whole, cut, plain = (
         Run(run_config(tmp_path / name, privacy__sampling=kind))

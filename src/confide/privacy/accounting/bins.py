@@ -28,6 +28,12 @@ FARTHEST = 300.0
 ROUNDING = 1e-11
 """Rounding of a mass, relative. Each is a sum of positive terms, and all are raised by so much."""
 
+_MOST_LACKING = 1e-9
+"""What rounding may take from all mass of an epoch, at most; it was 1e-11 at the longest epochs."""
+
+MOST_BINS = 100_000
+"""The longest epoch that is accounted for: the sum of a longer one takes minutes."""
+
 
 @dataclass(frozen=True)
 class BallsInBins:
@@ -66,6 +72,11 @@ class BallsInBins:
             raise InputError(
                 f"privacy.sampling: an epoch has a whole number of steps above 0, not {self.bins}"
             )
+        if self.bins > MOST_BINS:
+            raise InputError(
+                f"privacy.sampling: an epoch of bins has at most {MOST_BINS:,} steps, and here it would have "
+                f"{self.bins:,}: use poisson, or a larger batch"
+            )
 
     @property
     def mean(self) -> float:
@@ -85,9 +96,15 @@ class BallsInBins:
     def describe(self) -> str:
         return (
             f"In each {self.bins} steps a unit takes part in one, which it draws uniformly and afresh (balls in bins), "
-            f"for {self.steps} steps; what one unit does is compared with the same unit zeroed out, under Gaussian "
-            "noise."
+            f"for {self.steps} steps{_cut(self.steps, self.bins)}; what one unit does is compared with the same unit "
+            "zeroed out, under Gaussian noise."
         )
+
+
+def _cut(steps: int, bins: int) -> str:
+    """Say what a last epoch of fewer steps means, if there is one."""
+    rest = steps % bins
+    return f", of which the last {rest} are the beginning of an epoch that is not finished" if rest else ""
 
 
 def grid_of(bins: int, s: float, asked: float) -> float:
@@ -116,14 +133,23 @@ def epoch(bins: int, released: int, s: float, interval: float) -> PrivacyLossDis
     total = _sum(released, bins, s, interval).plus(1 - released / bins)
     masses, points = total.masses, total.points()
     likely = masses * points
-    for lacking in (1 - math.fsum(likely) - total.lost, 1 - math.fsum(masses) - total.zero):
-        if abs(lacking) > ROUNDING:
-            raise AssertionError(f"masses of an epoch's losses add up to 1 less {lacking:g}")
+    # What rounding took from either world may have had any loss: it goes to infinite loss.
+    lost, zero = (
+        _with_lacking(beyond, 1 - math.fsum(kept) - beyond)
+        for kept, beyond in ((likely, total.lost), (masses, total.zero))
+    )
     last = total.first + len(masses) - 1
     return PrivacyLossDistribution(
-        pld_pmf.DensePLDPmf(interval, total.first, likely * (1 + ROUNDING), total.lost, True),
-        pld_pmf.DensePLDPmf(interval, -last, masses[::-1] * (1 + ROUNDING), total.zero, True),
+        pld_pmf.DensePLDPmf(interval, total.first, likely * (1 + ROUNDING), lost, True),
+        pld_pmf.DensePLDPmf(interval, -last, masses[::-1] * (1 + ROUNDING), zero, True),
     )
+
+
+def _with_lacking(beyond: float, lacking: float) -> float:
+    """Add to the mass of infinite loss twice what is lacking of all mass, where it is more than all are raised by."""
+    if abs(lacking) > _MOST_LACKING:
+        raise AssertionError(f"masses of an epoch's losses add up to 1 less {lacking:g}")
+    return beyond + (2 * lacking if lacking > ROUNDING else 0.0)
 
 
 @dataclass(frozen=True, eq=False)

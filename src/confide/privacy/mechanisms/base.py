@@ -397,7 +397,8 @@ class Mechanism(ABC):
 
 _DEALT = (
     "that each of them takes part in exactly one step of every epoch, an epoch being as many steps in a row as one "
-    "over that probability (which step, each draws uniformly, afresh and in secret)"
+    "over that probability (which step, each draws uniformly, afresh and in secret); of an epoch that the run does not "
+    "finish, in one of its steps or in none"
 )
 _LITERAL = (
     "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"

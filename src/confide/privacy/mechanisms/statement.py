@@ -4,7 +4,7 @@ Noise is calibrated and a guarantee is written here only: plan, train and report
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -19,9 +19,12 @@ from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
 from confide.utils.errors import InputError
+from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
+
+_MUCH = 0.05  # of the batch that was asked for
 
 _COARSE = 1e-3
 """The interval for composing many whole runs. It is coarse because each of their curves may span a million points."""
@@ -135,8 +138,25 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
             "privacy.sampling: shuffled batches make the claim an estimate; with bins each also takes part once an "
             "epoch, and the claim is a theorem"
         )
+    if mechanism.sampling == "bins":
+        found += _of_bins(setting)
     large = large_delta(setting.parameters.units, setting.delta)
     return found if large is None else [*found, large]
+
+
+def _of_bins(setting: CalibratedMechanism) -> Iterator[str]:
+    """Yield what whole epochs change, where it is much."""
+    mechanism, parameters = setting.mechanism, setting.parameters
+    epoch, drawn = round(1 / parameters.sampling.rate), parameters.expected_batch
+    if abs(drawn / mechanism.batch - 1) > _MUCH:
+        yield (
+            f"privacy.sampling: with bins an epoch has a whole number of steps, here {epoch}, so a step draws about "
+            f"{at_most(drawn, 4)} and not {at_most(mechanism.batch, 4)}"
+        )
+    if mechanism.steps < epoch:
+        yield (
+            f"train.steps: {mechanism.steps} are less than an epoch of {epoch}, so some take part in no step at all"
+        )
 
 
 def promise(setting: CalibratedMechanism, config: "Config") -> tuple[object, ...]:
