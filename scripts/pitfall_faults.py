@@ -72,8 +72,8 @@ PITFALLS = [
     Fault(
         "10",
         "the warm-up is ignored",
-        "training/optimisation.py::Optimisation.rate",
-        "step < self.warmup",
+        "config/schedule.py::share_of_peak",
+        "step < warmup",
         "step < 0",
         "tests/training/test_step.py -k schedule",
     ),
