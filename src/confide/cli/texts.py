@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confide.utils.console import Console
+from confide.utils.rounding import percent_at_least, percent_at_most
 
 if TYPE_CHECKING:
+    from confide.auditing.extraction import Share
     from confide.synthesis.corpus import Corpus
     from confide.synthesis.leaks import Leaks
     from confide.synthesis.private_text import PrivateText
@@ -138,9 +140,8 @@ def _of_leaks(found: "Leaks") -> Iterator[str]:
     if found.planted is not None:
         planted = found.planted
         yield (
-            f"  canaries found: {planted.found} of {planted.planted} that were planted "
-            f"({planted.rate.low:.1%} to {planted.rate.high:.1%}), {planted.found_absent} of {planted.absent} that "
-            f"were not ({planted.chance.low:.1%} to {planted.chance.high:.1%})"
+            f"  canaries found: {planted.found} of {planted.planted} that were planted ({_limits(planted.rate)}), "
+            f"{planted.found_absent} of {planted.absent} that were not ({_limits(planted.chance)})"
         )
     for name, rates in found.membership.items():
         area, low = rates.auroc, rates.true_positive_rate[0]
@@ -153,3 +154,8 @@ def _of_leaks(found: "Leaks") -> Iterator[str]:
     yield f"  {found.bound}"
     yield "  Intervals are of 95%. An attack that finds nothing proves nothing."
     yield "  Measured on private text. The guarantee does not cover these figures: keep them in the house."
+
+
+def _limits(share: "Share") -> str:
+    """Write an interval of a share, which rounding does not make smaller."""
+    return f"{percent_at_least(share.low)} to {percent_at_most(share.high)}"
