@@ -126,7 +126,12 @@ def _compare(
             for name, side, epsilon in rows
         ],
     )
-    print(f"\nThe private model keeps {share:.0%} of the gain in loss of training without privacy.\n")
+    kept = (
+        "The same training without privacy did worse"
+        if share > 1
+        else f"The private model keeps {share:.0%} of the gain in loss of training without privacy"
+    )
+    print(f"\n{kept}.\n")
     show.claim(job, known, page)
     print(f"\nattacked with {CANARIES} made-up customers: {audit.verdict}. {VERDICTS[audit.verdict]}")
     print(f'try what they say: confide generate {job.root} "Hello, my invoice" --beside base,twin')

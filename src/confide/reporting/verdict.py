@@ -222,6 +222,8 @@ def _cost(facts: Facts) -> Answer:
 
 def _short_cost(measured: Measured) -> str:
     share = share_of_gain(measured)
+    if share is not None and share > 1:
+        return "Not known: the same training without privacy did worse"
     if share is not None:
         return f"{share:.0%} of the gain in loss is kept"
     return span(measured.seconds)
