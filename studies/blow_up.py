@@ -110,7 +110,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         ours = min(row["posterior"] for row in rows if row["what"] == OURS and row["rows"] == size)
         found.append(
             Finding(
-                f"Beyond the paper: as an infimum over epsilon, the blow-up is stable with {size} rows a secret.",
+                f"Beyond the paper: as an infimum over epsilon, the blow-up is stable with {size} "
+                f"row{'s' * (size > 1)} a secret.",
                 "section 5.1",
                 f"confide's posterior at a prior of {PRIOR} as a multiple of the sampled one",
                 tuple(ours / each for each in sampled),
