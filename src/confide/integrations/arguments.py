@@ -11,6 +11,7 @@ from confide.config.data_section import Data
 from confide.config.loading import check, load
 from confide.config.schema import Config, Privacy
 from confide.models.loading import positions
+from confide.privacy.sampling import bins_of
 from confide.utils.errors import InputError
 
 _TEXTS = {"text", "messages", "tools", "prompt", "completion"}
@@ -158,7 +159,7 @@ def _steps(args: Any, raw: Mapping[str, Any], members: Callable[[Config], int]) 
     config = check(raw, "privacy")
     rate = config.train.sampling_rate or min(1.0, config.train.batch / max(1, members(config)))
     if config.privacy.sampling == "bins":  # an epoch has a whole number of steps
-        rate = 1 / round(1 / rate)
+        rate = 1 / bins_of(rate)
     return max(1, math.ceil(float(args.num_train_epochs) / rate))
 
 

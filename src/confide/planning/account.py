@@ -22,6 +22,7 @@ from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
 from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep
 from confide.privacy.mechanisms.values import DrawSettings
+from confide.privacy.sampling import bins_of
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most
@@ -396,7 +397,7 @@ def _assumptions(
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
     if asked.sampling == "bins":
-        draw += f"; it takes part in exactly one step of every {round(1 / rate)}, which are an epoch"
+        draw += f"; it takes part in exactly one step of every {bins_of(rate)}, which are an epoch"
     if asked.population is not None:
         draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:

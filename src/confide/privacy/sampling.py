@@ -15,6 +15,11 @@ import numpy as np
 from confide.randomness.streams import RunKey
 
 
+def bins_of(rate: float) -> int:
+    """Return the number of steps of an epoch in which each item takes part once, for about this rate a step."""
+    return round(1 / rate)
+
+
 @dataclass(frozen=True)
 class Draw:
     """One logical batch: rows, the groups that are clipped together, and each row's weight within its group.
@@ -99,7 +104,7 @@ class Sampling:
     @property
     def bins(self) -> int:
         """The number of steps of an epoch."""
-        return round(1 / self.rate)
+        return bins_of(self.rate)
 
     @property
     def range(self) -> tuple[float, float]:

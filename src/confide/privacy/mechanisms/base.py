@@ -36,7 +36,7 @@ from confide.privacy.mechanisms.values import (
     Sampler,
     Score,
 )
-from confide.privacy.sampling import Sampling
+from confide.privacy.sampling import Sampling, bins_of
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
@@ -339,7 +339,7 @@ class Mechanism(ABC):
                 f"take at most {population}"
             )
         # An epoch has a whole number of steps, so a step holds about as many as were asked for.
-        return 1 / round(1 / rate) if self.sampling == "bins" else rate
+        return 1 / bins_of(rate) if self.sampling == "bins" else rate
 
     def _sampling(self, rate: float) -> Sampling:
         """Return how a step draws, where each item has this probability on average over the steps."""

@@ -18,6 +18,7 @@ from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, Guarantee, large_de
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
+from confide.privacy.sampling import bins_of
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
@@ -147,7 +148,7 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
 def _of_bins(setting: CalibratedMechanism) -> Iterator[str]:
     """Yield what whole epochs change, where it is much."""
     mechanism, parameters = setting.mechanism, setting.parameters
-    epoch, drawn = round(1 / parameters.sampling.rate), parameters.expected_batch
+    epoch, drawn = bins_of(parameters.sampling.rate), parameters.expected_batch
     if abs(drawn / mechanism.batch - 1) > _MUCH:
         yield (
             f"privacy.sampling: with bins an epoch has a whole number of steps, here {epoch}, so a step draws about "
