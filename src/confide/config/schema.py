@@ -57,7 +57,7 @@ class Privacy(Section):
     sampling: Literal["poisson", "truncated", "bins", "shuffle"] = Field(
         "poisson",
         description="poisson: a coin for each in every step; truncated: at most `max_batch` of these; bins (uls, "
-        "dp-sgd): each in exactly one step of an epoch, drawn uniformly, which costs less than coins; shuffle: fixed "
+        "dp-sgd): each in exactly one step of an epoch, drawn uniformly; shuffle: fixed "
         "batches as in the papers, and the guarantee is then an estimate",
     )
     bands: Count = Field(

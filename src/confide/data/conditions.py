@@ -70,7 +70,6 @@ class Conditions:
 
         Of one field, an entry may be the value alone.
 
-
         Raises:
             InputError: an entry lacks a field, has another, has no share above 0, or stands there twice.
         """
