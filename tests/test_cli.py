@@ -82,6 +82,25 @@ def test_help_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_mistake_in_a_config_is_told_before_anything_heavy_is_loaded(tmp_path):
+    path = tmp_path / "mail.yaml"
+    path.write_text(
+        "data: {train: mail.jsonl, unit: user, max_lenght: 3}\nprivacy: {mechanism: uls, epsilon: 8}\n"
+    )
+    probe = (
+        "import sys, confide.cli.base as base, confide.cli\n"
+        "for verb in (['prepare'], ['plan'], ['train'], ['verify'], ['tune'], ['redact'], ['secrets', 'tag']):\n"
+        "    try: base.app([*verb, sys.argv[1]])\n"
+        "    except SystemExit as ended: assert ended.code == 2, verb\n"
+        "    assert 'torch' not in sys.modules, verb\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, str(path)], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("max_lenght") == 7
+
+
 def test_help_names_every_verb_whole():
     found = confide("--help")
     assert found.code == 0

@@ -1,6 +1,7 @@
 """The verbs of a run: from text to a trained model."""
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from confide.cli.base import (
     RunFolder,
     Stopped,
     app,
+    config_of,
     crew_of,
     job_of,
     print_json,
@@ -93,14 +95,15 @@ def prepare(
 
     Example: confide prepare mail.yaml --processes 8
     """
+    # Before torch is imported, which takes seconds: a mistake in the config is told at once.
+    run, crew = run_of(config, overrides), crew_of(processes, cluster)
+
     from confide.cli import show
     from confide.models import loading as models
     from confide.runs.job import prepared_data
     from confide.runs.preparation import PICTURE
     from confide.utils.console import Console
 
-    crew = crew_of(processes, cluster)
-    run = run_of(config, overrides)
     with run.locked():
         facts = prepared_data(run, models.load_tokenizer(run.config), Console(), crew=crew).facts
     if as_json:
@@ -149,6 +152,8 @@ def plan(
 
     Example: confide plan mail.yaml privacy.epsilon=3 --suggest
     """
+    run = run_of(config, overrides)  # before torch is imported
+
     from confide.cli import show_plans
     from confide.planning.of_run import planned
     from confide.privacy import mechanisms
@@ -157,7 +162,7 @@ def plan(
     given = {"--rows": rows, "--count": count, "--out": out}
     if not suggest and (stray := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{stray[0]} is an option of --suggest")
-    run, console = run_of(config, overrides), Console()
+    console = Console()
     measures = mechanisms.find(run.config.privacy.mechanism).measures
     if measure and not suggest and measures is None:
         able = [name for name in mechanisms.NAMES if mechanisms.find(name).measures]
@@ -272,6 +277,9 @@ def train(
 
     Example: confide train mail.yaml privacy.epsilon=3
     """
+    if "WORLD_SIZE" not in os.environ:  # several ranks end together, and one of them tells why
+        config_of(config, overrides)  # before torch is imported
+
     from confide.cli import show
     from confide.distributed.ranks import Ranks
     from confide.reporting.facts import Facts
@@ -377,10 +385,11 @@ def verify(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fals
 
     Example: confide verify mail.yaml
     """
+    run = run_of(config, overrides)  # before torch is imported
+
     from confide.cli import show
     from confide.runs import verify as checks
 
-    run = run_of(config, overrides)
     with run.locked():
         job = job_of(run)
         found = checks.verify(job)

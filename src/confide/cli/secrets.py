@@ -41,14 +41,14 @@ def tag(
 
     Example: confide secrets tag mail.yaml --processes 8
     """
+    run, crew = _secret_run(config, overrides), crew_of(processes, cluster)  # before torch is imported
+
     from confide.cli import secret_report as secrecy
     from confide.cli import show
     from confide.models import loading as models
     from confide.runs.job import prepared_data
     from confide.utils.console import Console
 
-    crew = crew_of(processes, cluster)
-    run = _secret_run(config, overrides)
     with run.locked():
         facts = prepared_data(run, models.load_tokenizer(run.config), Console(), crew=crew).facts
     if as_json:

@@ -8,6 +8,7 @@ import numpy as np
 
 from confide.data.pieces import PIECE, beginning, encoded
 from confide.data.spans import Mention
+from confide.data.token_ids import TokenIds
 
 _AT_ONCE = 1 << 20  # characters of short texts that are tokenised in one call
 
@@ -45,6 +46,7 @@ class Cutter:
         self._tokenizer, self._length = tokenizer, length
         self._in_rows = in_rows
         self._places, self._piece = places and tokenizer.is_fast, piece
+        self._ids = TokenIds(tokenizer)
         start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         self._before = [start if start is not None else end] if (start, end) != (None, None) else []
         self._after = [end] if end is not None else []
@@ -86,8 +88,8 @@ class Cutter:
             yield self._cut(text, np.asarray(ids), own, 0, len(text) if own is None else _end(own))
 
     def _short(self, texts: Sequence[str]) -> Iterator[list[Row]]:
-        for ids, own, text in self._encoded(texts, add_special_tokens=False):
-            whole = np.asarray(self._before + ids + self._after, dtype=np.int64)
+        for ids, own, text in self._encoded(texts):
+            whole = np.concatenate([self._before, ids, self._after]).astype(np.int64)
             if own is not None:
                 own = [(0, 0)] * len(self._before) + own + [(0, 0)] * len(self._after)
             cut = self._cut(text, whole, own, 0, len(text))
@@ -118,9 +120,16 @@ class Cutter:
 
     def _encoded(
         self, texts: Sequence[str], **options: Any
-    ) -> Iterator[tuple[list[int], list[tuple[int, int]] | None, str]]:
-        """Yield each text's token ids, the characters of each token if they are known, and the text."""
+    ) -> Iterator[tuple[Sequence[int] | np.ndarray, list[tuple[int, int]] | None, str]]:
+        """Yield each text's token ids, the characters of each token if they are known, and the text.
+
+        Without options there are no special tokens.
+        """
         for some in _together(texts):
+            if not self._places and not options:
+                yield from ((ids, None, text) for ids, text in zip(self._ids(some), some, strict=True))
+                continue
+            options = options or {"add_special_tokens": False}
             found = self._tokenizer(some, return_offsets_mapping=self._places, **options)
             offsets = found["offset_mapping"] if self._places else [None] * len(some)
             yield from zip(found["input_ids"], offsets, some, strict=True)

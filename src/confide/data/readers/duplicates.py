@@ -246,9 +246,24 @@ def _parts(text: str) -> Iterator[str]:
 def _numbers(text: str) -> NDArray[np.uint32]:
     words = ("".join(c if c.isalnum() else " " for c in text.lower()) if not text.isascii() else
              text.lower().translate(_PUNCTUATION)).split()  # fmt: skip
-    numbers = (zlib.crc32(word.encode("utf-8", "replace")) for word in words)
-    return np.fromiter(numbers, np.uint32, len(words))
+    if len(_NUMBERS) > _KNOWN:
+        _NUMBERS.clear()
+    return np.fromiter(map(_NUMBERS.__getitem__, words), np.uint32, len(words))
 
+
+class _Numbers(dict[str, int]):
+    """The number of each word; those of a few words that occur again and again are looked up."""
+
+    def __missing__(self, word: str) -> int:
+        number = zlib.crc32(word.encode("utf-8", "replace"))
+        if len(word) <= _LONGEST:
+            self[word] = number
+        return number
+
+
+_NUMBERS = _Numbers()
+_KNOWN = 1 << 18  # numbers that are kept
+_LONGEST = 32  # letters of a word whose number is kept
 
 _BLANK = re.compile(r"\s")
 _BATCH = 1 << 15  # shingles that are signed at a time, each by all permutations

@@ -8,29 +8,32 @@ stays.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from confide.data.readers.fields import clean_text
 
-_I = re.IGNORECASE
+# A pattern of lines is looked for in a whole text at once: most lines match none, and a call for each takes long.
+_I = re.IGNORECASE | re.MULTILINE
 # "> ", "|> ", "JS> ": always a quote. Other marks are quotes only below an attribution line.
-_QUOTED = re.compile(r"[ \t]{0,3}(?:[|:}#]?[ ]?>|[A-Za-z]{1,4}[>|](?![A-Za-z/]))")
+_QUOTED = re.compile(r"^[ \t]{0,3}(?:[|:}#]?[ ]?>|[A-Za-z]{1,4}[>|](?![A-Za-z/]))", re.MULTILINE)
 _MARKS = "|:}#]%~{+=*!"
 _BANNER = re.compile(
-    r"[ \t]*[-_=*]{2,}[ \t]*(?:original[ \t]+(?:message|appointment)|forwarded[ \t]+(?:by|message)"
+    r"^(?:[ \t]*[-_=*]{2,}[ \t]*(?:original[ \t]+(?:message|appointment)|forwarded[ \t]+(?:by|message)"
     r"|forwarded[ \t]+with|begin[ \t]+forwarded|message[ \t]+from|reply[ \t]+(?:message|separator))\b"
-    r"|[ \t]*begin[ \t]+forwarded[ \t]+message",
+    r"|[ \t]*begin[ \t]+forwarded[ \t]+message)",
     _I,
 )
 _SAID = re.compile(
     r"(?:writes|wrote|says|said|schrieb|a écrit)[ \t]*(?:(?:in message .*)?[:;,]|\.{2,})?[ \t]*$", _I
 )
+_ENDS = frozenset(":;,.sedbtSEDBT")  # the last character of a line that it finds
 _OPENING = re.compile(
     r"(?:-+[ \t]*)?(?:in[ \t]+(?:a[ \t]+previous[ \t]+|a[ \t]+recent[ \t]+)?(?:article|message|<|\S+@)"
     r"|on[ \t].*\d|from[ \t]+article|\d{1,2}[ \t]+\w{3}[ \t]+\d{2,4})",
     _I,
 )
 _HEADER = re.compile(r"[ \t]*(from|sent|date|to|cc|bcc|subject|please respond to)\b[ \t]*:?", _I)
-_HEADER_COLON = re.compile(r"[ \t]*(from|sent|date|to|cc|bcc|subject)[ \t]*:", _I)
+_HEADER_COLON = re.compile(r"^[ \t]*(from|sent|date|to|cc|bcc|subject)[ \t]*:", _I)
 _STAMP = re.compile(
     r"\b\d{1,4}[/.-]\d{1,2}[/.-]\d{2,4}\b.*\b\d{1,2}:\d{2}|\b\d{1,2}:\d{2}(?::\d{2})?[ \t]*[ap]m\b", _I
 )
@@ -44,26 +47,39 @@ def strip_quotes(body: str) -> str:
     all that follows a banner ("-----Original Message-----", "---- Forwarded by ...") or the header that Lotus and
     Outlook put above a quoted original (To:, cc:, Subject: by a line with date and time). A signature stays.
     """
-    lines = clean_text(body).split("\n")
-    end = _original_begins(lines)
+    text = clean_text(body)
+    lines = text.split("\n")
+    end = _original_begins(text, lines)
     drop = [index >= end for index in range(len(lines))]
     marks = _attributions(lines[:end], drop)
-    for index, line in enumerate(lines[:end]):
-        if _QUOTED.match(line) or (marks and line.lstrip(" \t")[:1] in marks):
-            drop[index] = True
+    for index in _lines_with(_QUOTED, text):
+        drop[index] = True
+    if marks:
+        for index, line in enumerate(lines[:end]):
+            if line.lstrip(" \t")[:1] in marks:
+                drop[index] = True
     return "\n".join(_rest(lines, drop)) if any(drop) else body
 
 
-def _original_begins(lines: list[str]) -> int:
+def _lines_with(pattern: re.Pattern[str], text: str) -> Iterator[int]:
+    """Yield the numbers of the lines in which a pattern matches, in order."""
+    line = reached = 0
+    for match in pattern.finditer(text):
+        line += text.count("\n", reached, match.start())
+        reached = match.start()
+        yield line
+
+
+def _original_begins(text: str, lines: list[str]) -> int:
     """Return the line from which on all is a quoted original, or the number of lines."""
-    for index, line in enumerate(lines):
-        if _BANNER.match(line):
-            return index
-        if _HEADER_COLON.match(line):
-            start = _quoted_header(lines, index)
-            if start is not None:
-                return start
-    return len(lines)
+    end = next(_lines_with(_BANNER, text), len(lines))
+    for index in _lines_with(_HEADER_COLON, text):
+        if index >= end:
+            break
+        start = _quoted_header(lines, index)
+        if start is not None:
+            return start
+    return end
 
 
 def _quoted_header(lines: list[str], first: int) -> int | None:
@@ -107,7 +123,7 @@ def _attributions(lines: list[str], drop: list[bool]) -> str:
     """Mark attribution lines in `drop`; return the quote marks used below them."""
     marks = ""
     for index, line in enumerate(lines):
-        if not _SAID.search(line):
+        if line.rstrip(" \t")[-1:] not in _ENDS or not _SAID.search(line):
             continue
         start = next(
             (
