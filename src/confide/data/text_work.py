@@ -14,8 +14,8 @@ import numpy as np
 
 from confide.data.cutting import Cutter, Row
 from confide.data.layout import Layout
-from confide.data.readers.duplicates import Sketch, Sketcher
 from confide.data.readers.quotes import strip_quotes
+from confide.data.readers.sketching import Sketch, Sketcher
 from confide.data.turn_cutting import TurnCutter
 from confide.utils.errors import InputError
 
@@ -115,7 +115,7 @@ class TextWork:
     def ready(self) -> Callable[[Sequence[Text]], list[Worked]]:
         """Return a function from texts to what became of each. A fault of a text is raised by its rows."""
         cutter = Cutter(self.tokenizer, self.in_rows, self.length, self.places)
-        sketch = Sketcher() if self.sketched else None
+        sketcher = Sketcher() if self.sketched else None
 
         def do(texts: Sequence[Text]) -> list[Worked]:
             left = [strip_quotes(each.text) if self.without_quotes else each.text for each in texts]
@@ -125,8 +125,9 @@ class TextWork:
                 if each.is_cut and each.layout is None and each.tokens is None and text.strip()
             ]
             cut = iter(cutter.rows([text for text, _ in plain], [where for _, where in plain]))
+            sketches = [None] * len(left) if sketcher is None else sketcher(left)
             done = []
-            for each, text in zip(texts, left, strict=True):
+            for each, text, sketch in zip(texts, left, sketches, strict=True):
                 rows: Iterable[Row] = ()
                 counts: Counter[str] = Counter()
                 if not each.is_cut or not text.strip():
@@ -138,9 +139,8 @@ class TextWork:
                     rows = turns.rows(text, each.layout, each.where)
                 else:
                     rows = next(cut)
-                found = None if sketch is None or not text.strip() else sketch(text)
                 changed = None if text == each.text else text
-                done.append(Worked(changed, Rows(rows), found, len(each.text) - len(text), counts or None))
+                done.append(Worked(changed, Rows(rows), sketch, len(each.text) - len(text), counts or None))
             return done
 
         def one_by_one(texts: Sequence[Text]) -> list[Worked]:

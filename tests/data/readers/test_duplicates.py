@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from confide.data.readers import Document, duplicates
+from confide.data.readers import Document, sketching
 from confide.data.readers.duplicates import find_duplicates
+from confide.data.readers.sketching import Sketcher
 from confide.utils.errors import InputError
 
 WORDS = [f"w{number}" for number in range(5000)]
@@ -106,20 +107,45 @@ def test_refused():
         find_duplicates(rows((text(1), "a")), threshold=1.5)
 
 
+def same(one, other):
+    pairs = zip(one, other, strict=True)
+    return all(
+        (a is None and b is None)
+        or (
+            a.digest == b.digest
+            and (a.signature == b.signature).all()
+            and a.prints.tolist() == b.prints.tolist()
+        )
+        for a, b in pairs
+    )
+
+
 def test_a_long_text_is_looked_at_in_parts_with_the_same_words(monkeypatch):
     lines = [f"Ärger, ΟΔΟΣ\u00a0ΟΔΟΣ\u2003one{at};two\n" for at in range(400)]
     text = "".join(lines) + "unbroken" * 900 + " the end"
-    whole = duplicates._word_ids(text)
-    found = lambda: [  # noqa: E731
-        duplicates._digest(whole).tolist(),
-        duplicates._signer(64)(duplicates._grams(whole, 3)).tolist(),
-        duplicates._winnowed(whole).tolist(),
+    whole, before = sketching._words(text), Sketcher()([text])
+    monkeypatch.setattr(sketching, "_PART", 37)
+    monkeypatch.setattr(sketching, "_BATCH", 2)
+    monkeypatch.setattr(sketching, "_PIECE", 101)
+    assert sketching._words(text).tolist() == whole.tolist()
+    assert same(Sketcher()([text]), before)
+    assert len(before[0].prints) > 100
+    assert len(list(sketching._parts(text))) > 100
+
+
+def test_a_text_has_the_same_sketch_among_others_and_alone(monkeypatch):
+    chosen = random.Random(3)
+    texts = [
+        " ".join(f"w{chosen.randrange(30)}" for _ in range(count)) for count in (*range(60), 200, 3, 29, 31)
     ]
-    before = found()
-    monkeypatch.setattr(duplicates, "_PART", 37)
-    monkeypatch.setattr(duplicates, "_BATCH", 2)
-    monkeypatch.setattr(duplicates, "_PIECE", 101)
-    assert duplicates._word_ids(text).tolist() == whole.tolist()
-    assert found() == before
-    assert len(before[2]) > 100
-    assert len(list(duplicates._parts(text))) > 100
+    together = Sketcher(shortest=3)(texts)
+    assert [sketch is None for sketch in together] == [len(text.split()) < 3 for text in texts]
+    monkeypatch.setattr(sketching, "_PIECE", 17)  # now each is sketched by itself, in pieces
+    assert same(Sketcher(shortest=3)(texts), together)
+    assert sum(len(sketch.prints) for sketch in together if sketch) > 100
+
+
+def test_signatures_agree_as_often_as_sets_do():
+    words = [f"w{at}" for at in range(4000)]
+    one, other = Sketcher(permutations=512)([" ".join(words[:3000]), " ".join(words[1000:])])
+    assert (one.signature == other.signature).mean() == pytest.approx(0.5, abs=4 * (0.25 / 512) ** 0.5)

@@ -7,23 +7,21 @@ numbers and figures, and neither text nor hashes of text.
 
 from __future__ import annotations
 
-import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from confide.data.readers.documents import Document
+from confide.data.readers.sketching import Sketch, Sketcher, mix
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SHINGLE = 5  # words in one element of the sets whose Jaccard similarity is estimated
-_GRAM = 16  # words in one fingerprint ...
-_WINDOW = 15  # ... of which each run of 15 keeps one: a shared passage of 30 words is always found
+_AT_ONCE = 512  # documents that are sketched together
 _CROWD = 40  # in a larger bucket a row is compared with the next row only, not with all
 
 
@@ -84,40 +82,12 @@ def find_duplicates(
         raise InputError(
             f"the threshold of near-duplicates is {threshold}; it must lie above 0 and not above 1."
         )
-    sketch, found = Sketcher(shortest, permutations), Sketches(shortest, permutations)
-    for document in documents:
-        found.add(document.units, sketch(document.text))
+    sketcher, found = Sketcher(shortest, permutations), Sketches(shortest, permutations)
+    stream = iter(documents)
+    while some := list(islice(stream, _AT_ONCE)):
+        for document, sketch in zip(some, sketcher([each.text for each in some]), strict=True):
+            found.add(document.units, sketch)
     return found.report(threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """The hashes that are kept of a text; the text cannot be read from them.
-
-    Attributes:
-        digest: of all its words, uint64[1].
-        signature: MinHash of its shingles, uint32[permutations].
-        prints: fingerprints of passages, uint64[F].
-    """
-
-    digest: NDArray[np.uint64]
-    signature: NDArray[np.uint32]
-    prints: NDArray[np.uint64]
-
-
-class Sketcher:
-    """Makes the sketch of a text; None of a text of fewer than `shortest` words."""
-
-    def __init__(self, shortest: int = 20, permutations: int = 64) -> None:
-        self._shortest, self._signature = max(shortest, 1), _signer(permutations)
-
-    def __call__(self, text: str) -> Sketch | None:
-        words = _word_ids(text)
-        if len(words) < self._shortest:
-            return None
-        signature = self._signature(_grams(words, min(_SHINGLE, len(words))))
-        prints = _winnowed(words) if len(words) >= _GRAM else np.empty(0, np.uint64)
-        return Sketch(_digest(words), signature, prints)
 
 
 class Sketches:
@@ -227,116 +197,6 @@ class _Column:
         return self._values[: self._length]
 
 
-def _word_ids(text: str) -> NDArray[np.uint32]:
-    """Return one number for each word, the same for the same word in any text of any run."""
-    found = [_numbers(part) for part in _parts(text)]
-    return np.concatenate(found) if found else np.empty(0, np.uint32)
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Cut the text between words: a list of words takes ten times the memory of their text."""
-    start = 0
-    while start < len(text):
-        cut = _BLANK.search(text, start + _PART)
-        end = cut.start() if cut else len(text)
-        yield text[start:end]
-        start = end
-
-
-def _numbers(text: str) -> NDArray[np.uint32]:
-    words = ("".join(c if c.isalnum() else " " for c in text.lower()) if not text.isascii() else
-             text.lower().translate(_PUNCTUATION)).split()  # fmt: skip
-    if len(_NUMBERS) > _KNOWN:
-        _NUMBERS.clear()
-    return np.fromiter(map(_NUMBERS.__getitem__, words), np.uint32, len(words))
-
-
-class _Numbers(dict[str, int]):
-    """The number of each word; those of a few words that occur again and again are looked up."""
-
-    def __missing__(self, word: str) -> int:
-        number = zlib.crc32(word.encode("utf-8", "replace"))
-        if len(word) <= _LONGEST:
-            self[word] = number
-        return number
-
-
-_NUMBERS = _Numbers()
-_KNOWN = 1 << 18  # numbers that are kept
-_LONGEST = 32  # letters of a word whose number is kept
-
-_BLANK = re.compile(r"\s")
-_BATCH = 1 << 15  # shingles that are signed at a time, each by all permutations
-_PART = 1 << 20  # characters of a text whose words are held at a time, at least
-_PIECE = 1 << 18  # hashes that are held at a time
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix by the finaliser of SplitMix64 (Steele, Lea & Flood 2014), which spreads every bit over all 64."""
-    values = values ^ (values >> np.uint64(30))
-    values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
-    return values
-
-
-def _digest(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Compute one hash of all words in their order: a polynomial modulo 2^64, mixed."""
-    total = np.zeros(1, np.uint64)
-    for first in range(0, len(words), _PIECE):
-        piece = _mix(words[first : first + _PIECE].astype(np.uint64))
-        powers = np.cumprod(np.full(len(piece), _FACTOR, np.uint64))
-        total = total * powers[-1] + (piece * powers[::-1]).sum(dtype=np.uint64)
-    return _mix(total)
-
-
-def _grams(words: NDArray[np.uint32], length: int, shared: int = 0) -> Iterator[NDArray[np.uint64]]:
-    """Yield hashes of all runs of `length` words, as `_digest` makes them, in pieces that share `shared` hashes."""
-    count, start, end = len(words) - length + 1, 0, 0
-    while end < count:
-        end = min(start + _PIECE, count)
-        piece = _mix(words[start : end + length - 1].astype(np.uint64))
-        total = np.zeros(end - start, np.uint64)
-        for offset in range(length):
-            total *= _FACTOR
-            total += piece[offset : offset + len(total)]
-        total *= _FACTOR
-        yield _mix(total)
-        start = end - shared
-
-
-def _winnowed(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Select fingerprints of passages: the least of each `_WINDOW` consecutive hashes, each once."""
-    return np.unique(np.concatenate([_least(found) for found in _grams(words, _GRAM, _WINDOW - 1)]))
-
-
-def _least(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    if len(hashes) <= _WINDOW:
-        least: NDArray[np.uint64] = hashes.min(keepdims=True)
-        return least
-    return np.unique(np.lib.stride_tricks.sliding_window_view(hashes, _WINDOW).min(axis=1))
-
-
-def _signer(permutations: int) -> Callable[[Iterable[NDArray[np.uint64]]], NDArray[np.uint32]]:
-    """Return a function for MinHash signatures by datasketch, with a fixed seed: nothing secret depends on it."""
-    from datasketch import MinHash
-
-    empty = MinHash(num_perm=permutations, seed=1, hashfunc=int, scheme="affine32")
-
-    def signature(shingles: Iterable[NDArray[np.uint64]]) -> NDArray[np.uint32]:
-        sketch = empty.copy()
-        for piece in shingles:
-            values = np.unique(piece)
-            for first in range(0, len(values), _BATCH):
-                sketch.update_batch((values[first : first + _BATCH] >> np.uint64(32)).tolist())
-        return np.asarray(sketch.hashvalues, np.uint32)
-
-    return signature
-
-
 def _groups(keys: NDArray[np.uint64], rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield the rows of each key that occurs more than once, in order."""
     order = np.argsort(keys, kind="stable")
@@ -364,7 +224,7 @@ def _near_pairs(
         columns = rows.signatures[:, band * chosen.r : (band + 1) * chosen.r]
         keys = np.zeros(len(columns), np.uint64)
         for column in columns.T:
-            keys = _mix(keys * np.uint64(0x9E3779B97F4A7C15) + column)
+            keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + column)
         for bucket in _groups(keys, positions):
             crowds += len(bucket) > _CROWD
             reach = 1 if len(bucket) > _CROWD else len(bucket)
