@@ -157,7 +157,7 @@ def suggestions(found: dict[str, Any]) -> None:
     """Show settings of one target and budget, the most promising first, and what to write into the config."""
     import yaml
 
-    columns = ["mechanism", "rows_per_unit", "batch", "steps", "noise_multiplier", "noise_per_gradient"]
+    columns = "mechanism sampling rows_per_unit batch steps noise_multiplier noise_per_gradient".split()
     rows = [
         [
             str(row["place"]),
@@ -177,7 +177,8 @@ def suggestions(found: dict[str, Any]) -> None:
     )
     if correlated := found["correlated"]:
         print(
-            f"not in the ranking: with privacy.bands={correlated['bands']} the weights of the first one would hold "
+            f"not in the ranking: with privacy.bands={correlated['bands']} and privacy.sampling={correlated['sampling']} "
+            "the weights of the first one would hold "
             f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )

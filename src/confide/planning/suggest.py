@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
+_AS_LARGE = 1.05
+"""A batch that is so many times as large as that of a whole number of steps an epoch is not dealt into bins."""
+
 _BANDS = (2, 4, 8, 16, 32, 64)
 """Steps over which noise may be correlated; these are tried for the first setting."""
 
@@ -137,8 +140,9 @@ def suggest(
     Returns:
         `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit,
             batch, steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the
-            `settings` to run it. `correlated`: the `bands` with which the first would have the least noise in its
-            weights, and how much, relative to its own; None if none would have less.
+            `settings` to run it. `correlated`: the `bands`, and the `sampling` that goes with them, with which the
+            first would have the least noise in its weights, and how much, relative to its own; None if none would
+            have less.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -186,12 +190,15 @@ def suggest(
         raise InputError(
             f"{budget:g} rows: no setting spends them on {shape.units} units; give {way} with --rows"
         )
-    found.sort(key=lambda each: (-round(each.progress / ALIKE), -round(each.reach), -each.progress))
+    considered = len(found) + refused
+    found.sort(key=_order)
+    dealt = [_dealt(each, target, shape, lengths, size, squared_rate) for each in found[:count]]
+    found = sorted([*dealt, *found[count:]], key=_order)
     first = found[0]
     correlated = _correlated(first, target, shape, config)
     return {
         "budget_rows": budget,
-        "considered": len(found) + refused,
+        "considered": considered,
         "impossible": refused,
         "basis": _MEASURED if norms else _BY_SHAPE,
         "ranked": [
@@ -202,7 +209,7 @@ def suggest(
     }
 
 
-def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, float] | None:
+def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, Any] | None:
     """Compute the noise that correlation over steps would leave in the weights of a setting; see `correlated_noise`."""
     mechanism, rate = first.mechanism, first.parameters.sampling.rate
     if not mechanism.correlates:
@@ -215,12 +222,14 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
     for bands in _BANDS:
         if bands > min(steps, 1 / rate):
             break
-        own = replace(mechanism, bands=bands, warmup=_warmup(config, steps))
+        own = replace(mechanism, sampling="poisson", bands=bands, warmup=_warmup(config, steps))
         process = own.parameters(shape).process
         near = nearly_least_noise(process, target.epsilon, target.delta, near)
         noises[bands] = near * own.sensitivity * noise_in_weights(bands, rates, own.exponent)
     best = min(noises, key=lambda bands: noises[bands])
-    return {"bands": best, "noise_in_weights": noises[best] / noises[1]} if best > 1 else None
+    if best == 1:
+        return None
+    return {"bands": best, "sampling": "poisson", "noise_in_weights": noises[best] / noises[1]}
 
 
 def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
@@ -246,6 +255,38 @@ def _round(batch: float) -> float:
     """Round down to three digits or a whole number, for people to write down; it costs under 1% of the budget."""
     step = 10.0 ** min(0, math.floor(math.log10(batch)) - 2)
     return round(math.floor(batch / step * (1 + 1e-12)) * step, 12)
+
+
+def _order(each: Candidate) -> tuple[float, ...]:
+    return -round(each.progress / ALIKE), -round(each.reach), -each.progress
+
+
+def _dealt(
+    each: Candidate,
+    target: Target,
+    shape: Shape,
+    lengths: Callable[[int], float],
+    size: Size,
+    squared_rate: float,
+) -> Candidate:
+    """Return the same setting with balls in bins if it then needs less noise, else as it is.
+
+    An epoch of bins has a whole number of steps, so the batch is a little smaller.
+    """
+    mechanism, rate = each.mechanism, each.parameters.sampling.rate
+    bins = math.ceil(1 / rate)
+    if not mechanism.deals or bins < 2 or bins * rate > _AS_LARGE:
+        return each
+    other = replace(mechanism, sampling="bins", batch=_round(mechanism.batch / (bins * rate)))
+    parameters = other.parameters(shape)
+    if parameters.sampling.rate > rate:  # rounded, the batch would be one of fewer steps an epoch
+        return each
+    try:
+        noise = nearly_least_noise(parameters.process, target.epsilon, target.delta, each.noise_multiplier)
+    except InputError:
+        return each
+    found = _candidate(other, parameters, shape, noise, lengths, size, squared_rate)
+    return found if found.noise < each.noise else each
 
 
 def _next(near: list[float]) -> float:
@@ -315,6 +356,7 @@ def _row(
     return {
         "place": place,
         "mechanism": each.mechanism.name,
+        "sampling": each.mechanism.sampling,
         "rows_per_unit": each.cap,
         "batch": each.mechanism.batch,
         "steps": each.mechanism.steps,
