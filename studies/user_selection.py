@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from confide.runs.job import Job
 from confide.training.evaluation import perplexities
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding
@@ -94,12 +98,19 @@ def grid(work: Work) -> Grid:
 
 def measure(work: Work) -> list[Row]:
     size = _SIZES[work.scale]
-    found = [chosen(work, text, rule) for text in work.chosen(size["texts"]) for rule in size["rules"]]
+    found = [row for text in work.chosen(size["texts"]) for row in chosen(work, text)]
     return found + grid(work).measured(work)
 
 
-def chosen(work: Work, text: str, rule: str) -> Row:
-    """Return statistics of the rows that a rule takes of each user, under the model as it was."""
+def chosen(work: Work, text: str) -> list[Row]:
+    """Return statistics of the rows that each rule takes of each user, under the model as it was."""
+    jobs = {rule: _job(work, text, rule) for rule in _SIZES[work.scale]["rules"]}
+    job = next(iter(jobs.values()))
+    losses = perplexities(job.model, job.task, job.prepared.train, job.micro_tokens, job.ranks)
+    return [_of_rule(work, text, rule, job, losses) for rule, job in jobs.items()]
+
+
+def _job(work: Work, text: str, rule: str) -> Job:
     size = _SIZES[work.scale]
     keys = users.keys(1) | {
         "privacy.mechanism": "group",
@@ -109,10 +120,12 @@ def chosen(work: Work, text: str, rule: str) -> Row:
         "train.batch": 1.0,
     }
     raw = config(work, stories(work), text, keys)
-    job = job_of(raw, work.folder / "user-selection" / f"{text}-{rule}", work)
+    return job_of(raw, work.folder / "user-selection" / f"{text}-{rule}", work)
+
+
+def _of_rule(work: Work, text: str, rule: str, job: Job, losses: NDArray[np.float64]) -> Row:
     rows = job.sampler(job.phases()[0]).possible_rows()
     assert rows is not None  # group privacy takes the same rows of a user in every step
-    losses = perplexities(job.model, job.task, job.prepared.train, job.micro_tokens, job.ranks)[rows]
     lengths = job.prepared.train.lengths_of(rows)
     return {
         "study": "user-selection",
@@ -124,7 +137,7 @@ def chosen(work: Work, text: str, rule: str) -> Row:
         EPSILON: None,
         "rows": len(rows),
         "length": float(lengths.mean()),
-        "perplexity": float(losses.mean()),
+        "perplexity": float(losses[rows].mean()),
         "shorter": float((lengths < job.run.config.data.max_length).mean()),
         **version(),
     }
