@@ -176,9 +176,9 @@ def suggestions(found: dict[str, Any]) -> None:
         f"{found['impossible']:,} of them not possible; {found['basis']}"
     )
     if correlated := found["correlated"]:
+        settings = f"privacy.bands={correlated['bands']} and privacy.sampling={correlated['sampling']}"
         print(
-            f"not in the ranking: with privacy.bands={correlated['bands']} and privacy.sampling={correlated['sampling']} "
-            "the weights of the first one would hold "
+            f"not in the ranking: with {settings} the weights of the first one would hold "
             f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )
