@@ -41,6 +41,15 @@ def within_half_a_percent(found, known):
     assert 0.995 * known <= found <= 1.005 * known
 
 
+def test_a_rate_that_bins_round_is_named():
+    def sampling(rate):
+        found = confide.account("uls", rate=rate, steps=8, noise_multiplier=1.0, delta=1e-6, sampling="bins")
+        return dict(found.assumptions)["sampling"]
+
+    assert "makes no whole number" in sampling(0.7)
+    assert "makes no whole number" not in sampling(0.25)
+
+
 def test_user_sampling_meets_the_vectors(shared):
     for known in vectors(shared, "user_sampling"):
         for process in ("uls", "dp-sgd"):

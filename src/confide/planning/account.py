@@ -398,6 +398,8 @@ def _assumptions(
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
     if asked.sampling == "bins":
         draw += f"; it takes part in exactly one step of every {bins_of(rate)}, which are an epoch"
+        if asked.rate is not None and not math.isclose(asked.rate, rate, rel_tol=0.01):
+            draw += " (the rate that was asked for makes no whole number of steps)"
     if asked.population is not None:
         draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:
