@@ -23,6 +23,8 @@ PAPERS = {
     "": "Beyond the papers",
 }
 _ORDER = (NOT_REPRODUCED, UNDECIDED, REPRODUCED)  # what does not reproduce is said first
+_NEARLY = 1e-6
+_SHORT = {paper: name.partition("(")[2].rstrip(")") for paper, name in PAPERS.items() if paper}
 _MADE = "<!-- Made by `confide study --pages`; do not edit by hand. -->\n\n"
 
 Entry = Mapping[str, Any]
@@ -59,9 +61,9 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str
     """Return a study's part of a page: findings, tables, and how they were made."""
     lines = [f"## {chosen.name}", "", chosen.question, ""]
     if entries:
-        lines += ["| verdict | claim | found | what is measured |", "|---|---|---|---|"]
+        lines += ["| verdict | claim | found | claim holds | what is measured |", "|---|---|---|---|---|"]
         lines += [
-            f"| {each['verdict']} | {each['claim']} | {shown(each)} | {each['statistic']} |"
+            f"| {each['verdict']} | {each['claim']} | {shown(each)} | {holds(each)} | {each['statistic']} |"
             for each in _sorted(entries)
         ]
         first = entries[0]
@@ -88,30 +90,47 @@ def shown(entry: Entry) -> str:
     return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} {entry.get('over', 'run keys')})"
 
 
+def holds(entry: Entry) -> str:
+    """Write between which bounds the statistic lies if the claim holds."""
+    write = percent if entry["unit"] == "nats" else "{:.4g}".format
+    low, high = entry["holds_between"]
+    if low is not None and high is not None:
+        return f"{write(low)} to {write(high)}"
+    bound, words = (high, ("below", "at most")) if low is None else (low, ("above", "at least"))
+    if bound is None:
+        return ""
+    if 0 < abs(bound) < _NEARLY:  # stands for a statistic that must not be 0
+        return f"{words[0]} {write(0.0)}"
+    return f"{words[1]} {write(bound)}"
+
+
 def _findings(entries: Sequence[Entry]) -> str:
     counts = {verdict: sum(each["verdict"] == verdict for each in entries) for verdict in _ORDER}
     lines = [
         "# Findings",
         "",
         "Each line is a claim of a paper, or one of confide's own, and what was found of it. A claim says that a "
-        "statistic lies between two bounds. It is *reproduced* if the statistic's 95% interval lies between them, *not "
-        "reproduced* if all of it lies outside, and *undecided* otherwise. Claims of one table are judged together "
-        "(Holm 1979). Differences of loss are shown as changes of the perplexity. The name of a study leads to its "
-        "tables, and to the command that made them.",
+        "statistic lies between two bounds (*claim holds*). It is *reproduced* if the statistic's 95% interval lies "
+        "between them, *not reproduced* if all of it lies outside, and *undecided* otherwise; confide's own claims are "
+        "judged by the same rule. Where the statistic is computed and not measured there is no interval: the range of "
+        "its values then stands for it. Claims of one table are judged together (Holm 1979). Differences of loss are "
+        "shown as changes of the perplexity. The name of a study leads to its tables, and to the command that made "
+        "them.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
         "",
         ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
         "",
-        "| verdict | paper | claim | found | what is measured | study |",
-        "|---|---|---|---|---|---|",
+        "| verdict | paper | claim | found | claim holds | what is measured | study |",
+        "|---|---|---|---|---|---|---|",
     ]
     for each in _sorted(entries):
-        paper = f"{each['paper']}, {each['place']}" if each["paper"] else each["place"]
+        paper = f"{_SHORT[each['paper']]}, {each['place']}" if each["paper"] else each["place"]
         link = f"[{each['study']}](results/{_file(each['paper'])}.md#{each['study']})"
         lines.append(
-            f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {each['statistic']} | {link} |"
+            f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {holds(each)} | {each['statistic']} "
+            f"| {link} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -138,7 +157,13 @@ def _shown(folder: Path) -> str:
         for place in chosen.shows:
             paper, _, own = place.rpartition(": ")
             found.append(
-                (paper or chosen.paper, *_order(own), own, chosen.name, ", ".join(scales) or "not yet")
+                (
+                    _SHORT.get(paper or chosen.paper, paper),
+                    *_order(own),
+                    own,
+                    chosen.name,
+                    ", ".join(scales) or "not yet",
+                )
             )
     lines += [f"| {' | '.join((paper, *rest))} |" for paper, _, _, *rest in sorted(found)]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 """Ids by fastokens are those of the tokenizer, and it is left alone where they are not."""
 
+import hashlib
 import sys
 
 import numpy as np
@@ -14,6 +15,11 @@ from confide.models.names import location
 from tests.data.test_pieces import BITS, KINDS, text_of, trained
 
 TEXTS = ["It's a test.", "", "naïve 東京 12,345\n\n  x", *(text_of(40, seed) for seed in range(80))]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_tried(monkeypatch):
+    monkeypatch.setattr(token_ids, "_TRIED", {})
 
 
 def bundled():
@@ -75,20 +81,25 @@ def test_texts_with_special_tokens_are_left_to_the_tokenizer(monkeypatch):
     tokenizer = bundled()
     special = tokenizer.eos_token
     fake = Spoilt(tokenizer, special)
-    monkeypatch.setattr(token_ids, "_quick", lambda tokenizer: fake)
+    monkeypatch.setattr(token_ids, "_reader", lambda plain: fake)
     texts = ["plain", f"a {special} b", "plain too"]
     assert same(TokenIds(tokenizer)(texts), own(tokenizer, texts))
     assert "plain too" in fake.asked
     assert not any(special in text for text in fake.asked)
 
 
-@pytest.mark.parametrize("mark", ["o'clock", "the first"])
-def test_another_answer_to_the_probe_or_to_the_first_texts_ends_its_use(monkeypatch, mark):
+@pytest.mark.parametrize("mark", ["o'clock", "é"])
+def test_another_answer_to_the_probe_ends_its_use(monkeypatch, mark):
     tokenizer = bundled()
-    monkeypatch.setattr(token_ids, "_quick", lambda tokenizer: Spoilt(tokenizer, mark))
-    ids, texts = TokenIds(tokenizer), ["of the first texts", "another"]
-    assert same(ids(texts), own(tokenizer, texts))
+    monkeypatch.setattr(token_ids, "_reader", lambda plain: Spoilt(tokenizer, mark))
+    ids = TokenIds(tokenizer)
     assert not ids.is_quick
+    assert same(ids(TEXTS), own(tokenizer, TEXTS))
+
+
+def test_all_processes_try_the_same_texts():
+    digest = hashlib.sha256("\0".join(token_ids._probe()).encode()).hexdigest()
+    assert digest.startswith("786208eadd55bfd1")
 
 
 def test_it_works_without_fastokens(monkeypatch):

@@ -264,9 +264,24 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     assert page.index("| not reproduced |") < page.index("| reproduced |")
     assert "1 not reproduced, 0 undecided at this scale, 1 reproduced." in page
     assert "| example | small |" in page
+    assert "| at least 5 |" in page
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
     assert "confide study example --scale small --data data" in paper
     assert "2.77 (2.71 to 2.84)" in paper
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ([5.0, None], "at least 5"),
+        ([None, 0.0], "at most 0"),
+        ([1e-9, None], "above 0"),
+        ([0.9, 1.1], "0.9 to 1.1"),
+        ([None, None], ""),
+    ],
+)
+def test_a_finding_says_where_its_claim_holds(bounds, words):
+    assert pages.holds({"unit": "bits", "holds_between": bounds}) == words
 
 
 def test_a_finding_says_what_its_values_are_of():

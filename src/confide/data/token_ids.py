@@ -1,28 +1,61 @@
-"""Token ids of many texts, by fastokens where it is installed: it needs a third of the time of transformers' own.
+"""Token ids of many texts, by fastokens where it is installed: it needs a fifth of the time of transformers' own.
 
 It is a second implementation of the same tokenizers, so it is used with care: not if it cannot read the tokenizer, not
-if its answer to a probe or to the first texts differs, and never for a text with a special token in it, where it is
-known to differ for some models. It does not tell the characters of a token: who needs them asks the tokenizer.
+if its answers to some hundred made-up texts differ, and never for a text with a special token in it, where it is known
+to differ for some models. The texts are always the same ones, so all processes decide alike. It does not tell the
+characters of a token: who needs them asks the tokenizer.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Quick = Callable[[Sequence[str]], list[Ids]]
 
-_PROBE = (
+_WRITTEN = (
     "It's 9 o'clock:  they'LL pay 1,234.50 EUR\tfor it. \r\n\n  if x != y:\n\treturn None   ",
     "Grüße an Çağla, Ωμέγα; 東京で42個 हिन्दी १२३ \u00a0\u2028 naïve cafe\u0301 ﬁ 👩‍🚀 \u200b İKſ",
     "\x00\x7f\x85 <> [] {{}} ___ --- ''' \"\"\" \\n http://a.example/b?c=d&e#f",
 )
-_COMPARED = 64  # of the first texts
+_BITS = (
+    *" \n\t.,;:'\"-_/<>@#0123456789",
+    "  ",
+    "\r\n",
+    "'s",
+    "'LL",
+    "\u00a0",
+    "\u2028",
+    "\u3000",
+    "²",
+    "Ⅷ",
+    "é",
+    "e\u0301",
+)
+_PROBES = 200
+_KEPT = 4  # tokenizers of which it is known whether the two agree
+
+
+def _probe() -> list[str]:
+    """Return texts of words, signs and characters of all scripts; the same ones each time."""
+    chosen = random.Random(0)
+    kinds: tuple[Callable[[], str], ...] = (
+        lambda: chosen.choice(_BITS),
+        lambda: "".join(chosen.choice("etaoinshrdluETAOIN") for _ in range(chosen.randrange(1, 9))),
+        lambda: chr(chosen.randrange(0x20, 0x2000)),
+        lambda: chr(chosen.randrange(0x2000, 0xD800)),
+        lambda: chr(chosen.randrange(0x1F300, 0x1FA00)),
+    )
+    made = ("".join(chosen.choice(kinds)() for _ in range(chosen.randrange(60))) for _ in range(_PROBES))
+    return [*_WRITTEN, *made]
 
 
 class TokenIds:
@@ -34,12 +67,29 @@ class TokenIds:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._quick = _quick(tokenizer)
-        self._is_compared = False
-        if self._quick is not None:
-            self._keep_if_alike(_PROBE, self._quick(_PROBE))
-        special = [token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values()]
-        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        found = [token.content for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values()]
+        return re.compile("|".join(map(re.escape, found)) or r"(?!)")
+
+    @cached_property
+    def _quick(self) -> Quick | None:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        plain = json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})
+        if plain not in _TRIED:
+            if len(_TRIED) >= _KEPT:
+                _TRIED.clear()
+            _TRIED[plain] = self._tried(_reader(plain))
+        return _TRIED[plain]
+
+    def _tried(self, quick: Quick | None) -> Quick | None:
+        if quick is None:
+            return None
+        probe = [text for text in _probe() if not self._special.search(text)]
+        return quick if all(map(np.array_equal, quick(probe), self._own(probe))) else None
 
     @property
     def is_quick(self) -> bool:
@@ -51,14 +101,7 @@ class TokenIds:
         if self._quick is None:
             return self._own(texts)
         is_plain = [self._special.search(text) is None for text in texts]
-        plain = [text for text, chosen in zip(texts, is_plain, strict=True) if chosen]
-        found = self._quick(plain)
-        if plain and not self._is_compared:
-            self._is_compared = True
-            self._keep_if_alike(plain[:_COMPARED], found[:_COMPARED])
-            if not self.is_quick:
-                return self._own(texts)
-        quick = iter(found)
+        quick = iter(self._quick([text for text, chosen in zip(texts, is_plain, strict=True) if chosen]))
         own = iter(self._own([text for text, chosen in zip(texts, is_plain, strict=True) if not chosen]))
         return [next(quick) if chosen else next(own) for chosen in is_plain]
 
@@ -70,23 +113,18 @@ class TokenIds:
             for ids in self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         ]
 
-    def _keep_if_alike(self, texts: Sequence[str], found: Sequence[Ids]) -> None:
-        if not all(map(np.array_equal, found, self._own(texts))):
-            self._quick = None
+
+_TRIED: dict[str, Quick | None] = {}
+"""What came of the tokenizers that this process met, as JSON."""
 
 
-def _quick(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]] | None:
+def _reader(tokenizer: str) -> Quick | None:
+    """Load a tokenizer, which is given as JSON; None if fastokens is not there or does not know this kind."""
     try:
         import fastokens
-    except ImportError:
-        return None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return None
-    plain = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    try:
-        reader = fastokens.Tokenizer.from_json_str(json.dumps(plain))
-    except ValueError:  # it does not know this kind of tokenizer
+
+        reader = fastokens.Tokenizer.from_json_str(tokenizer)
+    except (ImportError, ValueError):
         return None
 
     def encode(texts: Sequence[str]) -> list[Ids]:
