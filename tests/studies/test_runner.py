@@ -264,7 +264,7 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     assert page.index("| not reproduced |") < page.index("| reproduced |")
     assert "1 not reproduced, 0 undecided at this scale, 1 reproduced." in page
     assert "| example | small |" in page
-    assert "| at least 5 |" in page
+    assert "| +64.9% to +348.2% |" in page
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
     assert "confide study example --scale small --data data" in paper
     assert "2.77 (2.71 to 2.84)" in paper
