@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 @verb
 def account(
     process: Annotated[str, typer.Argument(metavar="PROCESS", help="uls, els, group or dp-sgd")],
-    units: Annotated[int | None, typer.Option(metavar="N", help="uls: how many units there are")] = None,
+    units: Annotated[
+        int | None, typer.Option(metavar="N", help="how many units there are; els, group: if known")
+    ] = None,
     rows: Annotated[
-        int | None, typer.Option(metavar="M", help="how many rows there are; els, group: those in use")
+        int | None,
+        typer.Option(
+            metavar="M",
+            help="how many rows there are; els, group: those in use; uls: for the default of delta",
+        ),
     ] = None,
     rows_per_unit: Annotated[
         int | None, typer.Option(metavar="G", help="els, group: the most rows of a user in use")
@@ -60,7 +66,8 @@ def account(
     """Find epsilon, delta, noise or steps from the other numbers.
 
     It needs no data and no config. Give two of --epsilon, --noise and --steps, and the third is found; give all three,
-    and delta is found. The numbers are those that a run would claim.
+    and delta is found. The numbers are those that a run of these counts
+    and this delta would claim.
 
     Example: confide account uls --units 2000 --batch 200 --steps 500 --epsilon 8
     """

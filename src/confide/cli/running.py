@@ -91,7 +91,7 @@ def prepare(
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Read text into the unit graph, and show its statistics.
+    """Read the text, and show who wrote how much.
 
     Example: confide prepare mail.yaml --processes 8
     """
@@ -134,8 +134,8 @@ def plan(
         bool,
         typer.Option(
             "--measure",
-            help="measure gradients first, which no guarantee covers: of 128 units, for --suggest or (mechanism uls) "
-            "for rows and users by Estimate-and-Double; of 64 units, how far they are apart (concentration)",
+            help="read private gradients first, which no guarantee covers: of 128 units for --suggest or uls, of 64 for "
+            "concentration",
         ),
     ] = False,
     count: Annotated[int | None, typer.Option(help="--suggest: settings to show; default: 5", min=1)] = None,

@@ -30,7 +30,8 @@ def synthesize(
         float, typer.Option(help="draw from the likeliest tokens with so much probability", min=0.01, max=1.0)
     ] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(help="of the draws, for the same file again; default: a new one", min=0)
+        int | None,
+        typer.Option(help="seed of the draws: the same one repeats the file; default: a new one", min=0),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="put prompts into the chat template")] = False,
     turns: Annotated[
@@ -42,7 +43,7 @@ def synthesize(
     batch: Annotated[int, typer.Option(help="documents that are drawn together", min=1)] = 32,
     evaluate: Annotated[
         bool,
-        typer.Option("--evaluate", help="hold the documents against real text of units that did not train"),
+        typer.Option("--evaluate", help="compare the documents with real text of units that did not train"),
     ] = False,
     leaks: Annotated[
         bool, typer.Option("--leaks", help="attack the documents with the text that trained")
