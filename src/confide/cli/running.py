@@ -134,8 +134,8 @@ def plan(
         bool,
         typer.Option(
             "--measure",
-            help="read private gradients first, which no guarantee covers: of 128 units for --suggest or uls, of 64 for "
-            "concentration",
+            help="read private gradients first, which no guarantee covers: of 128 units for --suggest or uls, of 64 "
+            "for concentration",
         ),
     ] = False,
     count: Annotated[int | None, typer.Option(help="--suggest: settings to show; default: 5", min=1)] = None,
