@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from studies.__main__ import app as studies
 from typer.main import get_command
 
 from confide.cli.base import app
@@ -37,6 +38,13 @@ def _below(group: Any, context: Any, words: str) -> Iterator[tuple[str, Any, Any
         inside = command.context_class(command, info_name=name, parent=context)
         if hasattr(command, "commands"):
             yield from _below(command, inside, f"{words} {name}")
+        elif name == "study":  # its options are those of the repository's program
+            of_studies = get_command(studies)
+            yield (
+                f"{words} {name}",
+                of_studies,
+                of_studies.context_class(of_studies, info_name=f"{words} {name}"),
+            )
         else:
             yield f"{words} {name}", command, inside
 
