@@ -25,7 +25,6 @@ from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.synthesis.sampling import Asked, Batch
 from confide.utils.console import Console
-from tests.cli.conftest import finished
 from tests.command import World, confide, refused
 
 KINDS = ["bad", "good", "unheard"]
@@ -40,14 +39,27 @@ def settings(**privacy) -> dict:
     }
 
 
+def world_of(folder: Path, model: Path, **privacy) -> World:
+    """A world whose texts have several lengths, some of a kind that the list lacks."""
+    world = World(folder, model).set(**settings(**privacy))
+    rows = [json.loads(line) for line in world.text.read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["text"] = " ".join([row["text"]] * (1 + number % 3))
+        row["kind"] = "foreign" if number % 4 == 3 else row["kind"]
+    return world.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory, model) -> World:
-    return finished(tmp_path_factory.mktemp("counted"), model, **settings())
+    world = world_of(tmp_path_factory.mktemp("counted"), model, noise_multiplier=0.3)
+    world.set(train__learning_rate=0.2)
+    assert confide("train", world.path).code == 0
+    return world
 
 
 @pytest.fixture(scope="module")
 def by_row(tmp_path_factory, model) -> World:
-    world = World(tmp_path_factory.mktemp("by row"), model).set(**settings(mechanism="dp-sgd"))
+    world = world_of(tmp_path_factory.mktemp("by row"), model, mechanism="dp-sgd")
     world.drop("privacy", "rows_per_unit")
     assert confide("prepare", world.path).code == 0
     return world
@@ -80,7 +92,8 @@ def expected(documents: list[tuple[str, str, int]], by_user: bool) -> tuple[np.n
     kinds, lengths = np.zeros(len(KINDS)), np.zeros(len(BOUNDS))
     for user, kind, tokens in documents:
         share = 1 / of_user[user] if by_user else 1
-        kinds[KINDS.index(kind)] += share
+        if kind in KINDS:
+            kinds[KINDS.index(kind)] += share
         lengths[next(at for at, bound in enumerate(BOUNDS) if tokens <= bound)] += share
     return kinds, lengths
 
@@ -129,6 +142,24 @@ def test_to_release_again_draws_no_new_noise(counted, tmp_path):
     again.set(run=str(world))
     assert confide("train", again.path).code == 0
     assert {name: (world / "release" / name).read_bytes() for name in before} == before
+
+
+def test_a_twin_counts_nothing(counted, tmp_path):
+    assert confide("train", counted.path, "--twin").code == 0
+    assert job_of(counted).mechanism.histograms is not None
+    twin = Job.of(Run(load(counted.path), twin=True), Console(quiet=True))
+    assert twin.mechanism.histograms is None
+    assert not list(counted.run.glob("twin/**/lengths.json"))
+
+
+def test_rows_that_tell_no_documents_are_prepared_again(tmp_path, model):
+    world = world_of(tmp_path, model)
+    world.set(privacy__histograms={"of": []})
+    assert confide("prepare", world.path).code == 0
+    assert UnitGraph.open(world.run / "data" / "train").documents is None
+    world.set(privacy__histograms=COUNTED)
+    assert confide("prepare", world.path).code == 0
+    assert UnitGraph.open(world.run / "data" / "train").documents is not None
 
 
 def test_documents_are_drawn_by_shares_and_lengths_that_were_counted(counted, tmp_path):

@@ -14,7 +14,7 @@ from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
-from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, Guarantee, large_delta
+from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, STATISTICS, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
@@ -310,7 +310,7 @@ def state_guarantee(
         discretisation=curve.interval,
         protected_output=_output(mechanism, tuning),
         not_covered=(
-            *tuning.not_covered,
+            *_not_covered(mechanism, tuning),
             *parts.not_covered,
             *_other_sides(mechanism, config),
             *_chosen(mechanism, config),
@@ -365,6 +365,14 @@ def _output(mechanism: Mechanism, tuning: SweepAccounting) -> str:
     """Say what the figures are about: the model, and histograms that are released with it."""
     counted = mechanism.histograms
     return tuning.output if counted is None else f"{tuning.output}; {counted.output}"
+
+
+def _not_covered(mechanism: Mechanism, tuning: SweepAccounting) -> tuple[str, ...]:
+    """Return what no run covers, but for the counts that this one accounts for."""
+    if mechanism.histograms is None:
+        return tuning.not_covered
+    released = f"{STATISTICS}, but for the counts that are released beside the model"
+    return tuple(released if line == STATISTICS else line for line in tuning.not_covered)
 
 
 def _chosen(mechanism: Mechanism, config: "Config") -> tuple[str, ...]:
