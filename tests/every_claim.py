@@ -116,6 +116,16 @@ CASES: dict[str, tuple[str, dict[str, Any], SweepAccounting]] = {
         UNTUNED,
     ),
     "uls, small delta": ("uls", {"delta": 1e-7}, UNTUNED),
+    "uls, counted": (
+        "uls",
+        {"privacy": {"histograms": {"of": ["lengths"], "noise_multiplier": 7.123456789}}},
+        UNTUNED,
+    ),
+    "uls, counted, sweep": (
+        "uls",
+        {"privacy": {"histograms": {"of": ["lengths"], "noise_multiplier": 7.123456789}}},
+        CountedSweep(Trials(8.0)),
+    ),
     "uls, sweep": ("uls", {}, CountedSweep(Trials(8.0))),
     "uls, searched": ("uls", {}, UncountedSweep(12, (7.123456789, 1.23456e-3))),
     "els": ("els", {}, UNTUNED),

@@ -68,8 +68,15 @@ SCORER = (
 )
 SIZE = ("what the size of the noise tells of the drawn rows, and through normalisation of all rows",)
 
+BUT_FOR_COUNTS = (
+    "statistics of the data (counts, lengths, medians) and what was chosen from them, but for the counts that are "
+    "released beside the model",
+)
+
 EXPECTED = {
     **dict.fromkeys(CASES, (*EVERY_RUN, *TWIN)),
+    "uls, counted": (*EVERY_RUN[:4], *BUT_FOR_COUNTS, *EVERY_RUN[5:], *TWIN),
+    "uls, counted, sweep": (*SWEEP[:4], *BUT_FOR_COUNTS, *SWEEP[5:], *TWIN),
     "uls, sweep": (*SWEEP, *TWIN),
     "els, replace-one, sweep": (*SWEEP, *TWIN),
     "uls, searched": (*SEARCHED, *TWIN),

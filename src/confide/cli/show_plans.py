@@ -37,6 +37,8 @@ def plan(found: dict[str, Any]) -> None:
         adjacency = found["guarantee"]["adjacency"]
         print(f"epsilon {above(chosen['epsilon'])} at delta {at_most(chosen['delta'], 3)}, {adjacency}")
         print(f"  one unit is {found['guarantee']['unit'].rstrip('.')}")
+        if "histograms" in found:
+            print(f"  released with the model: {found['histograms']}")
         for what, epsilon in found["guarantee"]["epsilons"]:
             print(f"  {above(epsilon)} {what}")
         for reason in found["guarantee"]["estimates"]:

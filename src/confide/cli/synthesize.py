@@ -24,7 +24,13 @@ def synthesize(
         Path | None,
         typer.Option(metavar="FILE", help="what documents begin with, a line each; used in turn"),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="of a document, at most", min=1)] = 256,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="of a document, at most; default: 256, or drawn for each by lengths that the release has counted",
+            min=1,
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="1: as the model draws; below: tamer", min=0.01)] = 1.0,
     top_p: Annotated[
         float, typer.Option(help="draw from the likeliest tokens with so much probability", min=0.01, max=1.0)
@@ -94,7 +100,7 @@ def synthesize(
         asked = Asked(
             documents=documents,
             **_beginnings(release, prompts, chat),
-            max_new_tokens=max_new_tokens,
+            **_lengths(release, max_new_tokens, turns),
             temperature=temperature,
             top_p=top_p,
             seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
@@ -128,7 +134,19 @@ def _beginnings(release: Path, prompts: Path | None, chat: bool) -> dict[str, An
         "prompts": tuple(map(conditions.prefix, conditions.listed)),
         "shares": conditions.shares,
         "named": tuple(map(conditions.named, conditions.listed)),
+        "counted": conditions.counted is not None,
     }
+
+
+def _lengths(release: Path, most: int | None, turns: int) -> dict[str, Any]:
+    """Return how many tokens documents have at most: as asked, or else as the release has counted, or 256."""
+    from confide.data.lengths import Lengths
+
+    lengths = Lengths.load(release) if most is None and not turns else None
+    if lengths is None:
+        return {"max_new_tokens": 256 if most is None else most}
+    drawn = [bound for bound, share in zip(lengths.bounds, lengths.shares, strict=True) if share]
+    return {"max_new_tokens": max(drawn), "bounds": lengths.bounds, "bound_shares": lengths.shares}
 
 
 def _lines(prompts: Path | None) -> tuple[str, ...]:

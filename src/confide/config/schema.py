@@ -16,6 +16,21 @@ from confide.config.model_sections import Adapter, Base
 Selection = Literal["random", "longest", "shortest", "highest-ppl", "lowest-ppl", "random-chunk"]
 
 
+class Histograms(Section):
+    """Shares that are counted in the private text and released with the model."""
+
+    of: list[Literal["conditions", "lengths"]] = Field(
+        default_factory=list,
+        description="uls, dp-sgd: count the shares of `data.conditions`, or how long documents are, with noise of "
+        "their own, and release them with the model; epsilon covers them",
+    )
+    noise_multiplier: Positive = Field(
+        20.0,
+        description="standard deviation of the noise on each count, in units of what one unit may add to all of them "
+        "(1 for one histogram, the root of 2 for two)",
+    )
+
+
 class Privacy(Section):
     """The protected unit, the mechanism and its noise."""
 
@@ -76,6 +91,9 @@ class Privacy(Section):
     )
     noise: Literal["secure", "fast"] = Field(
         "secure", description="AES-CTR, on a GPU ChaCha20; or Philox, which is no cipher: an estimate"
+    )
+    histograms: Histograms = Field(
+        default_factory=Histograms, description="shares for `confide synthesize`, counted with noise"
     )
     published_key: str | None = Field(
         None, description="derive all randomness from this text: repeatable, and no guarantee to who knows it"

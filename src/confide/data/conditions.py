@@ -5,9 +5,10 @@ In front of the text stands a line for each field of `data.condition`, and an em
     topic: billing
     channel: phone
 
-Which conditions there are, and how often each is drawn, is a list that the user states (`data.conditions`). It is not
-computed from the records. A record whose fields hold a combination that is not in the list gets no lines, so nobody is
-tempted to put into the list what only private text holds.
+Which conditions there are is a list that the user states (`data.conditions`). It is not computed from the records. How
+often each is drawn the list says as well, unless the shares are counted with noise (`privacy.histograms`). A record
+whose fields hold a combination that is not in the list gets no lines, so nobody is tempted to put into the list what
+only private text holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,41 @@ if TYPE_CHECKING:
     from confide.config.data_section import Data
 
 FILE = "conditions.json"
-"""In a release: the list, as it was stated."""
+"""In a release: the list, as it was stated, with the shares as they were stated or counted."""
 
 SHARE = "share"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How shares were counted in the private text.
+
+    Attributes:
+        unit: what is protected, in words; each adds 1 in all, shared among its documents.
+        deviation: the standard deviation of the noise on each count.
+        counts: with their noise, rounded; some may be below 0.
+    """
+
+    unit: str
+    deviation: float
+    counts: tuple[int, ...]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """What counts above 0 say of the shares; all alike if none is above 0."""
+        least = [max(count, 0) for count in self.counts]
+        whole = sum(least)
+        return tuple(count / whole if whole else 1 / len(least) for count in least)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Counted:
+        """Raise ValueError, LookupError or TypeError if it is not one."""
+        return cls(
+            str(found["unit"]), float(found["deviation"]), tuple(int(each) for each in found["counts"])
+        )
 
 
 @dataclass(frozen=True)
@@ -40,27 +73,36 @@ class Conditions:
         fields: that a condition has, in order.
         listed: the values of each condition, in the order of the fields.
         shares: of the documents that are drawn, float each; they add up to 1.
+        counted: how they were counted; None if they were stated.
     """
 
     fields: tuple[str, ...]
     listed: tuple[tuple[str, ...], ...]
     shares: tuple[float, ...]
+    counted: Counted | None = None
 
     @classmethod
-    def of(cls, data: Data) -> Conditions | None:
+    def of(cls, data: Data, counts: bool = False) -> Conditions | None:
         """Read the list of a config; None if it conditions on nothing.
 
+        Args:
+            counts: the shares will be counted, so the list states none.
+
         Raises:
-            InputError: the list is not one.
+            InputError: the list is not one, or states shares that will be counted.
         """
         if not data.condition:
             return None
         fields = tuple([data.condition] if isinstance(data.condition, str) else data.condition)
         if data.conditions is None:
             raise ValueError("a config that was checked has a list")
-        if isinstance(data.conditions, str):
-            return cls.listing(fields, _records(data.conditions), data.conditions)
-        return cls.listing(fields, data.conditions, "data.conditions")
+        where = data.conditions if isinstance(data.conditions, str) else "data.conditions"
+        entries = _records(data.conditions) if isinstance(data.conditions, str) else data.conditions
+        if counts and any(SHARE in entry for entry in entries if not isinstance(entry, str)):
+            raise InputError(
+                f"{where}: states a share, and privacy.histograms counts the shares: leave it out"
+            )
+        return cls.listing(fields, entries, where)
 
     @classmethod
     def listing(
@@ -108,7 +150,11 @@ class Conditions:
             return None
         try:
             found = json.loads(path.read_text("utf-8"))
-            return cls.listing(tuple(found["fields"]), found["conditions"], str(path))
+            fields, entries = tuple(found["fields"]), found["conditions"]
+            if "counted" not in found:
+                return cls.listing(fields, entries, str(path))
+            entries = [{name: entry[name] for name in fields} for entry in entries]
+            return cls.listing(fields, entries, str(path)).with_counts(Counted.from_json(found["counted"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             raise InputError(f"{path} is damaged") from None
 
@@ -117,7 +163,18 @@ class Conditions:
             self.named(values) | {SHARE: share}
             for values, share in zip(self.listed, self.shares, strict=True)
         ]
-        return {"fields": list(self.fields), "conditions": entries}
+        counted = {} if self.counted is None else {"counted": self.counted.to_json()}
+        return {"fields": list(self.fields), "conditions": entries} | counted
+
+    def with_counts(self, counted: Counted) -> Conditions:
+        """Return the list with shares that were counted.
+
+        Raises:
+            ValueError: there is not one count for each condition.
+        """
+        if len(counted.counts) != len(self.listed):
+            raise ValueError("there is not one count for each condition")
+        return replace(self, shares=counted.shares, counted=counted)
 
     def named(self, values: Sequence[str]) -> dict[str, Any]:
         """Return the values by their fields."""
@@ -133,12 +190,21 @@ class Conditions:
         Raises:
             InputError: the record lacks a field.
         """
+        number = self.number_of(fields, where)
+        return self.prefix(self.listed[number - 1]) if number else ""
+
+    def number_of(self, fields: Mapping[str, Any], where: str) -> int:
+        """Return the place of a record's condition in the list, counted from 1; 0 if it is not there.
+
+        Raises:
+            InputError: the record lacks a field.
+        """
         values = tuple(plain(lookup(fields, name, where, "data.condition")) for name in self.fields)
-        return self.prefix(values) if values in self._known else ""
+        return self._known.get(values, 0)
 
     @cached_property
-    def _known(self) -> frozenset[tuple[str, ...]]:
-        return frozenset(self.listed)
+    def _known(self) -> dict[tuple[str, ...], int]:
+        return {values: number for number, values in enumerate(self.listed, 1)}
 
 
 def plain(value: object) -> str:

@@ -86,7 +86,7 @@ class Recipe:
             config.detector.spans,
             loss_on(config),
             tokenizer if is_worded(config) else None,
-            Conditions.of(config.data),
+            Conditions.of(config.data, "conditions" in config.privacy.histograms.of),
         )
 
     @property
@@ -123,18 +123,19 @@ class Recipe:
         return Numbering(self.data.text, self.data.unit, self.data.without_unit, counts)
 
 
-def _before(conditions: Conditions, counts: Counts, record: Record) -> str:
-    """Write the condition of a record, and count the records that have none of the list.
+def _before(conditions: Conditions, counts: Counts, record: Record) -> tuple[str, int]:
+    """Write the condition of a record, return it with its number, and count the records that have none of the list.
 
     Raises:
         InputError: the record comes as tokens, or lacks a field.
     """
     if record.tokens is not None:
         raise InputError(f"{record.where}: comes as tokens, and data.condition writes in front of text")
-    found = conditions.prefix_of(record.fields, record.where)
-    if not found:
+    number = conditions.number_of(record.fields, record.where)
+    if not number:
         counts[UNLISTED] += 1
-    return found
+        return "", 0
+    return conditions.prefix(conditions.listed[number - 1]), number
 
 
 def _stripped(documents: Iterable[Document], counts: Counts) -> Iterator[Document]:

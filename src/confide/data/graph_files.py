@@ -22,6 +22,7 @@ ARRAYS = (
     "names",
     "name_offsets",
     "labels",
+    "documents",
 )
 
 

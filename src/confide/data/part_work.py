@@ -236,7 +236,9 @@ class Finishing:
             found, seen = next(results)
             size = len(each.text)
             if self.bare:
-                each = Document("", each.units, each.label, each.where, blank=each.blank)
+                each = Document(
+                    "", each.units, each.label, each.where, blank=each.blank, condition=each.condition
+                )
                 found = found if found.text is None else replace(found, text=found.text.strip()[:1])
             elif found.text is not None:
                 each = with_text(each, found.text)

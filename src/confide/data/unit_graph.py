@@ -12,6 +12,7 @@ A graph is a folder of raw little-endian arrays and one `meta.json` that names t
 | `owner_offsets.bin` | int64 | M + 1 | where each row starts in `owners`; absent if every row has one owner |
 | `names.bin`, `name_offsets.bin` | uint8, int64 | bytes, N + 1 | the units' names in UTF-8 |
 | `labels.bin` | int64 | M | class of each row; absent if rows have none |
+| `documents.bin` | int32 | M | `Document.condition` of a document's first row, -1 of others; absent unless counted |
 
 Everything is memory-mapped: opening costs the same at 100 rows and at 100 million, and fetching a unit's
 rows costs what they weigh.
@@ -49,6 +50,7 @@ WRITTEN = (
     "names",
     "name_offsets",
     "labels",
+    "documents",
 )  # as rows come
 
 
@@ -68,6 +70,7 @@ class UnitGraph:
         self.unit_rows = arrays["unit_rows"]
         self.unit_offsets = arrays["unit_offsets"]
         self.labels = arrays.get("labels")
+        self.documents = arrays.get("documents")
         self._owners = arrays["owners"]
         self._owner_offsets = arrays.get("owner_offsets")
         self._names = arrays["names"]
@@ -234,6 +237,7 @@ class GraphWriter:
         meta: any JSON, stored with the graph.
         unowned: whether a row may be without a unit, such as one that holds no secret.
         marked: whether rows mark tokens that are not predicted, see `loss_mask`; they are then stored as int32.
+        counted: whether to store where documents begin, and the condition of each.
 
     Raises:
         InputError: `folder` exists and is not empty, or cannot be written.
@@ -246,6 +250,7 @@ class GraphWriter:
         meta: Mapping[str, Any] | None = None,
         unowned: bool = False,
         marked: bool = False,
+        counted: bool = False,
     ) -> None:
         if not 0 < vocabulary <= 1 << 32:
             raise ValueError(f"a vocabulary of {vocabulary} tokens cannot be stored")
@@ -254,7 +259,12 @@ class GraphWriter:
         self.rows = 0
         self._meta = json.loads(json.dumps(dict(meta or {})))  # fails now rather than after an hour
         self._types = dict.fromkeys(ARRAYS, "<i8")
-        self._types |= {"tokens": "<u2" if vocabulary <= 1 << 16 else "<u4", "names": "|u1"}
+        self._types |= {
+            "tokens": "<u2" if vocabulary <= 1 << 16 else "<u4",
+            "names": "|u1",
+            "documents": "<i4",
+        }
+        self._counted = counted
         if marked:
             self._types["tokens"] = "<i4"
         self._least = -vocabulary if marked else 0
@@ -299,8 +309,11 @@ class GraphWriter:
         lengths: Sequence[int] | np.ndarray,
         units: Sequence[str | Sequence[str]],
         labels: Sequence[int] | np.ndarray | None = None,
+        documents: Sequence[int] | None = None,
     ) -> None:
         """Append rows: their tokens one after the other, their lengths, and the owner or owners of each.
+
+        `documents` is what `documents.bin` holds of them; by default they begin no document.
 
         A name repeated within a row counts once. Raises InputError, and appends nothing, if a row has no
         unit, no token or a token outside the vocabulary, or if some rows have labels and others have none. Rows are
@@ -330,6 +343,10 @@ class GraphWriter:
             self._write("owner_offsets", self._incidences + np.cumsum(owner_counts))
             if labels is not None:
                 self._write("labels", np.asarray(labels))
+            if self._counted:
+                self._write(
+                    "documents", np.full(len(sizes), -1) if documents is None else np.asarray(documents)
+                )
             self._unnumbered += owners
             if len(self._unnumbered) >= NAMES:
                 self._number()
@@ -397,6 +414,8 @@ class GraphWriter:
             self._path("owner_offsets").unlink()
         if not self._labelled:
             self._path("labels").unlink()
+        if not self._counted:
+            self._path("documents").unlink()
 
     def _number(self) -> None:
         """Write the numbers of the names that wait, and the names that are new among them."""

@@ -111,6 +111,7 @@ class Plan:
         warnings: sentences that a person should read before training.
         outlook: further facts of a mechanism's own, by key.
         devices: the run on devices that were asked for.
+        histograms: what is counted and released with the model, in words; "" if nothing is.
         verdict: whether there are enough units, `words` and figures; None if no rule is known.
     """
 
@@ -126,6 +127,7 @@ class Plan:
     outlook: dict[str, Any] = field(default_factory=dict)
     verdict: dict[str, Any] | None = None
     devices: OnDevices | None = None
+    histograms: str = ""
 
     @property
     def noise_multiplier(self) -> float:
@@ -150,6 +152,8 @@ class Plan:
             "warnings": list(self.warnings),
             "verdict": self.verdict,
         }
+        if self.histograms:
+            found["histograms"] = self.histograms
         if self.devices is not None:
             found["devices"] = self.devices.to_json()
         return found if self.gradients_bytes is None else found | {"gradients_bytes": self.gradients_bytes}
@@ -208,6 +212,7 @@ def plan(
         gradients_bytes=4 * shape.units * size.trainable if chosen.aggregation().radii else None,
         warnings=tuple(warnings(chosen, config)),
         outlook=mechanism.outlook(shape),
+        histograms="" if mechanism.histograms is None else mechanism.histograms.short,
     )
 
 

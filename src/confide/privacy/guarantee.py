@@ -39,6 +39,7 @@ PRIORS = (1e-6, 1e-4, 1e-3)
 TUNING = "the tuning of hyper-parameters on private rows"
 """A claim does not cover this unless it counts a whole sweep."""
 
+STATISTICS = "statistics of the data (counts, lengths, medians) and what was chosen from them"
 PUBLISHED_KEY = "the run key is published: no guarantee against who knows it"
 """The reason why the figures of a run with a published key are an estimate."""
 
@@ -50,7 +51,7 @@ NOT_COVERED = (
     "the tokenizer and its vocabulary",
     "evaluation: losses and other metrics computed from private rows",
     "logs, progress output and timing of the run",
-    "statistics of the data (counts, lengths, medians) and what was chosen from them",
+    STATISTICS,
     TUNING,
     "manual screening of rows by people",
     "the same words in other units' rows (quotes, forwards, near-duplicates)",

@@ -92,7 +92,12 @@ def _statistics(course: Course) -> str:
         if course.config.privacy.rows_per_unit == "median"
         else " The run cannot know whether settings were chosen by them."
     )
-    return f"Yes. Units, rows and their lengths were counted.{chosen}"
+    counted = (
+        " Those that are released with the model have noise, and the claim covers them."
+        if course.config.privacy.histograms.of
+        else ""
+    )
+    return f"Yes. Units, rows and their lengths were counted.{counted}{chosen}"
 
 
 def _screening(course: Course) -> str:

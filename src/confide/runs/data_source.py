@@ -42,6 +42,8 @@ def source_of(config: "Config", given: Given | None = None) -> str:
     if config.canaries.count:
         parts["canaries"] = config.canaries.model_dump(mode="json", exclude={"white_box", "guesses"})
         parts["canaries"] |= {"game": needs.game.name, "model": config.model}
+    if config.privacy.histograms.of:  # then the graph tells where documents begin
+        parts["documents"] = True
     if given is not None and (source := given.source()):
         parts["given"] = source
     return json.dumps(parts, sort_keys=True)

@@ -1,7 +1,7 @@
 """Have a model of a run continue a prompt, token by token."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -160,10 +160,18 @@ class Voice:
         (new,) = self._new_tokens(ids, self.prompter.options.seed, streamer=streamer)
         return self._said(ids, new)
 
-    def several(self, prompt: str, count: int, seed: int) -> list[Said]:
-        """Continue a prompt `count` times, each with draws of its own, in one batch."""
+    def several(self, prompt: str, count: int, seed: int, most: Sequence[int] = ()) -> list[Said]:
+        """Continue a prompt `count` times, each with draws of its own, in one batch.
+
+        Args:
+            most: how many tokens each may add; none: as the options say, which no number exceeds.
+        """
         ids = self.prompter(prompt)
-        return [self._said(ids, self._until_end(new)) for new in self._new_tokens(ids, seed, count)]
+        rows = self._new_tokens(ids, seed, count, max(most, default=None))
+        limits = most or [self.room(ids)] * count
+        return [
+            self._said(ids, self._until_end(new)[:limit]) for new, limit in zip(rows, limits, strict=True)
+        ]
 
     def each(self, rows: list[list[int]], seed: int, mark: str) -> list[Said]:
         """Continue prompts of several lengths up to a mark, each with draws of its own, in one batch.
@@ -196,13 +204,16 @@ class Voice:
         at_end = bool(new) and new[-1] in self.ends
         return Said(said, len(new), "end of turn" if found else "end of text" if at_end else "max-new-tokens")
 
-    def _new_tokens(self, ids: list[int], seed: int, count: int = 1, **more: Any) -> list[list[int]]:
+    def _new_tokens(
+        self, ids: list[int], seed: int, count: int = 1, most: int | None = None, **more: Any
+    ) -> list[list[int]]:
+        room = self.room(ids)
         given = torch.tensor([ids] * count, device=self.device)
         with torch.inference_mode(), _drawn_from(seed):
             out = self.model.generate(
                 input_ids=given,
                 attention_mask=torch.ones_like(given),
-                generation_config=self._settings(self.room(ids)),
+                generation_config=self._settings(room if most is None else min(room, most)),
                 **self._stop(),
                 **more,
             )
@@ -222,7 +233,7 @@ class Voice:
             return Said(text.partition(self.prompter.mark)[0], len(new), "end of turn")
         if new and new[-1] in self.ends:
             return Said(text, len(new), "end of text")
-        cut = room < self.prompter.options.max_new_tokens
+        cut = len(new) >= room < self.prompter.options.max_new_tokens
         return Said(text, len(new), "longest row" if cut else "max-new-tokens")
 
     def _stop(self) -> dict[str, Any]:

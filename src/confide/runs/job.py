@@ -4,7 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -310,6 +310,9 @@ class Job:
             "data": self.key.fingerprint(_digest(self.prepared.train)),
             "model": self.key.fingerprint(self.base),
             "noise": LAYOUT,
+            **(
+                {} if self.mechanism.histograms is None else {"histograms": asdict(self.mechanism.histograms)}
+            ),
         } | (self._planted() if self.run.config.canaries.count else {})
 
     def _planted(self) -> dict[str, Any]:

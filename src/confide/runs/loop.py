@@ -317,6 +317,7 @@ def _opening(job: Job) -> str:
         asked = f" at epsilon {at_most(privacy.epsilon)}" if privacy.epsilon is not None else ""
         noise = f"delta {at_most(setting.delta, 3)}, noise multiplier {at_least(setting.noise_multiplier, 5)}"
         who, strength = job.mechanism.unit, f"{job.mechanism.name}{asked}, {noise}"
+        strength += "" if job.mechanism.histograms is None else f"; with it, {job.mechanism.histograms.short}"
     else:
         who, strength = "nobody", "no privacy"
     count = f"{parameters.units:,} units with {parameters.rows:,} rows"

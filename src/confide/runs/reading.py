@@ -145,7 +145,8 @@ class Reading:
 
     def _writer(self, stack: ExitStack, folder: Path, unowned: bool = False) -> GraphWriter:
         marked = loss_on(self.config) != "all" or self.given.token_field is not None
-        return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned, marked))
+        counted = bool(self.config.privacy.histograms.of)
+        return stack.enter_context(GraphWriter(folder, len(self.tokenizer), {}, unowned, marked, counted))
 
     def _counted(self) -> Counts:
         """Return all counts, in an order that does not depend on who does the work."""
@@ -244,12 +245,14 @@ class Reading:
             placed = [entry for entry in placed if entry[1] != "train"]
         waiting = {side: _Waiting(writer) for side, writer in writers.items()}
         for at, side, label in placed:
+            document = batch[at].condition  # of its first row
             for row in rows[at]:
                 units: Sequence[str] = batch[at].units
                 if mentioned is not None and side == "train":
                     planted = units if batch[at].where == canaries.WHERE else ()
                     units = [*planted, *row.secrets(mentioned[at])]
-                waiting[side].add(row, units, label)
+                waiting[side].add(row, units, label, document)
+                document = -1
         for each in waiting.values():
             each.write()
 
@@ -391,9 +394,11 @@ class _Waiting:
         self._tokens: list[np.ndarray] = []
         self._units: list[Sequence[str]] = []
         self._labels: list[int | None] = []
+        self._documents: list[int] = []
         self._held = 0
 
-    def add(self, row: Row, units: Sequence[str], label: int | None) -> None:
+    def add(self, row: Row, units: Sequence[str], label: int | None, document: int) -> None:
+        self._documents.append(document)
         self._tokens.append(row.tokens)
         self._units.append(units)
         self._labels.append(label)
@@ -406,8 +411,8 @@ class _Waiting:
             return
         labels = None if self._labels[0] is None else [label for label in self._labels if label is not None]
         lengths = [len(tokens) for tokens in self._tokens]
-        self._writer.add_many(np.concatenate(self._tokens), lengths, self._units, labels)
-        self._tokens, self._units, self._labels, self._held = [], [], [], 0
+        self._writer.add_many(np.concatenate(self._tokens), lengths, self._units, labels, self._documents)
+        self._tokens, self._units, self._labels, self._documents, self._held = [], [], [], [], 0
 
 
 def _of_duplicates(sketches: Sketches) -> dict[str, Any]:

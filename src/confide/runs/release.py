@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from confide.config.model_sections import Base
-from confide.data import conditions as conditions_of
 from confide.data.conditions import Conditions
 from confide.models import loading as models
 from confide.models.names import is_local, public_name
 from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken, Seal
+from confide.runs import histograms
 from confide.runs.card import Use, card, turn_end
 from confide.runs.evidence import evidence
 from confide.runs.folder import Run
@@ -30,9 +30,8 @@ def release(job: Job, guarantee: Guarantee, weights: dict[str, torch.Tensor] | N
     """
     with job.run.releasing() as folder:
         models.save(job.model, job.tokenizer, folder, job.run.config.model, weights)
-        conditions = Conditions.of(job.run.config.data)
-        if conditions is not None:
-            write_text(folder / conditions_of.FILE, json.dumps(conditions.to_json(), indent=1) + "\n")
+        listed = Conditions.of(job.run.config.data)
+        histograms.write(folder, *histograms.counted(job.mechanism, job.prepared.train, job.key, listed))
         _state(job, guarantee, folder)
         _record(job.run, folder)
     _write(guarantee, job.run.guarantee_path)

@@ -24,6 +24,7 @@ from confide.privacy.mechanisms.concentration import ConcentrationAggregation
 from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw, StopTraining
 from confide.runs.job import Job
+from confide.runs.verify_histograms import histogram_checks
 from confide.training.microbatch import micro_batch
 from confide.training.optimisation import Optimisation
 from confide.training.packing import Pack, pack
@@ -66,7 +67,8 @@ def verify(job: Job) -> dict[str, object]:
     """
     phases = job.phases()
     found = [_verified(job.alone(phase)) for phase in phases]
-    checks = [
+    checks = [Check(*found) for found in histogram_checks(job)]
+    checks += [
         replace(check, name=f"{phase.name}: {check.name}" if len(phases) > 1 else check.name)
         for phase, (_, checks) in zip(phases, found, strict=True)
         for check in checks

@@ -56,9 +56,10 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
 
     The file depends on the model and on `asked` alone: not on how many processes draw, nor on interruptions.
 
-    Formal guarantee: the documents are computed from the released model, from draws that are independent of the private
-    text, and from the prompts. So whatever the claim says of the model, it says of the documents (post-processing), and
-    they cost no further epsilon. Prompts that are taken from private text are not covered.
+    Formal guarantee: the documents are computed from the released model and the counts that lie beside it, if there are
+    some, from draws that are independent of the private text, and from the prompts. The claim is about model and counts
+    together. So whatever the claim says of them, it says of the documents (post-processing), and they cost no further
+    epsilon. Prompts that are taken from private text are not covered.
 
     Raises:
         InputError: the file is there, or parts of another command are, or the model writes too little that can be kept.
@@ -187,27 +188,42 @@ def _write(path: Path, documents: list[Document]) -> None:
 def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
     """Write the card of a corpus: what it is, what protects it, and how it was drawn."""
     prompts = [prompt for prompt in asked.prompts if prompt]
+    source, they, of = "the released model", "the model does", "the model"
+    if asked.counted or asked.bounds:
+        source, they, of = "the released model and the counts beside it", "these do", "both together"
     lines = [
         "# Text sampled from a model",
         "",
         f"A language model wrote these {found.documents:,} documents. What they say may be wrong.",
         "",
-        "The model was fine-tuned with confide. The documents were computed from the released model alone. So they "
-        "tell no more about anyone than the model does. What was claimed of the model holds of them, for the same "
+        f"The model was fine-tuned with confide. The documents were computed from {source} alone. So they "
+        f"tell no more about anyone than {they}. What was claimed of {of} holds of them, for the same "
         "unit, at no further cost.",
         "",
     ]
     if asked.named:
         fields = ", ".join(asked.named[0])
+        stated = (
+            "The kinds are a list that somebody stated for the training. The shares were counted in the private text, "
+            "with noise. The claim covers them."
+            if asked.counted
+            else "Kinds and shares are a list that somebody stated for the training. confide did not compute it from "
+            "the text."
+        )
         lines += [
-            f"Each document is of one of {len(prompts):,} kinds ({fields}), which are drawn by shares. Kinds and "
-            "shares are a list that somebody stated for the training. confide did not compute it from the text.",
+            f"Each document is of one of {len(prompts):,} kinds ({fields}), which are drawn by shares. {stated}",
             "",
         ]
     elif prompts:
         lines += [
             f"Each document goes on from one of {len(prompts):,} prompts. The claim does not cover the prompts: were "
             "they taken from private text, they would tell what they say.",
+            "",
+        ]
+    if asked.bounds:
+        lines += [
+            "How many tokens a document has at most was drawn for each. How long documents are was counted in the "
+            "private text, with noise. The claim covers it. Where a document would have been longer, it is cut.",
             "",
         ]
     lines += [claim.model_card_section(), "## How it was drawn", "", "| what | value |", "|---|---|"]

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from confide.privacy.guarantee import Guarantee
@@ -19,6 +20,21 @@ is said.
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Documents that are drawn together.
+
+    Attributes:
+        number: of the batch, which decides its draws.
+        prompt: the place of its prompt.
+        size: how many.
+    """
+
+    number: int
+    prompt: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Asked:
     """What is to be sampled.
 
@@ -27,7 +43,10 @@ class Asked:
         prompts: what documents begin with; an empty one is no prompt.
         shares: of the documents, one for each prompt; none: all alike.
         named: the fields of each prompt's condition, which its documents get; none: no fields.
+        counted: the shares were counted in the private text, with noise that the claim covers.
         max_new_tokens: of a document, without its prompt.
+        bounds: of its tokens in place of that, of which each document draws one; none: no such draw.
+        bound_shares: how often each of them is drawn.
         temperature, top_p: as in `confide generate`; 1 and 1 draw from the model's own distribution.
         seed: of all draws.
         chat: put prompts into the tokenizer's chat template.
@@ -40,7 +59,10 @@ class Asked:
     prompts: tuple[str, ...] = ("",)
     shares: tuple[float, ...] = ()
     named: tuple[dict[str, str], ...] = ()
+    counted: bool = False
     max_new_tokens: int = 256
+    bounds: tuple[int, ...] = ()
+    bound_shares: tuple[float, ...] = ()
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
@@ -59,20 +81,12 @@ class Asked:
             found[place] += 1
         return found
 
-
-@dataclass(frozen=True)
-class Batch:
-    """Documents that are drawn together.
-
-    Attributes:
-        number: of the batch, which decides its draws.
-        prompt: the place of its prompt.
-        size: how many.
-    """
-
-    number: int
-    prompt: int
-    size: int
+    def most_tokens(self, batch: Batch) -> tuple[int, ...]:
+        """Draw how many tokens each document of a batch may have at most; () if all have `max_new_tokens`."""
+        if not self.bounds:
+            return ()
+        draws = Random(f"lengths {self.seed} {batch.number}")
+        return tuple(draws.choices(self.bounds, self.bound_shares, k=batch.size))
 
 
 def planned(missing: list[int], first: int, most: int) -> list[Batch]:
@@ -117,7 +131,9 @@ class Sampling:
             named = asked.named[batch.prompt] if asked.named else {}
             if talks is not None:
                 return talks.drawn(prompt, batch.size, seed_of(asked.seed, batch.number))
-            said = voice.several(prompt, batch.size, seed_of(asked.seed, batch.number))
+            said = voice.several(
+                prompt, batch.size, seed_of(asked.seed, batch.number), asked.most_tokens(batch)
+            )
             return [{**named, "prompt": prompt, "text": each.text, "ended": each.stopped} for each in said]
 
         return drawn

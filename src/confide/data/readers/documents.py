@@ -47,6 +47,7 @@ class Document:
         layout: where turns begin and what is predicted; None for a text that is one piece and all learnt.
         tokens: the token ids, if the text came with them; it is then not tokenised.
         blank: the unit fields that were blank, of a document that others own.
+        condition: the number of its condition in the public list, counted from 1; 0 if it has none.
     """
 
     text: str = field(repr=False)
@@ -59,6 +60,7 @@ class Document:
     layout: Layout | None = None
     tokens: Sequence[int] | None = field(default=None, repr=False)
     blank: tuple[str, ...] = ()
+    condition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Worded:
 
 
 Wording = Callable[[Record], Worded]
-Before = Callable[[Record], str]
+Before = Callable[[Record], tuple[str, int]]
 
 
 class Counts(Counter[str]):
@@ -185,7 +187,8 @@ def made_of(
 ) -> Iterator[Made]:
     """Do the part of `documents` that needs no other record; see there for the arguments.
 
-    `before` makes what stands in front of each text that is not blank; it comes from the config.
+    `before` makes what stands in front of each text that is not blank, and the number of its condition; it comes from
+    the config.
 
     A document has no number yet, and if nobody owns it, or nobody can, it has no units. `Numbering` gives it both.
     """
@@ -222,10 +225,12 @@ def _made(
         if not content or content.isspace():
             yield Blank(where)
             continue
-        given = worded.given
-        if before is not None and (written := before(record)):
+        given, condition = worded.given, 0
+        if before is not None:
+            written, condition = before(record)
             places = ((start + len(written), end + len(written)) for start, end in given)
-            content, given = written + content, ((0, len(written)), *places)
+            content = written + content
+            given = ((0, len(written)), *places) if written else given
         if len(content) > largest:  # for example one cell of a Parquet file
             raise InputError(
                 f"{where}: a document of more than {largest:,} bytes; split it, or raise data.max_document_bytes."
@@ -247,6 +252,7 @@ def _made(
             worded.layout,
             record.tokens,
             tuple(blank) if owners else (),
+            condition,
         )
 
 

@@ -14,6 +14,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 from scipy.stats import norm
 
 from confide.privacy.accounting.pairs import DominatingPair, MixtureOfGaussians, grid_below
+from confide.privacy.accounting.phases import After
 from confide.privacy.accounting.truncated import TruncatedPoisson
 from confide.utils.errors import CheckFailed
 from confide.utils.rounding import at_most
@@ -49,17 +50,43 @@ def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) 
     """Compute epsilon at `delta` by `dp_accounting`; None for a pair for which it has no mechanism.
 
     It knows mixtures of Gaussians (of Poisson sampling, of one row or many). For truncated Poisson sampling its own
-    pair is looser than the one that is claimed, so it is given the divergences of that one, computed anew here.
+    pair is looser than the one that is claimed, so it is given the divergences of that one, computed anew here. A phase
+    and the process after it are composed.
     """
-    s = noise_multiplier
+    typical = _typical(pair, noise_multiplier)
+    if typical is None:
+        return None
+    interval = _interval(typical)
+    found = _distribution(pair, noise_multiplier, interval)
+    if found is None:
+        return None
+    return SecondOpinion(float(found.get_epsilon_for_delta(delta)), interval)
+
+
+def _typical(pair: DominatingPair, s: float) -> float | None:
+    """Return the typical loss of a step, of the phase with the smaller one if there are two; None: not known."""
+    if isinstance(pair, After):
+        both = [_typical(pair.phase, pair.phase_noise)]
+        both += [] if pair.process is None else [_typical(pair.process, s)]
+        known = [each for each in both if each is not None]
+        return min(known) if len(known) == len(both) else None
+    return pair.mean / s if isinstance(pair, TruncatedPoisson | MixtureOfGaussians) else None
+
+
+def _distribution(pair: DominatingPair, s: float, interval: float) -> pld.PrivacyLossDistribution | None:
+    """Build the distribution of all steps; None if there is no mechanism for them, or their grid would be too large."""
+    if isinstance(pair, After):
+        first = _distribution(pair.phase, pair.phase_noise, interval)
+        if first is None or pair.process is None:
+            return first
+        then = _distribution(pair.process, s, interval)
+        return None if then is None else first.compose(then)
     if isinstance(pair, TruncatedPoisson):
-        interval = _interval(pair.mean / s)
         if 2 * _width(2.0, s) / interval > MOST_POINTS:
             return None
-        return _composed(_truncated(pair, s, interval), pair.steps, delta, interval)
+        return _truncated(pair, s, interval).self_compose(pair.steps)
     if not isinstance(pair, MixtureOfGaussians):
         return None
-    interval = _interval(pair.mean / s)
     if len(pair.values) > MOST_ATOMS or 2 * _width(max(pair.values), s) / interval > MOST_POINTS:
         return None
     if len(pair.values) == 1:
@@ -72,7 +99,7 @@ def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) 
         one = pld.from_mixture_gaussian_mechanism(
             1.0, [v / s for v in pair.values], pair.probabilities, value_discretization_interval=interval
         )
-    return _composed(one, pair.steps, delta, interval)
+    return one.self_compose(pair.steps)
 
 
 def recheck(pair: DominatingPair, noise_multiplier: float, delta: float, epsilon: float) -> bool:
@@ -140,7 +167,3 @@ def _width(furthest: float, s: float) -> float:
     """Estimate how far losses of a step reach: of N(v, s^2) against N(0, s^2) up to twelve standard deviations out."""
     apart = furthest / s
     return apart * (12 + apart / 2)
-
-
-def _composed(one: pld.PrivacyLossDistribution, steps: int, delta: float, interval: float) -> SecondOpinion:
-    return SecondOpinion(float(one.self_compose(steps).get_epsilon_for_delta(delta)), interval)

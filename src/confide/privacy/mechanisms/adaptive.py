@@ -72,6 +72,7 @@ class AdaptiveNoise(DPSGD):
     suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     correlates: ClassVar[bool] = False
     deals: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
 
     @property
     def is_private(self) -> bool:

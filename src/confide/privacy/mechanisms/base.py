@@ -24,7 +24,9 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
 from confide.privacy.correlated_noise import SQUARE_ROOT, exponent_for, sensitivity
+from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.canary_rules import canary_errors
+from confide.privacy.mechanisms.histogram_rules import histogram_errors
 from confide.privacy.mechanisms.values import (
     Aggregation,
     Alternative,
@@ -70,6 +72,7 @@ class Mechanism(ABC):
     optimizer: str = "adamw"
     schedule: str = "constant"
     warmup: int = 0
+    histograms: Histograms | None = None
 
     name: ClassVar[str]
     Settings: ClassVar[type["Section"] | None] = None  # its own config section, under its name
@@ -81,6 +84,9 @@ class Mechanism(ABC):
     compares: ClassVar[str] = "zero-out"  # the adjacency if the config names none
     correlates: ClassVar[bool] = False  # True if noise may be correlated over steps
     deals: ClassVar[bool] = False  # True if units may be dealt into the steps of an epoch (sampling: bins)
+    counts: ClassVar[bool] = (
+        False  # True if `parameters` accounts for histograms that are released with the model
+    )
     sums_are_covered: ClassVar[bool] = True  # True if the claim allows everybody to see every noised sum
     family: ClassVar[str] = ""  # mechanisms of one family protect the same unit; a plan compares them
     # Values of rows per unit that a suggestion tries; () if no rule of thumb is known.
@@ -96,6 +102,8 @@ class Mechanism(ABC):
             )
         if self.sampling == "bins" and self.protects and not self.deals:
             raise AssertionError(f"{self.name}: nothing accounts for balls in bins here")
+        if self.histograms is not None and not self.counts:
+            raise AssertionError(f"{self.name}: nothing accounts for histograms here")
 
     # who -------------------------------------------------------------------------------------------
     @property
@@ -247,6 +255,7 @@ class Mechanism(ABC):
         )  # an alternative, shown next to a mechanism that does
         if config.privacy.sampling == "bins" and not cls.deals:
             known["sampling"] = "poisson"  # the same
+        known["histograms"] = Histograms.asked(config) if cls.counts else None  # the same
         if cls.Settings is not None:
             known |= dict(getattr(config, registry.section(cls.name)))
         names = {field.name for field in fields(cls)}
@@ -256,6 +265,7 @@ class Mechanism(ABC):
     def all_validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """Yield (key, sentence) for each impossible combination of settings, including those of an audit."""
         yield from canary_errors(cls, config)
+        yield from histogram_errors(cls, config)
         yield from cls.validation_errors(config)
 
     @classmethod
@@ -356,6 +366,16 @@ class Mechanism(ABC):
 
     def _process(self, process: DominatingPair) -> DominatingPair:
         return replaced(process) if self.adjacency == "replace-one" else process
+
+    def _with_histograms(self, parameters: PrivacyParameters) -> PrivacyParameters:
+        """Return the parameters with the cost of the histograms that are released with the model."""
+        if self.histograms is None:
+            return parameters
+        return replace(
+            parameters,
+            process=self.histograms.before(parameters.process, self.adjacency),
+            zeroed=self.histograms.before(parameters.zeroed, "zero-out"),
+        )
 
     def _delta(self, rows: int, units: int) -> float:
         return delta_default(rows, units)

@@ -34,6 +34,7 @@ class DPSGD(Mechanism):
     draws: ClassVar[str] = "rows"
     correlates: ClassVar[bool] = True
     deals: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False)
 
     @property
@@ -51,7 +52,7 @@ class DPSGD(Mechanism):
         divisor = self.divisor or rate * shape.rows
         sampling = self._sampling(rate)
         zeroed = example_level(shape.rows, sampling, steps)
-        return PrivacyParameters(
+        parameters = PrivacyParameters(
             rows=shape.rows,
             units=shape.rows,
             sampling=sampling,
@@ -65,6 +66,7 @@ class DPSGD(Mechanism):
             facts=self._facts(f"sampling probability {at_most(rate, 6)} of each of the rows", divisor, steps),
             zeroed=zeroed,
         )
+        return self._with_histograms(parameters)
 
     @classmethod
     def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:

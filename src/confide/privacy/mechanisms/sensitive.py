@@ -37,6 +37,7 @@ class SensitiveText(DPSGD):
     compares: ClassVar[str] = "replace-one"
     correlates: ClassVar[bool] = False
     deals: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, game=VALUE)
 
     @property
@@ -136,6 +137,7 @@ class Ordinary(DPSGD):
     name: ClassVar[str] = "ordinary"
     correlates: ClassVar[bool] = False
     deals: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
     notion: ClassVar[str] = "none"
 
     def _rate(self, population: int, what: str) -> float:

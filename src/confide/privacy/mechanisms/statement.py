@@ -14,7 +14,7 @@ from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
-from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, Guarantee, large_delta
+from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, STATISTICS, Guarantee, large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
@@ -308,12 +308,12 @@ def state_guarantee(
         ),
         accountant_version=version("dp-accounting"),
         discretisation=curve.interval,
-        protected_output=tuning.output,
+        protected_output=_output(mechanism, tuning),
         not_covered=(
-            *tuning.not_covered,
+            *_not_covered(mechanism, tuning),
             *parts.not_covered,
             *_other_sides(mechanism, config),
-            *(_CHOSEN_CONDITIONS if config.data.condition else ()),
+            *_chosen(mechanism, config),
             *(_WATCHED if config.train.patience else ()),
             *(_OWN_ROWS if config.data.eval_within is not None else ()),
             *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
@@ -340,9 +340,6 @@ _ALL_COUNTED = "The run could end before its last step. All {:,} planned steps a
 _WATCHED = (
     "the held-out text of data.eval: its losses, which no noise covers, decided when the run ended (train.patience)",
 )
-_CHOSEN_CONDITIONS = (
-    "the list of conditions, if somebody chose its values or shares by looking at the text",
-)
 _OWN_ROWS = (
     "losses on the units' own held-out rows (data.eval_within): these rows did not train, and no noise covers what was "
     "measured on them",
@@ -362,6 +359,29 @@ def _other_sides(mechanism: Mechanism, config: "Config") -> tuple[str, ...]:
         f"the other sides of a conversation: data.unit names {names}, and whoever else speaks in a conversation is "
         "protected as a part of it alone, not as a person with many conversations",
     )
+
+
+def _output(mechanism: Mechanism, tuning: SweepAccounting) -> str:
+    """Say what the figures are about: the model, and histograms that are released with it."""
+    counted = mechanism.histograms
+    return tuning.output if counted is None else f"{tuning.output}; {counted.output}"
+
+
+def _not_covered(mechanism: Mechanism, tuning: SweepAccounting) -> tuple[str, ...]:
+    """Return what no run covers, but for the counts that this one accounts for."""
+    if mechanism.histograms is None:
+        return tuning.not_covered
+    released = f"{STATISTICS}, but for the counts that are released beside the model"
+    return tuple(released if line == STATISTICS else line for line in tuning.not_covered)
+
+
+def _chosen(mechanism: Mechanism, config: "Config") -> tuple[str, ...]:
+    """Say that a list of conditions is not covered if it was made from the text; shares that are counted are."""
+    if not config.data.condition:
+        return ()
+    counted = mechanism.histograms is not None and "conditions" in mechanism.histograms.of
+    what = "its values" if counted else "its values or shares"
+    return (f"the list of conditions, if somebody chose {what} by looking at the text",)
 
 
 def _canaries(count: int) -> tuple[str, ...]:

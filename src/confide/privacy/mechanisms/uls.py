@@ -87,6 +87,7 @@ class UserLevelSampling(Mechanism):
     draws: ClassVar[str] = "units"
     correlates: ClassVar[bool] = True
     deals: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
     chunked: bool = True
 
     @property
@@ -136,7 +137,7 @@ class UserLevelSampling(Mechanism):
         zeroed = example_level(shape.units, sampling, steps)
         # Chunks overlap rows, so a unit with fewer rows than k still gives up to k chunks.
         drawn = np.minimum(shape.rows_per_unit, k).mean() if self.rule != "random-chunk" else k
-        return PrivacyParameters(
+        parameters = PrivacyParameters(
             rows=shape.rows,
             units=shape.units,
             sampling=sampling,
@@ -155,6 +156,7 @@ class UserLevelSampling(Mechanism):
                 f"at most {k} {'random chunks' if self.draws_chunks else 'rows'} of a drawn unit",
             ),
         )
+        return self._with_histograms(parameters)
 
     @classmethod
     def from_config(cls, config: "Config") -> "Mechanism":
