@@ -193,11 +193,17 @@ ASKED = {"of": ["conditions"], "noise_multiplier": 5.0}
 LIST = {"condition": "topic", "conditions": ["billing", "login"]}
 
 
-def asked(name: str, data=None, sampling_rate=None, divisor=None, **privacy):
+def asked(name: str, data=None, sampling_rate=None, divisor=None, max_batch=None, **privacy):
     raw = {
         "data": {"train": "x", "unit": "from"} | LIST | (data or {}),
         "privacy": {"mechanism": name, "epsilon": 4.0, "histograms": ASKED} | privacy,
-        "train": {"batch": 5.0, "steps": 50, "sampling_rate": sampling_rate, "divisor": divisor},
+        "train": {
+            "batch": 5.0,
+            "steps": 50,
+            "sampling_rate": sampling_rate,
+            "divisor": divisor,
+            "max_batch": max_batch,
+        },
     }
     if "noise_multiplier" in privacy:
         del raw["privacy"]["epsilon"]
@@ -227,6 +233,9 @@ def test_the_claim_is_of_both_and_follows_from_what_it_says(tmp_path, name, adja
     both = Histograms(("conditions",), 5.0).before(process, adjacency)
     assert both.curve(claim.noise_multiplier).epsilon(claim.delta) == pytest.approx(claim.epsilon)
     assert process.curve(claim.noise_multiplier).epsilon(claim.delta) < claim.epsilon - 1e-3
+    guessed = Histograms(("conditions",), 5.0).before(step, "zero-out").curve(claim.noise_multiplier)
+    for prior, bound in claim.reconstruction:
+        assert bound == pytest.approx(float(guessed.reconstruction(prior)))
     assert "standard deviation 5 (noise multiplier 5), which epsilon covers too" in claim.protected_output
     assert any("beside it the counts of how often each condition" in words for words in claim.words)
     assert (
@@ -234,6 +243,30 @@ def test_the_claim_is_of_both_and_follows_from_what_it_says(tmp_path, name, adja
         in claim.accountant
     )
     assert any("chose its values by looking" in item for item in claim.not_covered)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "sampling", "bands"),
+    [
+        ("zero-out", "poisson", 1),
+        ("zero-out", "truncated", 1),
+        ("zero-out", "bins", 1),
+        ("zero-out", "shuffle", 1),
+        ("zero-out", "poisson", 3),
+        ("replace-one", "poisson", 3),
+    ],
+)
+def test_all_that_is_allowed_composes_exactly(tmp_path, adjacency, sampling, bands):
+    most = {"max_batch": 9} if sampling == "truncated" else {}
+    settings = asked(
+        "uls", adjacency=adjacency, sampling=sampling, bands=bands, delta=1e-4, noise_multiplier=1.3, **most
+    )
+    graph = graph_of(tmp_path / "g", [(f"user{u}", 1, [5, 5]) for u in range(60)])
+    setting = calibrate(mechanisms.build(settings), graph.shape(), None, 1.3, 1e-4)
+    curve, alone = setting.curve(), setting.parameters.process.process.curve(1.3)
+    assert curve.composed is not None
+    counts = BOTH.pair(adjacency).curve(5.0)
+    assert alone.epsilon(1e-4) < curve.epsilon(1e-4) < alone.epsilon(5e-5) + counts.epsilon(5e-5)
 
 
 def test_dp_accounting_finds_the_same_and_sees_histograms_that_were_left_out(tmp_path, monkeypatch):

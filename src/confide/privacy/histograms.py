@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 GRID = 1 << 30
 """What a vector's entries are multiples of, inverted."""
 
-_ENTRIES = 1 << 22  # of vectors that are made at a time
+_ENTRIES = 1 << 22  # of vectors that are made at a time, and rows that are looked at
 _NAMES = {"conditions": "how often each condition of the list occurs", "lengths": "how long documents are"}
 
 
@@ -153,10 +153,21 @@ def each_vector(graph: UnitGraph, name: str, cells: int, by_user: bool) -> Itera
         cells: how many it has.
         by_user: a unit is one of the graph's; else it is a row.
     """
-    units, size = graph.n_units if by_user else graph.n_rows, max(1, _ENTRIES // cells)
-    for low in range(0, units, size):
-        high = min(low + size, units)
+    for low, high in blocks(graph, cells, by_user):
         yield vectors_of(graph, name, cells, by_user, low, high)
+
+
+def blocks(graph: UnitGraph, cells: int, by_user: bool) -> Iterator[tuple[int, int]]:
+    """Yield ranges of units whose vectors, and whose rows, fit into memory together: all units, in order."""
+    units, size = graph.n_units if by_user else graph.n_rows, max(1, _ENTRIES // cells)
+    low = 0
+    while low < units:
+        high = min(low + size, units)
+        if by_user:  # at least one unit, however many rows it has
+            most = np.searchsorted(graph.unit_offsets, graph.unit_offsets[low] + _ENTRIES, "right") - 1
+            high = min(high, max(low + 1, int(most)))
+        yield low, high
+        low = high
 
 
 def vectors_of(graph: UnitGraph, name: str, cells: int, by_user: bool, low: int, high: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from confide.data.conditions import Conditions
 from confide.data.lengths import BOUNDS
 from confide.data.unit_graph import UnitGraph
-from confide.privacy.histograms import GRID, Histograms, vectors_of
+from confide.privacy.histograms import GRID, Histograms, blocks, vectors_of
 from confide.randomness.streams import RunKey
 from confide.runs import histograms
 from confide.runs.job import Job
@@ -21,7 +21,6 @@ UNITS = 200
 """The number of units that are counted a second time, the first and the last of the graph."""
 
 _KEYS = 400  # for which noise is drawn
-_BLOCK = 1 << 14  # units whose norms are computed at a time
 ALARM = 1e-9  # probability that correct noise fails the check
 
 Check = tuple[str, bool, str]
@@ -52,8 +51,7 @@ def histogram_checks(job: Job) -> Iterator[Check]:
         f"{seen:,} units counted twice, {wrong:,} of them differently",
     )
     sums = {name: np.zeros(n, np.int64) for name, n in cells.items()}
-    for low in range(0, units, _BLOCK):
-        high = min(low + _BLOCK, units)
+    for low, high in blocks(graph, max(cells.values()), by_user):
         parts = {name: vectors_of(graph, name, n, by_user, low, high) for name, n in cells.items()}
         squares = sum(((part / GRID) ** 2).sum(axis=1) for part in parts.values())
         most = max(most, float(np.sqrt(squares).max()))
