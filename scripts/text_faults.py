@@ -158,7 +158,7 @@ TEXT = [
     Fault(
         "data",
         "pieces of a long text have one row less where they meet",
-        "data/readers/duplicates.py::_winnowed",
+        "data/readers/sketching.py::_winnowed",
         "_WINDOW - 1",
         "0",
         "tests/data/readers/test_duplicates.py",

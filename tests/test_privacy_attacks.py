@@ -95,11 +95,21 @@ def sides(folder: Path, settings: dict, rows: list[dict]) -> dict[str, str]:
     [
         {"unit": None, "eval": 0.5, "duplicates": False},  # units are numbered, and the split goes by number
         {"unit": "user", "eval": None, "max_documents": 6, "duplicates": False},
+        {
+            "unit": "user",
+            "without_unit": "own",
+            "eval": 0.5,
+            "duplicates": False,
+        },  # those of nobody are numbered
     ],
-    ids=["split by number", "first documents"],
+    ids=["split by number", "first documents", "documents of nobody"],
 )
 def test_adding_a_document_moves_no_other_one(tmp_path, settings):
-    rows = [{"user": f"u{i}", "text": f"document number {i} of all"} for i in range(10)]
+    nobody = "without_unit" in settings
+    rows = [
+        {"user": None if nobody and i % 9 else f"u{i}", "text": f"document number {i} of all"}
+        for i in range(10)
+    ]
     try:
         without, whole = sides(tmp_path / "a", settings, rows[1:]), sides(tmp_path / "b", settings, rows)
     except InputError:

@@ -89,17 +89,15 @@ def test_a_change_of_one_user_moves_the_sum_by_no_more_than_the_bound(tmp_path, 
     assert furthest["other"] > 0.7 * 2
 
 
-def test_of_rows_each_that_begins_a_document_adds_one(tmp_path, monkeypatch):
+def test_of_rows_each_that_begins_a_document_adds_its_condition(tmp_path, monkeypatch):
     documents = [("a", 2, [16]), ("a", 0, [10, 7]), ("b", 4, [5000]), ("b", 2, [1, 1, 1])]
     graph = graph_of(tmp_path / "g", documents)
-    expected = np.zeros((7, LISTED + len(BOUNDS)))
-    for row, condition, cell in ((0, 2, 0), (1, 0, 1), (3, 4, len(BOUNDS) - 1), (4, 2, 0)):
-        expected[row, LISTED + cell] = 1
-        if condition:
-            expected[row, condition - 1] = 1
-    assert np.array_equal(added(graph, by_user=False), expected)
+    expected = np.zeros((7, LISTED))
+    for row, condition in ((0, 2), (3, 4), (4, 2)):
+        expected[row, condition - 1] = 1
+    assert np.array_equal(added(graph, by_user=False)[:, :LISTED], expected)
     monkeypatch.setattr(histograms, "_ENTRIES", 1)
-    assert np.array_equal(added(graph, by_user=False), expected)
+    assert np.array_equal(added(graph, by_user=False)[:, :LISTED], expected)
 
 
 def test_no_document_reaches_over_two_users(tmp_path):
@@ -308,13 +306,36 @@ def test_dp_accounting_finds_the_same_and_sees_histograms_that_were_left_out(tmp
                 "adjacency": "add-or-remove",
                 **{"epsilon": None, "noise_multiplier": 1.0, "delta": 1e-5},
             },
-            "a row that is added makes its document longer",
+            "a document's length is of all its rows",
         ),
+        ("dp-sgd", {}, {"histograms": {"of": ["lengths"]}}, "a document's length is of all its rows"),
+        ("uls", {}, {"histograms": ASKED | {"noise_multiplier": 20_000.0}}, "noise_multiplier"),
     ],
 )
 def test_what_nothing_accounts_for_is_refused(name, data, privacy, words):
     with pytest.raises(InputError, match=words):
         asked(name, data, **privacy)
+
+
+def test_canaries_that_leave_empty_rows_are_refused():
+    raw = asked("uls").model_dump(mode="json", exclude_defaults=True)
+    with pytest.raises(InputError, match=r"canaries\.count: a canary that is not planted"):
+        check(raw | {"canaries": {"count": 8}})
+
+
+def test_counts_that_cost_more_than_the_target_are_named():
+    with pytest.raises(
+        InputError, match=r"privacy\.histograms\.noise_multiplier: the counts alone cost epsilon"
+    ):
+        Histograms(("lengths",), 1.0).check_within(0.5, 1e-6, "zero-out")
+    Histograms(("lengths",), 20.0).check_within(0.5, 1e-6, "zero-out")
+
+
+def test_the_noise_is_another_at_another_size():
+    key = RunKey.from_text("the same")
+    sums = {"lengths": np.zeros(len(BOUNDS), np.int64)}
+    drawn = [Histograms(("lengths",), size).noised(sums, key)["lengths"] / size for size in (3.0, 6.0)]
+    assert not np.allclose(*drawn)
 
 
 def test_only_these_mechanisms_account_for_histograms():

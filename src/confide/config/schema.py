@@ -21,10 +21,10 @@ class Histograms(Section):
 
     of: list[Literal["conditions", "lengths"]] = Field(
         default_factory=list,
-        description="uls, dp-sgd: count the shares of `data.conditions`, or how long documents are, with noise of "
-        "their own, and release them with the model; epsilon covers them",
+        description="count the shares of `data.conditions` (uls, dp-sgd), or how long documents are (uls), with noise "
+        "of their own, and release them with the model; epsilon covers them",
     )
-    noise_multiplier: Positive = Field(
+    noise_multiplier: Annotated[Positive, Field(le=10_000)] = Field(
         20.0,
         description="standard deviation of the noise on each count, in units of what one unit may add to all of them "
         "(1 for one histogram, the root of 2 for two)",

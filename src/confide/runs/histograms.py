@@ -1,7 +1,9 @@
 """Histograms that a run releases with its model, as their files: counted once, and the same each time it releases."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from confide.data import conditions as conditions_of
 from confide.data import lengths as lengths_of
@@ -11,6 +13,9 @@ from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.base import Mechanism
 from confide.randomness.streams import RunKey
 from confide.utils.files import write_text
+
+if TYPE_CHECKING:
+    from confide.config.data_section import Data
 
 UNITS = {"units": "user", "rows": "row"}
 """What a unit is, by what a step draws."""
@@ -35,6 +40,17 @@ def counted(
     if conditions is not None and "conditions" in found:
         conditions = conditions.with_counts(found["conditions"])
     return conditions, Lengths(BOUNDS, found["lengths"]) if "lengths" in found else None
+
+
+def header(mechanism: Mechanism, data: "Data", key: RunKey) -> dict[str, Any]:
+    """Return what a run's ledger is bound to: how the histograms are made, and the list of conditions."""
+    found: dict[str, Any] = (
+        {} if mechanism.histograms is None else {"histograms": asdict(mechanism.histograms)}
+    )
+    listed = Conditions.of(data)
+    if listed is not None:
+        found["conditions"] = key.fingerprint(json.dumps(listed.to_json()).encode())
+    return found
 
 
 def write(folder: Path, conditions: Conditions | None, lengths: Lengths | None) -> None:

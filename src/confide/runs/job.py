@@ -4,7 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate,
 from confide.privacy.mechanisms.values import Phase, PrivacyParameters, Sampler
 from confide.randomness.seal import Seal
 from confide.randomness.streams import LAYOUT, RunKey
-from confide.runs import fingerprints, preparation
+from confide.runs import fingerprints, histograms, preparation
 from confide.runs.canaries import GRAPH, Manifest
 from confide.runs.evidence import evidence
 from confide.runs.folder import Run
@@ -310,9 +310,7 @@ class Job:
             "data": self.key.fingerprint(_digest(self.prepared.train)),
             "model": self.key.fingerprint(self.base),
             "noise": LAYOUT,
-            **(
-                {} if self.mechanism.histograms is None else {"histograms": asdict(self.mechanism.histograms)}
-            ),
+            **histograms.header(self.mechanism, self.run.config.data, self.key),
         } | (self._planted() if self.run.config.canaries.count else {})
 
     def _planted(self) -> dict[str, Any]:

@@ -87,10 +87,7 @@ def _one_by_one(graph: UnitGraph, unit: int, by_user: bool, cells: dict[str, int
             else:
                 documents[-1][1] += tokens
     elif graph.documents[unit] >= 0:
-        end = unit + 1
-        while end < graph.n_rows and graph.documents[end] < 0:
-            end += 1
-        documents.append([int(graph.documents[unit]), int(graph.row_offsets[end] - graph.row_offsets[unit])])
+        documents.append([int(graph.documents[unit]), 0])  # lengths are counted of users only
     for condition, tokens in documents:
         if "conditions" in cells and condition:
             found["conditions"][condition - 1] += 1 / len(documents)

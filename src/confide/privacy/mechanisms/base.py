@@ -182,6 +182,8 @@ class Mechanism(ABC):
     ) -> float:
         """Compute the least noise multiplier that meets the target, certified."""
         assert epsilon is not None
+        if self.histograms is not None:
+            self.histograms.check_within(epsilon, delta, self.adjacency)
         return calibrated(parameters.process, epsilon, delta)  # type: ignore[arg-type]  # frozen values, all of them
 
     @property
@@ -437,6 +439,15 @@ def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
         yield (
             "data.eval",
             "without a unit the split goes by number, and a document that is added would move others",
+        )
+    if (
+        config.data.unit is not None
+        and config.data.without_unit == "own"
+        and isinstance(config.data.eval, float)
+    ):
+        yield (
+            "data.without_unit",
+            "own numbers the documents of nobody, and data.eval holds out by that: one that is added would move others",
         )
     if config.data.max_documents is not None:
         yield "data.max_documents", "a unit that is added would push another one's document out"

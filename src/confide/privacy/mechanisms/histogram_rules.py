@@ -47,8 +47,16 @@ def histogram_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator
             "privacy.sampling",
             f"{privacy.sampling} under replace-one does not compose exactly with privacy.histograms: use poisson",
         )
-    if adjacency == "add-or-remove" and "lengths" in asked.of and mechanism.draws == "rows":
-        yield of, "lengths: a row that is added makes its document longer, and that is of other rows: use uls"
+    if "lengths" in asked.of and mechanism.draws == "rows":
+        yield (
+            of,
+            "lengths: a document's length is of all its rows, and one of them is protected here: use uls",
+        )
+    if config.canaries.count:
+        yield (
+            "canaries.count",
+            "a canary that is not planted leaves an empty row, which privacy.histograms would count",
+        )
 
 
 def _of_conditions(config: "Config") -> Iterator[tuple[str, str]]:
