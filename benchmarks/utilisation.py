@@ -1,6 +1,6 @@
 """How busy ranks are: the schedule of a draw, simulated on shapes of data, without a model.
 
-    python benchmarks/utilisation.py
+    python benchmarks/utilisation.py [--plot FILE.svg]
 
 Utilisation is what one rank would need for the draw, over the ranks' number times what the slowest of them needs.
 Counted are tokens with padding, the assumed cost of each pass, and that of each gradient that is sent or received.
@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 
 from confide.privacy.sampling import Draw
 from confide.training.schedule import share
 from confide.training.utilisation import apart, spread, together, utilisation
+from confide.utils.chart import Panel, panels_svg
 
 # users of a draw, rows of each, tokens of a row, ranks, tokens of a micro-batch; `to` gives a spread of lengths
 SHAPES = (
@@ -82,12 +84,31 @@ def measure(shape: tuple[int, int, int, int, int], is_spread: bool, ways: list[s
     } | {way: round(utilisation(draw, micro_tokens, ranks, WAYS[way]), 3) for way in ways}
 
 
+NAMES = {"ddp": "ddp", "fsdp": "fsdp, LoRA", "fsdp-full": "fsdp, full"}
+
+
+def picture(found: list[dict[str, object]], ways: list[str]) -> str:
+    """Draw the utilisation of every shape, from the least of each way to the largest."""
+    panels = []
+    for lengths in LENGTHS:
+        own = [each for each in found if each["lengths"] == lengths]
+        lines = {
+            NAMES[way]: list(enumerate(sorted(float(str(each[way])) for each in own), 1))
+            for way in ways
+            if own
+        }
+        if lines:
+            panels.append(Panel(f"Rows of {lengths} lengths", "shapes, sorted", "utilisation", lines))
+    return panels_svg("How busy ranks are, simulated", panels)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS, help="rows of a draw")
     parser.add_argument(
         "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how ranks share it"
     )
+    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     found = [measure(shape, lengths == "spread", args.ways) for lengths in args.lengths for shape in SHAPES]
     for each in found:
@@ -96,6 +117,8 @@ def main() -> None:
         for way in args.ways:
             values = [float(str(each[way])) for each in found if each["lengths"] == lengths]
             print(lengths, way, f"least {min(values):.3f}, mean {np.mean(values):.3f}")
+    if args.plot:
+        args.plot.write_text(picture(found, args.ways))
 
 
 if __name__ == "__main__":
