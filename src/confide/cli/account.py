@@ -66,8 +66,7 @@ def account(
     """Find epsilon, delta, noise or steps from the other numbers.
 
     It needs no data and no config. Give two of --epsilon, --noise and --steps, and the third is found; give all three,
-    and delta is found. The numbers are those that a run of these counts
-    and this delta would claim.
+    and delta is found. The numbers are those that a run of these counts and this delta would claim.
 
     Example: confide account uls --units 2000 --batch 200 --steps 500 --epsilon 8
     """

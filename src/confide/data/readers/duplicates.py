@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from confide.data.readers.documents import Document
-from confide.data.readers.sketching import Sketch, Sketcher, mix
+from confide.data.readers.sketching import FACTOR, Sketch, Sketcher, mix
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _near_pairs(
         columns = rows.signatures[:, band * chosen.r : (band + 1) * chosen.r]
         keys = np.zeros(len(columns), np.uint64)
         for column in columns.T:
-            keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + column)
+            keys = mix(keys * FACTOR + column)
         for bucket in _groups(keys, positions):
             crowds += len(bucket) > _CROWD
             reach = 1 if len(bucket) > _CROWD else len(bucket)

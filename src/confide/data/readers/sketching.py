@@ -22,7 +22,7 @@ _BLANK = re.compile(r"\s")
 _PART = 1 << 20  # characters of a text whose words are held at a time, at least
 _PIECE = 1 << 18  # hashes that are held at a time
 _BATCH = 1 << 12  # hashes that are permuted at a time, each by all permutations
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _PUNCTUATION = {code: " " for code in range(128) if not chr(code).isalnum()}
 _KNOWN = 1 << 18  # words whose numbers are kept
 _LONGEST = 32  # letters of a word whose number is kept
@@ -90,7 +90,7 @@ class Sketcher:
         counts = np.array([len(words) for words in texts])
         ends = np.cumsum(counts)
         mixed = mix(np.concatenate(texts).astype(np.uint64))
-        powers = np.cumprod(np.full(counts.max(), _FACTOR, np.uint64))
+        powers = np.cumprod(np.full(counts.max(), FACTOR, np.uint64))
         left = np.repeat(ends, counts) - np.arange(len(mixed))  # words from each one to the end of its text
         digests = mix(np.add.reduceat(mixed * powers[left - 1], ends - counts))
         shingles = _polynomials(mixed, _SHINGLE)[left[: len(mixed) - _SHINGLE + 1] >= _SHINGLE]
@@ -170,9 +170,9 @@ def _polynomials(mixed: Hashes, length: int) -> Hashes:
     """Compute one hash of each run of `length` words, of which each is mixed: a polynomial modulo 2^64, mixed."""
     total = np.zeros(max(len(mixed) - length + 1, 0), np.uint64)
     for offset in range(length):
-        total *= _FACTOR
+        total *= FACTOR
         total += mixed[offset : offset + len(total)]
-    total *= _FACTOR
+    total *= FACTOR
     return mix(total)
 
 
@@ -204,7 +204,7 @@ def _digest(words: Words) -> Hashes:
     total = np.zeros(1, np.uint64)
     for first in range(0, len(words), _PIECE):
         piece = mix(words[first : first + _PIECE].astype(np.uint64))
-        powers = np.cumprod(np.full(len(piece), _FACTOR, np.uint64))
+        powers = np.cumprod(np.full(len(piece), FACTOR, np.uint64))
         total = total * powers[-1] + (piece * powers[::-1]).sum(dtype=np.uint64)
     return mix(total)
 
