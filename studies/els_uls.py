@@ -136,7 +136,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=60,
+    minutes=90,
     deviations="stories260K in place of a model of 350 million weights; newsgroup posts and WikiText-2 articles in "
     "place of Stack Overflow and CC-News; k and G are tuned, in place of the median and Estimate-and-Double; the "
     "number of steps is the compute budget.",
