@@ -41,7 +41,7 @@ def main(
         bool, typer.Option("--record", help="keep measurements and findings in studies/measured")
     ] = False,
     written: Annotated[
-        bool, typer.Option("--pages", help="write docs/results from studies/measured and end")
+        bool, typer.Option("--pages", help="judge what lies in studies/measured, write docs/results, and end")
     ] = False,
     processes: Processes = None,
     ray: Cluster = None,
@@ -57,6 +57,7 @@ def main(
         _list(as_json)
         return
     if written:
+        register.judge_anew(study)
         pages.write()
         return
     if (name is None) == (not every):

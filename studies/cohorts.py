@@ -17,7 +17,7 @@ import numpy as np
 from confide.planning.user_sampling import USERS, Split, measured_norms
 from confide.utils.chart import Panel, Points, panels_svg
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding
+from studies.runner.findings import ABOVE, MARGIN, Finding
 from studies.runner.grid import NOTHING, Arm, Grid, config
 from studies.runner.models import stories
 from studies.runner.rows import version
@@ -205,7 +205,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 place,
                 "the difference of what they lose, in the mean over budgets and epsilons",
                 _means(lost(found, name) - own),
-                low=0.0,
+                low=ABOVE,
                 family=place,
             )
             for name in (RANDOM, COHORT, GROUP)
@@ -224,7 +224,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             "Algorithm 3",
             "the difference of what they lose, in the mean over budgets and epsilons",
             _means(lost(found, PRINTED) - own),
-            low=0.0,
+            low=ABOVE,
         ),
     ]
 

@@ -14,7 +14,7 @@ from confide.planning.user_sampling import USERS, Split
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.rounding import at_most
 from studies.estimated_means import DELTA, D, K, N, Result, Setting, people, result
-from studies.runner.findings import Finding
+from studies.runner.findings import ABOVE, Finding
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.user_sampling import (
@@ -31,8 +31,6 @@ from studies.user_sampling import (
 )
 
 START = Split(1, 16)
-ABOVE = 1e-9
-"""What makes a bound strict."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from scipy import stats
 from confide.planning.user_sampling import noise_variance
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.rounding import at_most
-from studies.runner.findings import Finding
+from studies.runner.findings import ABOVE, Finding
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.user_sampling import Target
@@ -36,8 +36,6 @@ TOLERANCE = 1e-3
 NEARLY_ALL = 0.9
 """The share of the settings that counts as nearly all of them; the paper names none."""
 
-ABOVE = 1e-9
-"""What makes a bound strict."""
 
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: {"epsilons": (0.25, 16.0), "budgets": (64.0, 8192.0), "points": 1},

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import Finding, slopes
+from studies.runner.findings import Finding, paired, slopes
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -98,8 +98,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
             found.append(
                 Finding(
-                    f"Beyond the paper: at epsilon {target(epsilon)} and as many rows a step, one row of each is best "
-                    f"({text}).",
+                    f"Beyond the paper: at epsilon {target(epsilon)} and as many rows a step, more rows of each user "
+                    f"do harm on the whole ({text}).",
                     "Table 5",
                     "slope of the loss in the logarithm of k",
                     _slopes(rows, text, FIXED_ROWS, epsilon),
@@ -110,14 +110,25 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
         least, most = epsilons[0], epsilons[-1]
         if least < most:
-            one, other = (_slopes(rows, text, GROUP, epsilon) for epsilon in (least, most))
             found.append(
                 Finding(
-                    f"Under group privacy a small k is better at small epsilon, a large one at large epsilon ({text}).",
+                    f"Under group privacy, fewer rows of each user are better at epsilon {target(least)} ({text}).",
                     "Table 3",
-                    f"slope of the loss in log k at epsilon {target(least)} less that at {target(most)}",
-                    tuple(a - b for a, b in zip(one, other, strict=True)),
+                    "slope of the loss in the logarithm of k",
+                    _slopes(rows, text, GROUP, least),
                     low=0.0,
+                    family=f"{text}, group privacy",
+                    unit="nats a factor e",
+                )
+            )
+            found.append(
+                Finding(
+                    f"Under group privacy, more rows of each user are better at epsilon {target(most)} ({text}).",
+                    "Table 3",
+                    "slope of the loss in the logarithm of k",
+                    _slopes(rows, text, GROUP, most),
+                    high=0.0,
+                    family=f"{text}, group privacy",
                     unit="nats a factor e",
                 )
             )
@@ -126,7 +137,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 Finding(
                     f"At epsilon {target(least)} and as many users a step, each further row adds less ({text}).",
                     "Table 5",
-                    f"the gain in loss from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
+                    f"the gain in loss a row from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
                     _diminishing(rows, text, least, ks),
                     low=0.0,
                 )
@@ -144,10 +155,13 @@ def _slopes(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> tuple[f
 
 
 def _diminishing(rows: Sequence[Row], text: str, epsilon: float, ks: Sequence[int]) -> tuple[float, ...]:
-    at = {k: _of_k(rows, text, FIXED_USERS, epsilon, k) for k in ks}
-    return tuple(
-        (at[ks[0]][key] - at[ks[1]][key]) - (at[ks[-2]][key] - at[ks[-1]][key]) for key in sorted(at[ks[0]])
-    )
+    """Return, by run key, what a further row gains at the smallest k less what one gains at the largest."""
+
+    def gains(fewer: int, more: int) -> dict[int, float]:
+        one, other = (_of_k(rows, text, FIXED_USERS, epsilon, k) for k in (fewer, more))
+        return {key: (one[key] - other[key]) / (more - fewer) for key in one.keys() & other.keys()}
+
+    return paired(gains(*ks[:2]), gains(*ks[-2:]))
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

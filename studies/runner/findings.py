@@ -1,7 +1,8 @@
 """What was found of a claim: an interval of a statistic, and whether it lies where the claim puts it.
 
 A claim says that a statistic lies between two bounds. It is *reproduced* if the statistic's 95% interval lies between
-them, *not reproduced* if all of the interval lies outside, and *undecided* otherwise. Where one table holds many
+them, *not reproduced* if all of the interval lies outside, and *undecided* otherwise. A statistic that is computed and
+not measured has no interval: one value outside is enough to refute the claim. Where one table holds many
 claims, each interval is widened as Holm (1979) does, so that with 95% all verdicts of the table are right together.
 """
 
@@ -16,6 +17,9 @@ from scipy import stats
 
 MARGIN = math.log(1.01)
 """What counts as a difference of two losses in nats a token: 1% of the perplexity."""
+
+ABOVE = 1e-9
+"""The lower bound of a claim that something is more than nothing: no difference at all does not bear it out."""
 
 CONFIDENCE = 0.95
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided at this scale"
@@ -121,7 +125,10 @@ def _confidences(family: Sequence[Finding]) -> list[tuple[Finding, float]]:
 
 def _judged(finding: Finding, confidence: float) -> Judged:
     low, high = finding.interval(confidence)
-    if finding.low <= low and high <= finding.high:
+    is_inside = finding.low <= low and high <= finding.high
+    if finding.is_exact:  # a formula gives every value, and the claim is of all of them
+        verdict = REPRODUCED if is_inside else NOT_REPRODUCED
+    elif is_inside:
         verdict = REPRODUCED
     elif high < finding.low or low > finding.high:
         verdict = NOT_REPRODUCED

@@ -113,9 +113,11 @@ def _findings(entries: Sequence[Entry]) -> str:
         "statistic lies between two bounds (*claim holds*). It is *reproduced* if the statistic's 95% interval lies "
         "between them, *not reproduced* if all of it lies outside, and *undecided* otherwise; confide's own claims are "
         "judged by the same rule. Where the statistic is computed and not measured there is no interval: the range of "
-        "its values then stands for it. Claims of one table are judged together (Holm 1979). Differences of loss are "
-        "shown as changes of the perplexity. The name of a study leads to its tables, and to the command that made "
-        "them.",
+        "its values is shown, and one value outside refutes the claim. Intervals are over run keys, for these texts "
+        "and the settings that were chosen. Claims of the same kind on one text are judged together (Holm 1979). Most "
+        "studies have three run keys: an interval then reaches 4.3 standard errors to each side, and further where "
+        "claims are judged together, so that *undecided* often asks for more keys. Differences of loss are shown as "
+        "changes of the perplexity. The name of a study leads to its tables, and to the command that made them.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,14 @@ def record(
 
     Args:
         date: of the measurements, as 2026-11-26.
-        text: the one text that they are of, if the study has others.
+        text: the one text that they are of, if the study has others. What was kept of the others stays, so that no
+            text can be dropped by running another one.
     """
-    store.write(rows, folder / f"{study.name}-{scale}.parquet")
+    measured = folder / f"{study.name}-{scale}.parquet"
+    if text is not None and measured.exists():
+        others_kept = [row for row in store.read(measured) if row.get("text") not in (text, None)]
+        rows, text = [*others_kept, *rows], None if others_kept else text
+    store.write(rows, measured)
     path = folder / "register.json"
     others = [each for each in _entries(path) if (each["study"], each["scale"]) != (study.name, str(scale))]
     own = [entry(study, scale, each, rows, date, text) for each in judged(study.findings(rows))]
@@ -64,9 +69,22 @@ def entry(
         "study": study.name,
         "scale": str(scale),
         "command": command(study, scale, text),
+        "text": text,
         "versions": sorted({row["version"] for row in rows if row.get("version")}),
         "date": date,
     }
+
+
+def judge_anew(study: Callable[[str], Study], folder: Path = KEPT) -> None:
+    """Judge the measurements that are kept by the claims and the rule as they are now.
+
+    Args:
+        study: finds a study by its name.
+    """
+    measured = {(each["study"], each["scale"]): each for each in kept(folder)}
+    for (name, scale), each in measured.items():
+        rows = store.read(folder / f"{name}-{scale}.parquet")
+        record(study(name), Scale(scale), rows, each["date"], folder, each.get("text"))
 
 
 def kept(folder: Path = KEPT) -> list[dict[str, Any]]:

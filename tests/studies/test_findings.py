@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from studies.runner.findings import (
+    ABOVE,
     CONFIDENCE,
     NOT_REPRODUCED,
     REPRODUCED,
@@ -50,7 +51,7 @@ def test_the_interval_is_students():
 def test_one_run_key_decides_nothing_and_a_formula_everything():
     assert verdicts(finding(1.0, low=0.0)) == [UNDECIDED]
     assert verdicts(finding(1.0, low=0.0, is_exact=True)) == [REPRODUCED]
-    assert verdicts(finding(0.5, 1.5, low=1.0, is_exact=True)) == [UNDECIDED]
+    assert verdicts(finding(0.5, 1.5, low=1.0, is_exact=True)) == [NOT_REPRODUCED]
 
 
 def test_intervals_cover_the_mean_as_often_as_they_say():
@@ -88,3 +89,8 @@ def test_differences_are_of_the_same_run_key():
 def test_slopes_are_of_each_run_key():
     found = slopes([0.0, 1.0, 2.0], [{1: 0.0, 2: 1.0}, {1: 2.0, 2: 1.0}, {1: 4.0, 2: 1.0, 3: 9.0}])
     assert found == pytest.approx((2.0, 0.0))
+
+
+def test_no_difference_at_all_does_not_bear_out_that_something_is_more():
+    assert verdicts(finding(0.0, 0.0, 0.0, low=ABOVE)) == [NOT_REPRODUCED]
+    assert verdicts(finding(0.1, 0.1, 0.1, low=ABOVE)) == [REPRODUCED]

@@ -25,7 +25,7 @@ def between(group, els, uls):
         for epsilon in (1.0, 8.0)
         for key in (1, 2, 3)
     ]
-    found = [each for each in judged(study.findings(rows)) if "ELS lies between" in each.finding.claim]
+    found = [each for each in judged(study.findings(rows)) if each.finding.family.endswith("ELS between")]
     assert {each.finding.family for each in found} == {f"{TEXT}, ELS between"}
     assert len(found) == 4
     return [each.verdict for each in found[:2]]

@@ -255,6 +255,31 @@ def test_the_register_holds_each_finding_once(tmp_path):
     assert store.read(tmp_path / "example-small.parquet") == ROWS
 
 
+def test_a_run_of_one_text_keeps_what_was_measured_of_the_others(tmp_path):
+    texts = ("mail", "books")
+    of = {text: [row | {"text": text} for row in ROWS] for text in texts}
+    register.record(example(), Scale.SMALL, of["mail"], "2026-01-02", tmp_path, "mail")
+    assert register.kept(tmp_path)[0]["command"].endswith("--text mail --data data")
+    for _ in range(2):
+        register.record(example(), Scale.SMALL, of["books"], "2026-01-03", tmp_path, "books")
+    assert store.read(tmp_path / "example-small.parquet") == of["mail"] + of["books"]
+    assert [each["keys"] for each in register.kept(tmp_path)] == [6, 6]
+    assert register.kept(tmp_path)[0]["command"] == "confide study example --scale small --data data"
+
+
+def test_findings_follow_when_a_claim_changes(tmp_path):
+    rows = [row | {"text": "mail"} for row in ROWS]
+    register.record(example(), Scale.SMALL, rows, "2026-01-02", tmp_path, "mail")
+    before = register.kept(tmp_path)
+    register.judge_anew(lambda name: example(name), tmp_path)
+    assert register.kept(tmp_path) == before
+    other = [Finding("It does.", "Table 6", "gap", (1.0, 1.1), high=0.0)]
+    register.judge_anew(lambda name: example(name, findings=lambda rows: other), tmp_path)
+    after = register.kept(tmp_path)
+    assert [(each["claim"], each["mean"]) for each in after] == [("It does.", 1.05)]
+    assert (after[0]["date"], after[0]["text"]) == ("2026-01-02", "mail")
+
+
 def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "names", lambda: ["example"])
     monkeypatch.setattr(pages, "study", lambda name: example(name))
