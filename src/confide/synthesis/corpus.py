@@ -64,11 +64,14 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     Raises:
         InputError: the file is there, or parts of another command are, or the model writes too little that can be kept.
     """
-    claim = claim_of(release)
-    if path.suffix not in FORMATS:
-        raise InputError(f"--out {path}: give a name that ends in {' or '.join(FORMATS)}")
+    _named(path)
     if path.exists():
         raise InputError(f"--out {path}: is there already; remove it, or give another name")
+    if path.with_suffix(".md").exists():
+        raise InputError(
+            f"--out {path}: its card would replace {path.with_suffix('.md')}; give another name, or move that file"
+        )
+    claim = claim_of(release)
     parts = _parts(path, release, asked)
     rules, kept, drawn = Rules(), list[Document](), 0
     missing = asked.quotas()
@@ -95,12 +98,19 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     return found
 
 
+def _named(path: Path) -> None:
+    """Refuse a name that says no format."""
+    if path.suffix not in FORMATS:
+        raise InputError(f"--out {path}: give a name that ends in {' or '.join(FORMATS)}")
+
+
 def kept_seed(path: Path, fresh: int) -> int:
     """Return the seed of the interrupted command that was writing this corpus, or a fresh one if there is none.
 
     Raises:
-        InputError: what that command left is damaged.
+        InputError: what that command left is damaged, or the name says no format.
     """
+    _named(path)
     kept = _folder(path) / "asked.json"
     if not kept.is_file():
         return fresh
