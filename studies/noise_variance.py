@@ -36,7 +36,6 @@ TOLERANCE = 1e-3
 NEARLY_ALL = 0.9
 """The share of the settings that counts as nearly all of them; the paper names none."""
 
-
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: {"epsilons": (0.25, 16.0), "budgets": (64.0, 8192.0), "points": 1},
     Scale.SMALL: {

@@ -85,53 +85,38 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     ks, epsilons = users.values(rows, K), users.values(rows, EPSILON)
     for text in users.texts_of(rows):
         for epsilon in epsilons:
-            found.append(
-                Finding(
-                    f"At epsilon {target(epsilon)} and as many users a step, more rows help user-wise DP-SGD ({text}).",
+            where = f"at epsilon {target(epsilon)} and as many"
+            found += [
+                _sloped(
+                    f"{where[0].upper()}{where[1:]} users a step, more rows help user-wise DP-SGD ({text}).",
                     "Table 5",
-                    "slope of the loss in the logarithm of k",
                     _slopes(rows, text, FIXED_USERS, epsilon),
+                    f"{text}, more rows",
                     high=0.0,
-                    family=f"{text}, more rows",
-                    unit="nats a factor e",
-                )
-            )
-            found.append(
-                Finding(
-                    f"Beyond the paper: at epsilon {target(epsilon)} and as many rows a step, more rows of each user "
-                    f"do harm on the whole ({text}).",
+                ),
+                _sloped(
+                    f"Beyond the paper: {where} rows a step, more rows of each user do harm on the whole ({text}).",
                     "Table 5",
-                    "slope of the loss in the logarithm of k",
                     _slopes(rows, text, FIXED_ROWS, epsilon),
+                    f"{text}, equal compute",
                     low=0.0,
-                    family=f"{text}, equal compute",
-                    unit="nats a factor e",
-                )
-            )
+                ),
+            ]
         least, most = epsilons[0], epsilons[-1]
         if least < most:
-            found.append(
-                Finding(
-                    f"Under group privacy, fewer rows of each user are better at epsilon {target(least)} ({text}).",
+            found += [
+                _sloped(
+                    f"Under group privacy, {which} rows of each user are better at epsilon {target(epsilon)} ({text}).",
                     "Table 3",
-                    "slope of the loss in the logarithm of k",
-                    _slopes(rows, text, GROUP, least),
-                    low=0.0,
-                    family=f"{text}, group privacy",
-                    unit="nats a factor e",
+                    _slopes(rows, text, GROUP, epsilon),
+                    f"{text}, group privacy",
+                    **bound,
                 )
-            )
-            found.append(
-                Finding(
-                    f"Under group privacy, more rows of each user are better at epsilon {target(most)} ({text}).",
-                    "Table 3",
-                    "slope of the loss in the logarithm of k",
-                    _slopes(rows, text, GROUP, most),
-                    high=0.0,
-                    family=f"{text}, group privacy",
-                    unit="nats a factor e",
+                for which, epsilon, bound in (
+                    ("fewer", least, {"low": 0.0}),
+                    ("more", most, {"high": 0.0}),
                 )
-            )
+            ]
         if len(ks) > 2:
             found.append(
                 Finding(
@@ -143,6 +128,11 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 )
             )
     return found
+
+
+def _sloped(claim: str, place: str, values: tuple[float, ...], family: str, **bound: float) -> Finding:
+    statistic = "slope of the loss in the logarithm of k"
+    return Finding(claim, place, statistic, values, family=family, unit="nats a factor e", **bound)  # type: ignore[arg-type]
 
 
 def _of_k(rows: Sequence[Row], text: str, arm: str, epsilon: float, k: int) -> dict[int, float]:

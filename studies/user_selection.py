@@ -284,8 +284,6 @@ STUDY = Study(
     findings=findings,
     tables=tables,
     minutes=60,
-    deviations=users.DEVIATIONS
-    + " Rules other than chunks take all rows of a user who has fewer than k, so that a "
-    "step has fewer rows.",
+    deviations=users.DEVIATIONS,
     reads=users.READS,
 )

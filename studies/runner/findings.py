@@ -2,8 +2,8 @@
 
 A claim says that a statistic lies between two bounds. It is *reproduced* if the statistic's 95% interval lies between
 them, *not reproduced* if all of the interval lies outside, and *undecided* otherwise. A statistic that is computed and
-not measured has no interval: one value outside is enough to refute the claim. Where one table holds many
-claims, each interval is widened as Holm (1979) does, so that with 95% all verdicts of the table are right together.
+not measured has no interval: one value outside is enough to refute the claim. Claims of one family are judged together:
+each interval is widened as Holm (1979) does, so that with 95% all verdicts of the family are right.
 """
 
 from __future__ import annotations

@@ -42,6 +42,13 @@ def record(
         others_kept = [row for row in store.read(measured) if row.get("text") not in (text, None)]
         rows, text = [*others_kept, *rows], None if others_kept else text
     store.write(rows, measured)
+    _judge(study, scale, rows, date, folder, text)
+
+
+def _judge(
+    study: Study, scale: Scale, rows: Sequence[Row], date: str, folder: Path, text: str | None
+) -> None:
+    """Keep what is found in measurements, in place of what was found before."""
     path = folder / "register.json"
     others = [each for each in _entries(path) if (each["study"], each["scale"]) != (study.name, str(scale))]
     own = [entry(study, scale, each, rows, date, text) for each in judged(study.findings(rows))]
@@ -84,7 +91,7 @@ def judge_anew(study: Callable[[str], Study], folder: Path = KEPT) -> None:
     measured = {(each["study"], each["scale"]): each for each in kept(folder)}
     for (name, scale), each in measured.items():
         rows = store.read(folder / f"{name}-{scale}.parquet")
-        record(study(name), Scale(scale), rows, each["date"], folder, each.get("text"))
+        _judge(study(name), Scale(scale), rows, each["date"], folder, each["text"])
 
 
 def kept(folder: Path = KEPT) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ class Corpus:
 
     @property
     def card(self) -> Path:
-        return self.path.with_suffix(".md")
+        return _card(self.path)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"path": str(self.path), "card": str(self.card)}
@@ -67,9 +67,9 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     _named(path)
     if path.exists():
         raise InputError(f"--out {path}: is there already; remove it, or give another name")
-    if path.with_suffix(".md").exists():
+    if _card(path).exists():
         raise InputError(
-            f"--out {path}: its card would replace {path.with_suffix('.md')}; give another name, or move that file"
+            f"--out {path}: its card would replace {_card(path)}; give another name, or move that file"
         )
     claim = claim_of(release)
     parts = _parts(path, release, asked)
@@ -96,6 +96,10 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     write_text(found.card, card(found, asked, claim))
     shutil.rmtree(parts)
     return found
+
+
+def _card(path: Path) -> Path:
+    return path.with_suffix(".md")
 
 
 def _named(path: Path) -> None:
