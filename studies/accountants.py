@@ -168,6 +168,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             0.98,
             1.02,
             unit="share",
+            over="samples",
         )
     )
     return found

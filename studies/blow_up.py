@@ -110,7 +110,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         ours = min(row["posterior"] for row in rows if row["what"] == OURS and row["rows"] == size)
         found.append(
             Finding(
-                f"Beyond the paper: as an infimum over epsilon, the blow-up is stable with {size} "
+                f"As an infimum over epsilon, the blow-up is stable with {size} "
                 f"row{'s' * (size > 1)} a secret.",
                 "section 5.1",
                 f"confide's posterior at a prior of {PRIOR} as a multiple of the sampled one",
@@ -118,6 +118,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 0.98,
                 1.05,
                 unit="times",
+                over="samples",
+                is_beyond=True,
             )
         )
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.findings import ABOVE, MARGIN, Finding, paired
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -14,6 +14,9 @@ from studies.runner.tables import change, perplexity, target
 from studies.runner.users import ELS, ULS
 
 EPSILON, STEPS = "privacy.epsilon", "train.steps"
+POSTS = users.TEXTS[
+    0
+]  # forum posts, as those of Stack Overflow; the other text are articles, as those of CC-News
 _SMALL: dict[str, Any] = {
     "texts": users.TEXTS,
     "rows": 192,
@@ -71,42 +74,81 @@ def _gap(rows: Sequence[Row], text: str, epsilon: float, steps: int) -> tuple[fl
     return paired(_at(rows, text, ULS, epsilon, steps), _at(rows, text, ELS, epsilon, steps))
 
 
+def _gain(gaps: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
+    """Return by how much more ULS gains over ELS in the second place than in the first, by run key."""
+    return tuple(one - other for one, other in zip(gaps, others, strict=True))
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
-    epsilons, budgets = users.values(rows, EPSILON), users.values(rows, STEPS)
     found = []
     for text in users.texts_of(rows):
-        for epsilon in epsilons:
-            found.append(
-                Finding(
-                    f"With the largest budget, ULS does not do worse than ELS at epsilon {target(epsilon)} ({text}).",
-                    "Figures 3 and 4",
-                    "loss of ULS less that of ELS",
-                    _gap(rows, text, epsilon, budgets[-1]),
-                    high=MARGIN,
-                    family=f"{text}, largest budget",
-                )
-            )
-        far, near = (_gap(rows, text, epsilon, budgets[-1]) for epsilon in (epsilons[-1], epsilons[0]))
-        found.append(
-            Finding(
-                f"ULS gains more over ELS at epsilon {target(epsilons[0])} than at {target(epsilons[-1])} ({text}).",
-                "Figures 3 and 4",
-                "the gain in loss at the small epsilon less that at the large one, with the largest budget",
-                tuple(b - a for a, b in zip(near, far, strict=True)),
-                low=0.0,
-            )
-        )
-        little, much = (_gap(rows, text, epsilons[0], steps) for steps in (budgets[0], budgets[-1]))
-        found.append(
-            Finding(
-                f"At epsilon {target(epsilons[0])}, ULS gains more over ELS with the larger budget ({text}).",
-                "Figures 3 and 4",
-                "the gain in loss with the largest budget less that with the smallest",
-                tuple(a - b for a, b in zip(little, much, strict=True)),
-                low=0.0,
-            )
-        )
+        found += _in_all_settings(rows, text) if text == POSTS else _in_some_settings(rows, text)
+        found += _with_compute(rows, text)
     return found
+
+
+def _in_all_settings(rows: Sequence[Row], text: str) -> list[Finding]:
+    """Judge what the paper finds on Stack Overflow: ULS at least as good everywhere, by most at a small epsilon."""
+    epsilons, budget = users.values(rows, EPSILON), users.values(rows, STEPS)[-1]
+    near, far = (_gap(rows, text, epsilon, budget) for epsilon in (epsilons[0], epsilons[-1]))
+    return [
+        *(
+            Finding(
+                f"With the largest budget, ULS does not do worse than ELS at epsilon {target(epsilon)} ({text}, which "
+                "are like Stack Overflow).",
+                "Figure 3",
+                "loss of ULS less that of ELS",
+                _gap(rows, text, epsilon, budget),
+                high=MARGIN,
+                family=f"{text}, largest budget",
+            )
+            for epsilon in epsilons
+        ),
+        Finding(
+            f"ULS gains more over ELS at epsilon {target(epsilons[0])} than at {target(epsilons[-1])} ({text}).",
+            "Figure 3",
+            "the gain in loss at the small epsilon less that at the large one, with the largest budget",
+            _gain(far, near),
+            low=0.0,
+        ),
+    ]
+
+
+def _in_some_settings(rows: Sequence[Row], text: str) -> list[Finding]:
+    """Judge what the paper finds on CC-News: ELS is better where the budget is small or epsilon is."""
+    epsilons, budgets = users.values(rows, EPSILON), users.values(rows, STEPS)
+    places = {
+        f"the smallest budget and epsilon {target(epsilons[0])}": (epsilons[0], budgets[0]),
+        f"the smallest budget and epsilon {target(epsilons[-1])}": (epsilons[-1], budgets[0]),
+        f"the largest budget and epsilon {target(epsilons[0])}": (epsilons[0], budgets[-1]),
+    }
+    return [
+        Finding(
+            f"With {words}, ELS is better than ULS ({text}, which are like CC-News).",
+            "Figure 4",
+            "loss of ULS less that of ELS",
+            _gap(rows, text, *place),
+            low=ABOVE,
+            family=f"{text}, small budget or epsilon",
+        )
+        for words, place in places.items()
+    ]
+
+
+def _with_compute(rows: Sequence[Row], text: str) -> list[Finding]:
+    """Judge what the paper finds on both: at any epsilon, a larger budget lowers the loss of ULS by more."""
+    budgets = users.values(rows, STEPS)
+    return [
+        Finding(
+            f"At epsilon {target(epsilon)}, ULS gains more over ELS with the larger budget ({text}).",
+            "Figures 3, 4, 14 and 15",
+            "the gain in loss with the largest budget less that with the smallest",
+            _gain(*(_gap(rows, text, epsilon, steps) for steps in (budgets[0], budgets[-1]))),
+            low=0.0,
+            family=f"{text}, compute",
+        )
+        for epsilon in users.values(rows, EPSILON)
+    ]
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

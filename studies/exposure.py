@@ -186,7 +186,6 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         method, _, noise = arm.rpartition(", noise ")
         if method not in (NOMINAL, PRIVATE):
             continue
-        beyond = "Beyond the paper: " if method == PRIVATE else ""
         for times in _times(rows):
             for claim, one, other, least in (
                 (f"{arm}, exposes less than training without DP", BARE, arm, BIT),
@@ -194,7 +193,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             ):
                 found.append(
                     Finding(
-                        f"{beyond}{claim} ({times:,} copies).",
+                        f"{claim[0].upper()}{claim[1:]} ({times:,} copies).",
                         "Figure 1",
                         f"exposure of the same number, in bits: {one} less {other}",
                         gaps(rows, one, other, times),
@@ -202,6 +201,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                         family=method,
                         unit="bits",
                         over="numbers of all run keys",
+                        is_beyond=method == PRIVATE,
                     )
                 )
     return found

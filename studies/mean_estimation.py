@@ -269,7 +269,9 @@ def _gained(measured: Measured, setting: Setting) -> np.ndarray:
 def _above_zero(
     claim: str, statistic: str, values: np.ndarray, unit: str, place: str = "Figure 7"
 ) -> Finding:
-    return Finding(claim, place, statistic, tuple(map(float, values)), low=ABOVE, family=place, unit=unit)
+    return Finding(
+        claim, place, statistic, tuple(map(float, values)), low=ABOVE, family=place, unit=unit, over=TRIALS
+    )
 
 
 def _comparable(measured: Measured) -> list[Finding]:
@@ -308,6 +310,7 @@ def _strategies(measured: Measured) -> list[Finding]:
         high=0.02,
         family=place,
         unit="share",
+        over=TRIALS,
     )
     others = [
         _above_zero(
@@ -328,6 +331,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return Finding("", "", "", tuple(map(float, values))).interval()
 
 
+TRIALS = "trials, each with its own users"
 AXES = {"epsilon": "epsilon", "budget": "rows a step", "within": "standard deviation within a user"}
 
 

@@ -85,7 +85,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
         found.append(
             Finding(
-                f"Beyond the paper: redacted rows are told less well than whole ones ({text}).",
+                f"Redacted rows are told less well than whole ones ({text}).",
                 "section 6.4",
                 "AUROC of the attack by the base model's loss: with redaction less without",
                 tuple(
@@ -98,6 +98,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 ),
                 high=0.0,
                 unit="AUROC",
+                is_beyond=True,
             )
         )
         found.append(

@@ -268,53 +268,56 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         c = chosen_c(rows, arm)
         if c is None:
             continue
-        beyond = "" if arm == KL else "Beyond the paper: "
         found.append(
             Finding(
-                f"{beyond}With the noise ({arm}), to weigh rows beats no weighing.",
+                f"With the noise ({arm}), to weigh rows beats no weighing.",
                 f"{place} (d)",
                 f"test loss at c = {c:.3g}, which validation chose, less that at c = 1",
                 paired(_at(rows, arm, c), _at(rows, arm, 1.0)),
                 high=-MARGIN,
                 family="weighing",
                 unit="loss",
+                is_beyond=arm != KL,
             )
         )
         base = next(row["loss"] for row in rows if row["arm"] == NOTHING)
         found.append(
             Finding(
-                f"{beyond}The noised model ({arm}) is better than the model before fine-tuning.",
+                f"The noised model ({arm}) is better than the model before fine-tuning.",
                 f"{place} (d)",
                 f"test loss at c = {c:.3g} less that of the model before",
                 tuple(loss - base for loss in _at(rows, arm, c).values()),
                 high=-MARGIN,
                 family="learning",
                 unit="loss",
+                is_beyond=arm != KL,
             )
         )
     for name, words in (("blow-up", "the blow-up function"), ("renyi", "Renyi divergences")):
         found.append(
             Finding(
-                f"Beyond the paper: on the same rows, less noise is enough by {words} than by KL.",
+                f"On the same rows, less noise is enough by {words} than by KL.",
                 "Lemma 3.2 and section 5.1",
                 f"noise multiplier by KL as a multiple of that by {words}, over all c",
                 tuple(quiet[c]["kl"] / quiet[c][name] for c in order),
                 low=1.0,
                 is_exact=True,
                 unit="times",
+                is_beyond=True,
             )
         )
     for c in _cs(rows, GREEDY):
         if c < 1:
             found.append(
                 Finding(
-                    f"Beyond the paper: the program does not do worse than greedy bounding at c = {c:.3g}.",
+                    f"The program does not do worse than greedy bounding at c = {c:.3g}.",
                     "section 4",
                     "test loss with the program less that with greedy bounding, each with the noise it needs",
                     paired(_at(rows, BLOW_UP, c), _at(rows, GREEDY, c)),
                     high=MARGIN,
                     family="greedy",
                     unit="loss",
+                    is_beyond=True,
                 )
             )
     return found

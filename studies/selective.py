@@ -165,12 +165,13 @@ def _phases(rows: Sequence[Row], text: str) -> list[Finding]:
         )
         found.append(
             Finding(
-                f"Beyond the paper: at {level}, fine-tuning twice beats redaction alone with as many steps ({text}).",
+                f"At {level}, fine-tuning twice beats redaction alone with as many steps ({text}).",
                 "Table 2",
                 "loss of JFT less that of redaction alone",
                 twice.gap(rows, text, jft(level), redacted(level)),
                 high=-MARGIN,
                 family=f"{text}, all steps",
+                is_beyond=True,
             )
         )
     if len(levels) > 1:

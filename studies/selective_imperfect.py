@@ -180,16 +180,17 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 )
         found.append(
             Finding(
-                f"Beyond the paper: light noise does not cost more than {MARGIN:.0%} of the perplexity ({text}).",
+                f"Light noise does not cost more than {MARGIN:.0%} of the perplexity ({text}).",
                 "Table 3",
                 f"loss of {LIGHT} less that of {DIRECT}",
                 twice.gap(rows, text, LIGHT, DIRECT),
                 high=MARGIN,
+                is_beyond=True,
             )
         )
         found.append(
             Finding(
-                f"Beyond the paper: with light noise, the epsilon of a row in which something was missed is above that "
+                f"With light noise, the epsilon of a row in which something was missed is above that "
                 f"which is asked for ({text}).",
                 "Table 3",
                 "the epsilon that holds for such a row, less the one asked for",
@@ -197,6 +198,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 low=0.0,
                 is_exact=True,
                 unit="epsilon",
+                is_beyond=True,
             )
         )
         for one, other, claim in (

@@ -165,6 +165,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             high=MOST,
             family="Table 12",
             unit="times",
+            over="series of turns",
         )
         for arm in (GROUP, ULS)
     ]
@@ -178,6 +179,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             slopes([math.log(k) for k in seconds], logs),
             low=1e-9,
             unit="slope",
+            over="series of turns",
         )
     )
     return found

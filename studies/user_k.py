@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import Finding, paired, slopes
+from studies.runner.findings import Finding, paired, pooled, sloped, slopes
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -16,14 +16,22 @@ from studies.runner.users import GROUP, ULS
 
 FIXED_USERS, FIXED_ROWS = f"{ULS}, as many users a step", f"{ULS}, as many rows a step"
 K, EPSILON = "privacy.rows_per_unit", "privacy.epsilon"
-# Chua et al. 2024, Tables 3 and 5 on Enron mail: group privacy and user-wise DP-SGD at k = 2, 5, 10.
-PAPER = {
+# Chua et al. 2024, Tables 3 and 5: group privacy and user-wise DP-SGD at k = 2, 5, 10.
+ENRON = {
     (GROUP, 1.0): "35.68, 34.06, 35.28",
     (GROUP, 8.0): "30.13, 28.77, 28.51",
     (GROUP, math.inf): "23.01, 19.96, 19.53",
     (FIXED_USERS, 1.0): "34.37, 35.02, 34.01",
     (FIXED_USERS, 8.0): "30.12, 30.29, 29.87",
     (FIXED_USERS, math.inf): "22.87, 19.67, 18.64",
+}
+BOOKSUM = {
+    (GROUP, 1.0): "27.31, 27.34, 27.45",
+    (GROUP, 8.0): "27.08, 27.05, 27.02",
+    (GROUP, math.inf): "26.07, 25.75, 25.62",
+    (FIXED_USERS, 1.0): "27.62, 27.38, 27.38",
+    (FIXED_USERS, 8.0): "27.11, 27.02, 27.01",
+    (FIXED_USERS, math.inf): "24.38, 24.22, 24.12",
 }
 _SMALL: dict[str, Any] = {
     "texts": users.TEXTS,
@@ -90,16 +98,17 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 _sloped(
                     f"{where[0].upper()}{where[1:]} users a step, more rows help user-wise DP-SGD ({text}).",
                     "Table 5",
-                    _slopes(rows, text, FIXED_USERS, epsilon),
+                    _cells(rows, text, FIXED_USERS, epsilon),
                     f"{text}, more rows",
                     high=0.0,
                 ),
                 _sloped(
-                    f"Beyond the paper: {where} rows a step, more rows of each user do harm on the whole ({text}).",
+                    f"{where[0].upper()}{where[1:]} rows a step, more rows of each user do harm on the whole ({text}).",
                     "Table 5",
-                    _slopes(rows, text, FIXED_ROWS, epsilon),
+                    _cells(rows, text, FIXED_ROWS, epsilon),
                     f"{text}, equal compute",
                     low=0.0,
+                    is_beyond=True,
                 ),
             ]
         least, most = epsilons[0], epsilons[-1]
@@ -108,7 +117,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 _sloped(
                     f"Under group privacy, {which} rows of each user are better at epsilon {target(epsilon)} ({text}).",
                     "Table 3",
-                    _slopes(rows, text, GROUP, epsilon),
+                    _cells(rows, text, GROUP, epsilon),
                     f"{text}, group privacy",
                     **bound,
                 )
@@ -130,18 +139,30 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
-def _sloped(claim: str, place: str, values: tuple[float, ...], family: str, **bound: float) -> Finding:
-    statistic = "slope of the loss in the logarithm of k"
-    return Finding(claim, place, statistic, values, family=family, unit="nats a factor e", **bound)  # type: ignore[arg-type]
+def _sloped(
+    claim: str, place: str, losses: Mapping[int, Mapping[int, float]], family: str, **more: Any
+) -> Finding:
+    """Return a finding on the slope of the losses of one arm, which come by k and run key."""
+    along, values = [math.log(k) for k in losses], list(losses.values())
+    return Finding(
+        claim,
+        place,
+        "slope of the loss in the logarithm of k",
+        slopes(along, values),
+        family=family,
+        unit="nats a factor e",
+        pooled=pooled(values, sloped(along).tolist()),
+        **more,
+    )
 
 
 def _of_k(rows: Sequence[Row], text: str, arm: str, epsilon: float, k: int) -> dict[int, float]:
     return users.at(rows, text, arm, epsilon, privacy__rows_per_unit=k)
 
 
-def _slopes(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> tuple[float, ...]:
-    ks = users.values(rows, K)
-    return slopes([math.log(k) for k in ks], [_of_k(rows, text, arm, epsilon, k) for k in ks])
+def _cells(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> dict[int, dict[int, float]]:
+    """Return the losses of an arm by k and run key."""
+    return {k: _of_k(rows, text, arm, epsilon, k) for k in users.values(rows, K)}
 
 
 def _diminishing(rows: Sequence[Row], text: str, epsilon: float, ks: Sequence[int]) -> tuple[float, ...]:
@@ -156,7 +177,7 @@ def _diminishing(rows: Sequence[Row], text: str, epsilon: float, ks: Sequence[in
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     ks = users.values(rows, K)
-    heads = ["arm", "epsilon", *(f"k = {k}" for k in ks), "paper: Enron, k = 2, 5, 10"]
+    heads = ["arm", "epsilon", *(f"k = {k}" for k in ks), "paper: Enron, k = 2, 5, 10", "paper: BookSum"]
     found = []
     for text in users.texts_of(rows):
         cells = [
@@ -164,7 +185,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                 arm,
                 target(epsilon),
                 *(perplexity(_of_k(rows, text, arm, epsilon, k)) for k in ks),
-                PAPER.get((arm, epsilon), ""),
+                *(each.get((arm, epsilon), "") for each in (ENRON, BOOKSUM)),
             ]
             for arm in (GROUP, FIXED_USERS, FIXED_ROWS)
             for epsilon in users.values(rows, EPSILON)

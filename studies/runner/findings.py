@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 MARGIN = math.log(1.01)
@@ -23,6 +24,19 @@ ABOVE = 1e-9
 
 CONFIDENCE = 0.95
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided at this scale"
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The standard error of the mean of a finding's values, from all arms that were run with the same keys.
+
+    Attributes:
+        error: of the mean.
+        freedom: degrees of freedom that the error was estimated with.
+    """
+
+    error: float
+    freedom: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,8 @@ class Finding:
         is_exact: the statistic is computed from a formula, so its interval is the value itself.
         unit: `nats` are shown as a change of the perplexity; everything else as it is.
         over: what there is one value for.
+        pooled: the mean's standard error, if more than `values` tell of it.
+        is_beyond: the paper does not make the claim; `place` says what it adds to.
     """
 
     claim: str
@@ -51,6 +67,8 @@ class Finding:
     is_exact: bool = False
     unit: str = "nats"
     over: str = "run keys"
+    pooled: Pooled | None = None
+    is_beyond: bool = False
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the interval of the mean by Student's t; without limits if there is only one value."""
@@ -58,7 +76,7 @@ class Finding:
             return min(self.values), max(self.values)
         if len(self.values) < 2:
             return -math.inf, math.inf
-        return interval(self.values, confidence)
+        return interval(self.values, confidence, self.pooled)
 
     def doubt(self) -> float:
         """Return the least alpha for which the interval of confidence 1 - alpha settles the claim, one way or other."""
@@ -66,13 +84,13 @@ class Finding:
             return 0.0
         if len(self.values) < 2:
             return 1.0
-        middle, error = float(np.mean(self.values)), float(stats.sem(self.values))
+        middle, spread = float(np.mean(self.values)), self.pooled or _own(self.values)
         is_inside = self.low <= middle <= self.high
         gaps = [abs(bound - middle) for bound in (self.low, self.high) if math.isfinite(bound)]
         gap = min(gaps, default=math.inf)
-        if error == 0:
+        if spread.error == 0:
             return 0.0 if gap > 0 or is_inside else 1.0
-        return float(2 * stats.t.sf(gap / error, len(self.values) - 1))
+        return float(2 * stats.t.sf(gap / spread.error, spread.freedom))
 
 
 @dataclass(frozen=True)
@@ -89,11 +107,41 @@ class Judged:
     confidence: float
 
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+def interval(
+    values: Sequence[float], confidence: float = CONFIDENCE, pooled: Pooled | None = None
+) -> tuple[float, float]:
     """Return the interval of the mean of two values or more, by Student's t."""
-    middle, error = float(np.mean(values)), float(stats.sem(values))
-    half = error * float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
+    middle, spread = float(np.mean(values)), pooled or _own(values)
+    half = spread.error * float(stats.t.ppf((1 + confidence) / 2, spread.freedom))
     return middle - half, middle + half
+
+
+def _own(values: Sequence[float]) -> Pooled:
+    """Return the standard error that values have by themselves."""
+    return Pooled(float(stats.sem(values)), len(values) - 1)
+
+
+def pooled(arms: Sequence[Mapping[int, float]], weights: Sequence[float] = (1.0, -1.0)) -> Pooled:
+    """Return the standard error of a contrast of arms' means, by a randomised block design.
+
+    A run key is a block: what it does to all arms alike drops out of a contrast. What is left of a value without its
+    arm's mean and its key's is taken to have one variance in all arms (Fisher 1935), so that all of them tell of it,
+    and not the two alone that are compared. That asks for arms of one kind: the same mechanism, text and epsilon.
+
+    Args:
+        arms: the values of each arm by run key.
+        weights: of the arms in the contrast; 1 and -1 for a difference of two.
+
+    Raises:
+        ValueError: an arm lacks a run key of another, or there are too few of either.
+    """
+    table = np.array([[arm[key] for key in _common(arms)] for arm in arms])
+    freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
+    if freedom < 1:
+        raise ValueError("an error is pooled over two arms and two run keys at least")
+    left = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    deviation = math.sqrt(float((left**2).sum()) / freedom)
+    return Pooled(deviation * math.sqrt(sum(w * w for w in weights) / table.shape[1]), freedom)
 
 
 def judged(findings: Iterable[Finding]) -> list[Judged]:
@@ -138,11 +186,36 @@ def _judged(finding: Finding, confidence: float) -> Judged:
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, ...]:
-    """Return the differences one - other of the run keys that both have."""
-    return tuple(one[key] - other[key] for key in sorted(one.keys() & other.keys()))
+    """Return the differences one - other by run key.
+
+    Raises:
+        ValueError: one side lacks a run key of the other.
+    """
+    return tuple(one[key] - other[key] for key in _common((one, other)))
+
+
+def sloped(along: Sequence[float]) -> NDArray[np.float64]:
+    """Return the weights with which values at the places `along` make the slope of a straight line through them."""
+    centred = np.asarray(along, dtype=float) - np.mean(along)
+    weights: NDArray[np.float64] = centred / (centred**2).sum()
+    return weights
 
 
 def slopes(along: Sequence[float], values: Sequence[Mapping[int, float]]) -> tuple[float, ...]:
-    """Return, for each run key, the slope of a straight line through the values at the places `along`."""
-    keys = set.intersection(*(set(each) for each in values))
-    return tuple(float(np.polyfit(along, [each[key] for each in values], 1)[0]) for key in sorted(keys))
+    """Return, for each run key, the slope of a straight line through the values at the places `along`.
+
+    Raises:
+        ValueError: a place lacks a run key of another.
+    """
+    weights = sloped(along)
+    return tuple(
+        float(sum(w * each[key] for w, each in zip(weights, values, strict=True))) for key in _common(values)
+    )
+
+
+def _common(arms: Sequence[Mapping[int, float]]) -> list[int]:
+    """Return the run keys, in order: all arms have the same ones, or a difference would be of other runs."""
+    keys = {frozenset(each) for each in arms}
+    if len(keys) != 1:
+        raise ValueError(f"arms have different run keys: {sorted(map(sorted, keys))}")
+    return sorted(keys.pop())

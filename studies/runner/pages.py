@@ -61,9 +61,13 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str
     """Return a study's part of a page: findings, tables, and how they were made."""
     lines = [f"## {chosen.name}", "", chosen.question, ""]
     if entries:
-        lines += ["| verdict | claim | found | claim holds | what is measured |", "|---|---|---|---|---|"]
         lines += [
-            f"| {each['verdict']} | {each['claim']} | {shown(each)} | {holds(each)} | {each['statistic']} |"
+            "| verdict | of | claim | found | claim holds | what is measured |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {each['verdict']} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
+            f"| {each['statistic']} |"
             for each in _sorted(entries)
         ]
         first = entries[0]
@@ -87,7 +91,8 @@ def shown(entry: Entry) -> str:
         return write(entry["mean"]) if low == high else f"{low} to {high}"
     if low is None or high is None:
         return f"{write(entry['mean'])}, of one run key"
-    return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} {entry.get('over', 'run keys')})"
+    freedom = f", {entry['freedom']} degrees of freedom" if entry["freedom"] else ""
+    return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} {entry['over']}{freedom})"
 
 
 def holds(entry: Entry) -> str:
@@ -105,7 +110,6 @@ def holds(entry: Entry) -> str:
 
 
 def _findings(entries: Sequence[Entry]) -> str:
-    counts = {verdict: sum(each["verdict"] == verdict for each in entries) for verdict in _ORDER}
     lines = [
         "# Findings",
         "",
@@ -114,27 +118,47 @@ def _findings(entries: Sequence[Entry]) -> str:
         "between them, *not reproduced* if all of it lies outside, and *undecided* otherwise; confide's own claims are "
         "judged by the same rule. Where the statistic is computed and not measured there is no interval: the range of "
         "its values is shown, and one value outside refutes the claim. Intervals are over run keys, for these texts "
-        "and the settings that were chosen. Claims of the same kind on one text are judged together (Holm 1979). Most "
-        "studies have three run keys: an interval then reaches 4.3 standard errors to each side, and further where "
-        "claims are judged together, so that *undecided* often asks for more keys. Differences of loss are shown as "
-        "changes of the perplexity. The name of a study leads to its tables, and to the command that made them.",
+        "and the settings that were chosen. Claims of the same kind on one text are judged together (Holm 1979): "
+        "their intervals are wider than those in the tables, each of which has 95% by itself. Differences of loss are "
+        "shown as changes of the perplexity. The name of a study leads to its tables, and to the command that made "
+        "them.",
+        "",
+        "Most studies have three run keys. An interval then reaches 4.3 standard errors to each side, and further "
+        "where claims are judged together, so that *undecided* often asks for more keys. Where several arms of one "
+        "mechanism differ only in which rows they take, or in how many, the standard error comes from all of them "
+        "(a randomised block design with the run key as block): such a finding names its degrees of freedom. That "
+        "rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
+        "claims and bounds stayed as they were.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
         "",
-        ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
+        "The papers' claims: " + _counted([each for each in entries if not each["is_beyond"]]),
+        "",
+        "Claims beyond the papers: " + _counted([each for each in entries if each["is_beyond"]]),
         "",
         "| verdict | paper | claim | found | claim holds | what is measured | study |",
         "|---|---|---|---|---|---|---|",
     ]
     for each in _sorted(entries):
-        paper = f"{_SHORT[each['paper']]}, {each['place']}" if each["paper"] else each["place"]
         link = f"[{each['study']}](results/{_file(each['paper'])}.md#{each['study']})"
         lines.append(
-            f"| {each['verdict']} | {paper} | {each['claim']} | {shown(each)} | {holds(each)} | {each['statistic']} "
-            f"| {link} |"
+            f"| {each['verdict']} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
+            f"| {each['statistic']} | {link} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _counted(entries: Sequence[Entry]) -> str:
+    counts = {verdict: sum(each["verdict"] == verdict for each in entries) for verdict in _ORDER}
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
+
+
+def _source(entry: Entry) -> str:
+    """Write where a claim comes from: the paper's table or figure, or what it adds to that."""
+    if not entry["paper"]:
+        return str(entry["place"])
+    return f"{_SHORT[entry['paper']]}, {'beyond ' * entry['is_beyond']}{entry['place']}"
 
 
 def _shown(folder: Path) -> str:

@@ -63,6 +63,7 @@ def entry(
     return {
         "paper": study.paper,
         "place": finding.place,
+        "is_beyond": finding.is_beyond or not study.paper,
         "claim": finding.claim,
         "verdict": found.verdict,
         "statistic": finding.statistic,
@@ -73,6 +74,7 @@ def entry(
         "holds_between": [_finite(finding.low), _finite(finding.high)],
         "keys": len(finding.values),
         "over": finding.over,
+        "freedom": finding.pooled.freedom if finding.pooled else None,
         "study": study.name,
         "scale": str(scale),
         "command": command(study, scale, text),

@@ -14,6 +14,7 @@ from studies.runner.findings import (
     Finding,
     judged,
     paired,
+    pooled,
     slopes,
 )
 
@@ -83,12 +84,60 @@ def test_claims_of_other_families_do_not_count():
 
 
 def test_differences_are_of_the_same_run_key():
-    assert paired({1: 1.0, 2: 5.0, 3: 2.0}, {2: 4.0, 1: 3.0}) == (-2.0, 1.0)
+    assert paired({1: 1.0, 2: 5.0}, {2: 4.0, 1: 3.0}) == (-2.0, 1.0)
+
+
+def test_a_run_key_that_one_side_lacks_is_refused():
+    with pytest.raises(ValueError, match=r"different run keys: \[\[1, 2\], \[1, 2, 3\]\]"):
+        paired({1: 1.0, 2: 5.0, 3: 2.0}, {2: 4.0, 1: 3.0})
 
 
 def test_slopes_are_of_each_run_key():
-    found = slopes([0.0, 1.0, 2.0], [{1: 0.0, 2: 1.0}, {1: 2.0, 2: 1.0}, {1: 4.0, 2: 1.0, 3: 9.0}])
+    found = slopes([0.0, 1.0, 2.0], [{1: 0.0, 2: 1.0}, {1: 2.0, 2: 1.0}, {1: 4.0, 2: 1.0}])
     assert found == pytest.approx((2.0, 0.0))
+
+
+def test_a_pooled_error_is_that_of_the_analysis_of_variance():
+    """Two arms alone: their paired t test. Three: the mean square of the residuals, by hand."""
+    one, other = {1: 1.0, 2: 4.0, 3: 3.0}, {1: 2.0, 2: 3.0, 3: 5.0}
+    found = pooled([one, other])
+    assert found.freedom == 2
+    assert found.error == pytest.approx(stats.sem(paired(one, other)))
+    three = pooled([{1: 0.0, 2: 1.0}, {1: 0.0, 2: 3.0}, {1: 3.0, 2: 2.0}])
+    # What is left of the three arms at the first key: 0, -1 and 1; the second key has the opposites.
+    assert three.freedom == 2
+    assert three.error == pytest.approx(math.sqrt((2 * (0.0**2 + 1.0**2 + 1.0**2)) / 2))
+
+
+def test_a_pooled_error_ignores_what_a_run_key_does_to_all_arms():
+    arms = [{key: 0.1 * arm * key**2 for key in (1, 2, 3)} for arm in range(4)]
+    moved = [{key: value + 7.0 * key for key, value in arm.items()} for arm in arms]
+    assert pooled(moved, (1, 0, 0, -1)).error == pytest.approx(pooled(arms, (1, 0, 0, -1)).error)
+
+
+def test_pooled_intervals_cover_the_difference_as_often_as_they_say():
+    """Six arms alike, three run keys that move all of them: 5% of the verdicts are wrong, and in a family as well."""
+    generator, wrong, in_family, narrower = np.random.default_rng(2), 0, 0, 0
+    for _ in range(600):
+        blocks = generator.normal(0, 5, 3)
+        arms = [dict(enumerate(blocks + generator.normal(0, 1, 3))) for _ in range(6)]
+        spread = pooled(arms)
+        values = [paired(arms[0], other) for other in arms[1:]]
+        found = verdicts(*(finding(*each, low=0.0, family="five", pooled=spread) for each in values))
+        in_family += any(verdict != UNDECIDED for verdict in found)
+        wrong += verdicts(finding(*values[0], low=0.0, pooled=spread)) != [UNDECIDED]
+        low, high = finding(*values[0], pooled=spread).interval(0.99)
+        own_low, own_high = finding(*values[0]).interval(0.99)
+        narrower += high - low < own_high - own_low
+    assert 0.025 < wrong / 600 < 0.075
+    assert in_family / 600 < 0.075
+    assert narrower / 600 > 0.8
+
+
+@pytest.mark.parametrize("arms", [[{1: 0.0, 2: 1.0}], [{1: 0.0}, {1: 1.0}]])
+def test_one_arm_or_one_run_key_tells_of_no_error(arms):
+    with pytest.raises(ValueError, match="two arms and two run keys"):
+        pooled(arms)
 
 
 def test_no_difference_at_all_does_not_bear_out_that_something_is_more():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from studies.runner import grid as grids
 from studies.runner import pages, register, store, texts
-from studies.runner.findings import Finding, judged
+from studies.runner.findings import Finding, Pooled, judged
 from studies.runner.grid import TRIAL, Arm, Grid
 from studies.runner.study import Scale, Study, Table, Work
 from studies.runner.tables import change, losses, perplexity
@@ -16,6 +16,7 @@ from studies.runner.texts import PARTS, TEXTS, Text, part_of
 from studies.runner.training import Trained, trained
 
 from confide.runs.job import Job
+from confide.training import evaluation
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests.test_resume import config
@@ -171,6 +172,43 @@ def test_a_trained_run_is_measured_before_it_is_thrown_away(tmp_path):
     assert trained(runs, work, "runs") == rows
 
 
+def test_rows_are_scored_once_for_all_runs_that_have_the_same(tmp_path, monkeypatch):
+    """Two run keys share the scores of their rows; shorter rows have their own, and a run's result stays as it was."""
+
+    def runs(folder, *changes):
+        raws = [
+            config(
+                tmp_path / "a",
+                data__unit=None,
+                privacy__mechanism="adaptive",
+                privacy__rows_per_unit=1,
+                adaptive={"mode": "nominal"},
+                train__steps=1,
+                **change,
+            ).model_dump(mode="json", exclude={"run"})
+            for change in changes
+        ]
+        for raw in raws:
+            raw["data"]["eval"] = raw["data"]["train"]
+        return [Trained.of({}, raw, False, True, tmp_path / folder / "runs") for raw in raws]
+
+    scored, score = [], evaluation.perplexities
+
+    def counted(*arguments):
+        scored.append(score(*arguments))
+        return scored[-1]
+
+    monkeypatch.setattr(evaluation, "perplexities", counted)
+    own = {"privacy__published_key": "another"}
+    first, second, _ = trained(
+        runs("shared", {}, own, {"data__max_length": 8}), Work(None, tmp_path / "shared", Scale.TINY), "runs"
+    )
+    assert len(scored) == 2
+    [alone] = trained(runs("alone", own), Work(None, tmp_path / "alone", Scale.TINY), "runs")
+    assert len(scored) == 3
+    assert alone["loss"] == second["loss"] != first["loss"]
+
+
 def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
     arms = [
         Arm(name, {"privacy.mechanism": name}, RATES, look=look)
@@ -320,8 +358,21 @@ def test_a_finding_says_what_its_values_are_of():
     ]
     assert pages.shown(entries[0]) == "2 (-0.4841 to 4.484; 3 numbers of all keys)"
     assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
-    del entries[1]["over"]  # as those that were kept before
-    assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
+
+
+def test_a_finding_names_the_freedom_of_a_pooled_error_and_what_goes_beyond_the_paper():
+    pooled_one = Finding(
+        "It does.", "Figure 1", "bits", (1.0, 2.0), unit="bits", pooled=Pooled(0.5, 8), is_beyond=True
+    )
+    papers = Finding("It does.", "Figure 1", "bits", (1.0, 2.0), unit="bits")
+    beyond, own = (
+        register.entry(example(), Scale.SMALL, each, ROWS, "2026-01-02")
+        for each in judged([pooled_one, papers])
+    )
+    assert pages.shown(beyond) == "1.5 (0.347 to 2.653; 2 run keys, 8 degrees of freedom)"
+    assert pages._source(beyond).endswith(", beyond Figure 1")
+    assert pages._source(own).endswith(", Figure 1")
+    assert "beyond" not in pages._source(own)
 
 
 def test_cells_have_means_and_intervals():

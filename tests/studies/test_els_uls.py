@@ -1,0 +1,55 @@
+"""The study of example- and user-level sampling: each text is held to what the paper says of the one like it."""
+
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+
+from studies import els_uls
+
+BUDGETS, EPSILONS = (5, 48), (1.0, 64.0)
+
+
+def made(text, gaps):
+    """Runs on a text: ELS has the loss 3, and ULS as much more as `gaps` says by epsilon and budget."""
+    rows = []
+    for (epsilon, steps), gap in gaps.items():
+        for key in (1, 2, 3):
+            common = {
+                "text": text,
+                "key": key,
+                "part": "test",
+                els_uls.EPSILON: epsilon,
+                els_uls.STEPS: steps,
+            }
+            rows.append(common | {"arm": els_uls.ELS, "loss": 3.0 + key})
+            rows.append(common | {"arm": els_uls.ULS, "loss": 3.0 + key + gap + key / 1000})
+    return rows
+
+
+def verdicts(rows):
+    return {each.finding.claim: each.verdict for each in judged(els_uls.findings(rows))}
+
+
+def gaps(*losses):
+    return dict(zip([(e, s) for e in EPSILONS for s in BUDGETS], losses, strict=True))
+
+
+def test_posts_are_held_to_stack_overflow_and_articles_to_cc_news():
+    as_stack_overflow = gaps(-0.1, -0.4, -0.02, -0.1)  # better everywhere, most at epsilon 1 and 48 steps
+    found = verdicts(made("newsgroups", as_stack_overflow))
+    assert len(found) == 5
+    assert set(found.values()) == {REPRODUCED}
+    as_cc_news = gaps(0.4, 0.1, 0.2, -0.1)  # worse where epsilon or the budget is small
+    found = verdicts(made("articles", as_cc_news))
+    assert len(found) == 5
+    assert set(found.values()) == {REPRODUCED}
+    refuted = [
+        claim
+        for claim, verdict in verdicts(made("articles", as_stack_overflow)).items()
+        if verdict == NOT_REPRODUCED
+    ]
+    assert len(refuted) == 3
+    assert all("ELS is better than ULS" in claim for claim in refuted)
+
+
+def test_a_budget_that_changes_nothing_refutes_that_compute_helps():
+    found = verdicts(made("newsgroups", gaps(-0.1, -0.05, -0.1, -0.05)))
+    assert [verdict for claim, verdict in found.items() if "larger budget" in claim] == [NOT_REPRODUCED] * 2
