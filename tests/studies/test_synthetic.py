@@ -2,8 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
-from studies.synthetic import DIRECT, EPSILON, WRITES, by_key, findings, more_found, shares, tables
+from studies.synthetic import DIRECT, EPSILON, WRITES, by_key, findings, more_found, picked, shares, tables
 
 
 def row(arm: str, key: int, epsilon: float, **columns) -> dict:
@@ -16,6 +17,7 @@ def rows() -> list[dict]:
         for epsilon, synthetic, hits in ((8.0, 0.5, 0), (math.inf, 0.7, 10)):
             canaries = {"planted": 20, "planted found": hits, "absent": 10, "absent found": 1}
             made = {"by synthetic": synthetic + key / 1000, "by real": 0.9 + key / 1000, **canaries}
+            made |= {"by picked": synthetic - 0.05, "by as many": synthetic - 0.1}
             found.append(row(WRITES, key, epsilon, **made))
             found.append(row(DIRECT, key, epsilon, accuracy=0.6))
     found.append(row(WRITES, 0, 8.0, loss=1.0) | {"part": "validation"})
@@ -33,7 +35,9 @@ def test_chance_is_taken_from_what_was_found():
 
 
 def test_findings_stand_on_the_side_that_they_claim():
-    worth, hidden, seen, real = findings(rows())
+    worth, chosen, hidden, seen, real = findings(rows())
+    assert chosen.values == pytest.approx((0.05, 0.05))
+    assert 0 < chosen.high < 0.05
     assert worth.values == pytest.approx((-0.099, -0.098))
     assert worth.low < 0
     assert hidden.high > 0 > hidden.values[0]
@@ -44,6 +48,17 @@ def test_findings_stand_on_the_side_that_they_claim():
 def test_the_table_counts_canaries_over_all_keys():
     (table,) = tables(rows())
     assert [line[0] for line in table.cells] == ["8", "infinity"]
-    assert table.cells[1][4:] == ["20 of 40", "2 of 20"]
+    assert table.cells[1][6:] == ["20 of 40", "2 of 20"]
     assert shares([0.5]) == "50.0%"
     assert shares([0.99, 1.0]).endswith("to 100.0%)")
+
+
+def test_text_is_picked_as_real_text_lies():
+    """Two thirds of what was written are of one kind, and nine tenths of what is real of the other."""
+    kinds = ("printer broken paper jam {}", "invoice wrong amount due {}")
+    written = [kinds[n % 3 == 0].format(n) for n in range(600)]
+    real = [kinds[n % 10 != 0].format(n + 1000) for n in range(500)]
+    chosen = picked(written, real, 200, np.random.default_rng(1))
+    assert len(set(chosen)) == 200
+    of_kind = sum(written[at].startswith("invoice") for at in chosen)
+    assert of_kind > 150  # at random it would be 67
