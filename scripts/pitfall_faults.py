@@ -65,8 +65,9 @@ PITFALLS = [
         "9",
         "the optimiser moves copies of the weights",
         "training/step.py::PrivateStep.__init__",
-        "optimisation.build(list(self.parameters.values()))",
-        "optimisation.build([nn.Parameter(p.detach().clone()) for p in self.parameters.values()])",
+        "optimisation.build(list(self.parameters.values()), aggregation.noise_std)",
+        "optimisation.build([nn.Parameter(p.detach().clone()) for p in self.parameters.values()], "
+        "aggregation.noise_std)",
         "tests/training/test_step.py -k lora",
     ),
     Fault(

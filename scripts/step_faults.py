@@ -138,6 +138,14 @@ STEPS = [
         "tests/training/test_step.py",
     ),
     Fault(
+        "optimiser",
+        "it is told the noise of the sum, and moves weights by the mean",
+        "privacy/mechanisms/values.py::Aggregation.noise_std",
+        "self.noise_scale * self.scale",
+        "self.noise_scale",
+        "tests/training/test_step.py",
+    ),
+    Fault(
         "sweep",
         "every trial leaves a release with the guarantee of the best",
         "runs/loop.py::Loop.go",

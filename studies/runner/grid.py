@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from confide.runs.given import Given
 from confide.utils.errors import InputError
 from studies.runner.study import Row, Work
 from studies.runner.texts import TEXTS
@@ -34,6 +35,10 @@ def _unchanged(keys: Keys) -> Keys:
     return keys
 
 
+def _nothing(keys: Keys) -> Given:
+    return Given()
+
+
 @dataclass(frozen=True)
 class Arm:
     """One of the ways that are compared.
@@ -44,6 +49,8 @@ class Arm:
         options: what is chosen for it on validation text: all combinations are tried.
         derived: adds keys that follow from the others; the run's key is among them.
         look: what is measured beside the loss of runs that count.
+        given: makes the objects that a calling program would pass to a run, such as an optimiser of its own, of the
+            run's keys.
     """
 
     name: str
@@ -51,6 +58,7 @@ class Arm:
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     derived: Callable[[Keys], Keys] = _unchanged
     look: Look | None = None
+    given: Callable[[Keys], Given] = _nothing
 
     def trials(self) -> list[Keys]:
         return [dict(zip(self.options, each, strict=True)) for each in product(*self.options.values())]
@@ -153,6 +161,7 @@ class _Cell:
         columns |= {"settings": json.dumps(dict(settings)), "key": seed, "part": part}
         key = {"privacy.published_key": f"study {self.text} {seed}"}
         keys = dict(arm.derived({**key, **grid.keys, **arm.keys, **place, **settings}))
+        given = arm.given(keys)
         is_twin = math.isinf(keys.get("privacy.epsilon", 1.0))
         if is_twin:  # the run that it is the twin of is never trained
             del keys["privacy.epsilon"]
@@ -160,7 +169,7 @@ class _Cell:
                 keys["privacy.epsilon"] = 1.0
         raw = config(self.work, self.model, self.text, keys, seed, part)
         look = arm.look if seed != TRIAL else None
-        return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs", look)
+        return Trained.of(columns, raw, is_twin, trains, self.work.folder / "runs", look, given)
 
 
 def config(

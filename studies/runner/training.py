@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from confide.config.loading import check
 from confide.distributed.ranks import Ranks
 from confide.randomness.seal import Seal
 from confide.runs.folder import Run
+from confide.runs.given import Given
 from confide.runs.job import Job
 from confide.runs.loop import Outcome, fine_tune
 from confide.runs.provenance import code_version
@@ -67,6 +68,7 @@ class Trained:
         trains: False to measure the model as it was.
         folder: where it works; its result lies beside.
         look: what is measured beside the loss.
+        given: the objects that a calling program would pass, an optimiser of its own among them.
     """
 
     columns: Row
@@ -75,6 +77,7 @@ class Trained:
     trains: bool
     folder: Path
     look: Look | None = None
+    given: Given = field(default_factory=Given)
 
     @classmethod
     def of(
@@ -85,11 +88,13 @@ class Trained:
         trains: bool,
         root: Path,
         look: Look | None = None,
+        given: Given | None = None,
     ) -> Self:
-        looked = () if look is None else (repr(look),)
-        asked = json.dumps([raw, is_twin, trains, *looked], sort_keys=True)
+        given = given or Given()
+        beside = (() if look is None else (repr(look),)) + ((given.names,) if given else ())
+        asked = json.dumps([raw, is_twin, trains, *beside], sort_keys=True)
         folder = root / hashlib.sha256(asked.encode()).hexdigest()[:16]
-        return cls(columns, raw, is_twin, trains, folder, look)
+        return cls(columns, raw, is_twin, trains, folder, look, given)
 
     def followed(self, look: Look) -> Self:
         """Return the same run, of which something else is measured."""
@@ -103,7 +108,8 @@ class Trained:
     def measure(self) -> Row:
         """Train, or resume, and measure."""
         began = time.monotonic()
-        run = Unreleased(check(self.raw | {"run": str(self.folder)}, str(self.folder)), twin=self.is_twin)
+        config = check(self.raw | {"run": str(self.folder)}, str(self.folder))
+        run = Unreleased(config, self.is_twin, self.given)
         if not self.trains:
             found = Job.of(run, Console(quiet=True)).evaluate()
             assert found is not None

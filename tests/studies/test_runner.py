@@ -1,11 +1,13 @@
 """What all studies share: parts of units, grids, results that are kept, the register and its pages."""
 
+import functools
 import json
 import lzma
 import math
 from dataclasses import dataclass
 
 import pytest
+import torch
 from studies.runner import grid as grids
 from studies.runner import pages, register, store, texts
 from studies.runner.findings import Finding, Pooled, judged
@@ -15,6 +17,7 @@ from studies.runner.tables import change, losses, perplexity
 from studies.runner.texts import PARTS, TEXTS, Text, part_of
 from studies.runner.training import Trained, trained
 
+from confide.runs.given import Given
 from confide.runs.job import Job
 from confide.training import evaluation
 from confide.utils.console import Console
@@ -241,6 +244,40 @@ def test_the_run_key_reaches_what_is_derived_and_only_runs_that_count_are_looked
     assert [run.look for run in mains] == [look] * 2
     assert seen == [f"study made-up {key}" for key in (0, 0, 1, 2)]
     assert len({run.folder for run in asked}) == len(asked)
+
+
+def test_a_run_is_given_what_a_program_would_pass(posts, monkeypatch):
+    def given(keys):
+        return Given(optimizer=functools.partial(torch.optim.SGD, lr=keys["train.learning_rate"]))
+
+    one, other = (
+        Arm("uls", {"privacy.mechanism": "uls"}, RATES, given=given),
+        Arm("els", {"privacy.mechanism": "els"}, RATES),
+    )
+    _, asked = ran(made(one, other), posts, monkeypatch, lambda run: 1.0)
+    rates = {run.given.optimizer.keywords["lr"] for run in asked if run.columns["arm"] == "uls"}
+    assert rates == {1.0, 2.0, 3.0}
+    assert not any(run.given for run in asked if run.columns["arm"] == "els")
+
+
+def test_a_given_optimiser_trains_and_makes_another_run(tmp_path):
+    raw = config(tmp_path / "a", train__steps=2, train__eval_on_start=False).model_dump(mode="json")
+    del raw["run"]
+    work = Work(None, tmp_path / "work", Scale.TINY)
+    rates = (None, 1e-3, 0.3)
+    runs = [
+        Trained.of(
+            {},
+            raw,
+            False,
+            True,
+            work.folder / "runs",
+            given=None if rate is None else Given(optimizer=functools.partial(torch.optim.SGD, lr=rate)),
+        )
+        for rate in rates
+    ]
+    assert len({run.folder for run in runs}) == 3
+    assert len({row["loss"] for row in trained(runs, work, "runs")}) == 3
 
 
 def test_a_text_that_the_study_does_not_have_is_refused(posts):

@@ -261,6 +261,34 @@ def test_state_restores_to_the_bit(optimizer, key):
         assert torch.equal(a, b)
 
 
+class Told(torch.optim.SGD):
+    """A program's optimiser that asks for the noise."""
+
+    def __init__(self, parameters):
+        half = len(parameters) // 2
+        groups = [{"params": parameters[:half], "noise_std": 0.0}, {"params": parameters[half:]}]
+        super().__init__(groups, lr=1.0)
+
+
+def test_a_programs_optimiser_is_told_the_noise_if_it_asks():
+    """What it is told is the standard deviation of what it gets from a step without rows."""
+    model, optimisation = small.gpt2(), Optimisation(steps=1, optimizer_of=Told)
+    before = snapshot(model)
+    step = step_of(model, [NOTHING], Aggregation(0.5, 3.0, 0.1), optimisation=optimisation)
+    asks, does_not = step.optimizer.param_groups
+    assert asks["noise_std"] == pytest.approx(0.5 * 3.0 * 0.1)
+    assert "noise_std" not in does_not
+    step(0)
+    values = torch.cat([values.flatten() for values in moved(before, model).values()])
+    assert float(values.std()) == pytest.approx(asks["noise_std"], rel=0.03)
+
+
+def test_without_noise_an_optimiser_is_told_of_none():
+    optimisation = Optimisation(steps=1, optimizer_of=Told)
+    step = step_of(small.gpt2(), [NOTHING], Aggregation(None, 0.0, 0.1), optimisation=optimisation)
+    assert step.optimizer.param_groups[0]["noise_std"] == 0.0
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_noise_of_another_size_is_other_noise(published):
     """Else two trainings of one config, whose sizes two versions of confide find, would differ by a multiple of it."""

@@ -22,9 +22,9 @@ def betas_of(steps: int) -> tuple[float, float]:
     """Return AdamW's betas for a run of so many steps, where the config states none.
 
     The mean over past gradients then spans at most a seventieth of the run, and never more than usual. With the usual
-    0.9 a short run has gone on for steps before its mean has caught up. In the trials of `confide study optimisers` (8,
-    32 and 96 steps, newsgroups, epsilon 8, one run key) 0.3 had 9 to 10% less validation perplexity than 0.9. Longer
-    runs, other texts and larger epsilons were not measured: there the rule is a guess.
+    0.9 a short run has gone on for steps before its mean has caught up. In first trials of `confide study optimisers`
+    (8, 32 and 96 steps, newsgroups, epsilon 8, one run key) 0.3 had 9 to 10% less validation perplexity than 0.9.
+    Longer runs, other texts and larger epsilons were not measured: there the rule is a guess.
     """
     return min(0.9, max(0.3, round(1 - 70 / steps, 3))), 0.999
 
@@ -35,7 +35,7 @@ class Optimisation:
 
     Attributes:
         optimizer_of, scheduler_of: given by a calling program. With either, it sets the learning rate, and `rate`
-            is not used.
+            is not used. An optimiser whose groups of parameters have a key `noise_std` is told the noise there.
     """
 
     steps: int
@@ -56,9 +56,18 @@ class Optimisation:
         values |= {name: value for name, value in changes.items() if value is not None}
         return cls(**values | {"betas": values["betas"] or betas_of(values["steps"])})
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: list[nn.Parameter], noise_std: float = 0.0) -> torch.optim.Optimizer:
+        """Make the optimiser of the steps.
+
+        Args:
+            parameters: what it moves.
+            noise_std: standard deviation of the noise on each element of their gradients, `Aggregation.noise_std`.
+
+        Raises:
+            InputError: a calling program's own is no optimiser of one gradient a step and of these parameters.
+        """
         if self.optimizer_of is not None:
-            return self._own(self.optimizer_of(parameters), parameters)
+            return self._own(self.optimizer_of(parameters), parameters, noise_std)
         rate, decay = self.learning_rate, self.weight_decay
         if self.optimizer == "adamw":
             # The fused optimiser makes one pass over weights and moments. On a CPU it ignores strides, and
@@ -90,8 +99,11 @@ class Optimisation:
                 elif isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
                     optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def _own(self, made: object, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Check a calling program's optimiser: it must move the trainable weights and need one gradient per step."""
+    def _own(self, made: object, parameters: list[nn.Parameter], noise_std: float) -> torch.optim.Optimizer:
+        """Check a calling program's optimiser: it must move the trainable weights and need one gradient per step.
+
+        Tell it the noise if it asks for it.
+        """
         if not isinstance(made, torch.optim.Optimizer):
             raise InputError(f"optimizer: it made a {type(made).__name__}, and no torch.optim.Optimizer")
         if isinstance(made, torch.optim.LBFGS):
@@ -101,6 +113,9 @@ class Optimisation:
         moved = {id(parameter) for group in made.param_groups for parameter in group["params"]}
         if moved != {id(parameter) for parameter in parameters}:
             raise InputError("optimizer: it moves other parameters than it was given")
+        for group in made.param_groups:
+            if "noise_std" in group:
+                group["noise_std"] = noise_std
         return made
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:

@@ -113,7 +113,7 @@ class PrivateStep:
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
-        self.optimizer = optimisation.build(list(self.parameters.values()))
+        self.optimizer = optimisation.build(list(self.parameters.values()), aggregation.noise_std)
         self.scheduler = optimisation.scheduler(self.optimizer)
         self.gradients = GradientSum(
             model, task, aggregation.clip_norm, key, phase, micro_tokens, self.ranks, say

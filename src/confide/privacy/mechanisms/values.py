@@ -176,6 +176,15 @@ class Aggregation:
             return 0.0
         return self.noise_multiplier * self.clip_norm * sensitivity(self.bands, self.exponent)
 
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each element of what moves the weights: public, and the same in each step.
+
+        It is that of the scaled sum; of correlated noise, before later steps take part of it back. A mechanism that
+        adapts its noise has less in some steps: how much less may depend on the rows drawn, so it is left out.
+        """
+        return self.noise_scale * self.scale
+
 
 @dataclass(frozen=True)
 class PrivacyParameters:
