@@ -36,7 +36,7 @@ _SMALL: dict[str, Any] = {
     "rows": 64,
     "betas": (USUAL, 0.6, 0.3, 0.0),
     "steps": (32, 96),
-    "rates": (2e-3, 4e-3, 8e-3),
+    "rates": (2e-3, 4e-3, 8e-3, 16e-3),
     "epsilons": (8.0,),
     "seeds": 5,
 }
@@ -52,7 +52,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "seeds": 1,
     },
     Scale.SMALL: _SMALL,
-    Scale.FULL: _SMALL | {"rows": 1024, "steps": (32, 128, 512), "rates": (5e-4, 1e-3, 2e-3)},
+    Scale.FULL: _SMALL | {"rows": 1024, "steps": (32, 128, 512), "rates": (5e-4, 1e-3, 2e-3, 4e-3)},
 }
 
 
