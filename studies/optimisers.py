@@ -167,7 +167,8 @@ def _arms(rows: Sequence[Row]) -> list[str]:
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """Compare the smaller betas with the usual one, and candidates with the default: do they gain more than the margin?
 
-    The betas of a text are one family of claims, and the candidates another.
+    The betas of a text are one family of claims, and the candidates another. Errors are not pooled over arms: how much
+    of the noise reaches the weights is what optimisers differ in, so one variance for all cannot be supposed.
     """
     candidates = [each.name for each in CANDIDATES]
     return [
