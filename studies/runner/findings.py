@@ -214,7 +214,12 @@ def slopes(along: Sequence[float], values: Sequence[Mapping[int, float]]) -> tup
 
 
 def _common(arms: Sequence[Mapping[int, float]]) -> list[int]:
-    """Return the run keys, in order: all arms have the same ones, or a difference would be of other runs."""
+    """Return the run keys of arms, in order; none if one was left out of the study's size altogether.
+
+    All others have the same ones, or a difference would be of other runs.
+    """
+    if not all(arms):
+        return []
     keys = {frozenset(each) for each in arms}
     if len(keys) != 1:
         raise ValueError(f"arms have different run keys: {sorted(map(sorted, keys))}")

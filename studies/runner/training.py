@@ -37,6 +37,14 @@ class Unreleased(Run):
 
     releases = False
 
+    def binding(self) -> str:
+        """Bind draws and noise to the run key and the rows alone, so that all arms of a run key have the same ones.
+
+        What they do to all arms then drops out of the differences. Runs of a product never share noise: two outputs
+        with the same noise give away more than each. Here the run keys are published, and nothing is protected.
+        """
+        return ""
+
     def once(self, name: str, compute: Callable[[], NDArray[Any]], ranks: Ranks, seal: Seal) -> NDArray[Any]:
         """Take the scores of rows from an earlier run of the same rows and model; they take half of a run."""
         return super().once(name, partial(self._shared, compute), ranks, seal)

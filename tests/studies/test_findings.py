@@ -92,6 +92,11 @@ def test_a_run_key_that_one_side_lacks_is_refused():
         paired({1: 1.0, 2: 5.0, 3: 2.0}, {2: 4.0, 1: 3.0})
 
 
+def test_an_arm_that_was_left_out_has_no_differences():
+    assert paired({1: 1.0, 2: 5.0}, {}) == ()
+    assert slopes([0.0, 1.0], [{}, {1: 1.0}]) == ()
+
+
 def test_slopes_are_of_each_run_key():
     found = slopes([0.0, 1.0, 2.0], [{1: 0.0, 2: 1.0}, {1: 2.0, 2: 1.0}, {1: 4.0, 2: 1.0}])
     assert found == pytest.approx((2.0, 0.0))

@@ -175,6 +175,35 @@ def test_a_trained_run_is_measured_before_it_is_thrown_away(tmp_path):
     assert trained(runs, work, "runs") == rows
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The units and rows of each step, and a weight at the end."""
+
+    def __call__(self, run, outcome):
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        return {"drawn": [(line["units"], line["tokens"]) for line in lines if "clipped" in line]}
+
+
+def test_arms_of_a_run_key_draw_alike_and_other_run_keys_do_not(tmp_path):
+    changes = {
+        "one": {},
+        "another rate": {"train__learning_rate": 0.5},
+        "another noise": {"privacy__noise_multiplier": 3.0},
+        "another key": {"privacy__published_key": "another"},
+    }
+    runs = []
+    for name, changed in changes.items():
+        raw = config(tmp_path / "a", data__eval=None, train__steps=8, **changed).model_dump(mode="json")
+        del raw["run"]
+        raw["data"]["eval"] = raw["data"]["train"]
+        runs.append(Trained.of({"arm": name}, raw, False, True, tmp_path / "work" / "runs", Drawn()))
+    rows = {row["arm"]: row for row in trained(runs, Work(None, tmp_path / "work", Scale.TINY), "runs")}
+    assert rows["one"]["drawn"] == rows["another rate"]["drawn"] == rows["another noise"]["drawn"]
+    assert len(rows["one"]["drawn"]) == 8
+    assert rows["one"]["drawn"] != rows["another key"]["drawn"]
+    assert len({row["loss"] for row in rows.values()}) == 4
+
+
 def test_rows_are_scored_once_for_all_runs_that_have_the_same(tmp_path, monkeypatch):
     """Two run keys share the scores of their rows; shorter rows have their own, and a run's result stays as it was."""
 
