@@ -214,13 +214,11 @@ def slopes(along: Sequence[float], values: Sequence[Mapping[int, float]]) -> tup
 
 
 def _common(arms: Sequence[Mapping[int, float]]) -> list[int]:
-    """Return the run keys of arms, in order; none if one was left out of the study's size altogether.
+    """Return the run keys of arms, in order; none if they share none, as where one of them was not trained.
 
-    All others have the same ones, or a difference would be of other runs.
+    Arms that share some share all, or a difference of their means would be of other runs.
     """
-    if not all(arms):
-        return []
-    keys = {frozenset(each) for each in arms}
-    if len(keys) != 1:
-        raise ValueError(f"arms have different run keys: {sorted(map(sorted, keys))}")
-    return sorted(keys.pop())
+    shared = set.intersection(*map(set, arms))
+    if shared and any(set(each) != shared for each in arms):
+        raise ValueError(f"arms have different run keys: {[sorted(each) for each in arms]}")
+    return sorted(shared)

@@ -88,12 +88,13 @@ def test_differences_are_of_the_same_run_key():
 
 
 def test_a_run_key_that_one_side_lacks_is_refused():
-    with pytest.raises(ValueError, match=r"different run keys: \[\[1, 2\], \[1, 2, 3\]\]"):
+    with pytest.raises(ValueError, match=r"different run keys: \[\[1, 2, 3\], \[1, 2\]\]"):
         paired({1: 1.0, 2: 5.0, 3: 2.0}, {2: 4.0, 1: 3.0})
 
 
 def test_an_arm_that_was_left_out_has_no_differences():
     assert paired({1: 1.0, 2: 5.0}, {}) == ()
+    assert paired({1: 1.0, 2: 5.0}, {0: 3.0}) == ()  # the model before training
     assert slopes([0.0, 1.0], [{}, {1: 1.0}]) == ()
 
 
