@@ -188,6 +188,42 @@ def test_documents_are_drawn_by_shares_and_lengths_that_were_counted(counted, tm
     assert "the released model and the counts beside it alone" in card
 
 
+def test_a_release_that_lost_a_list_or_whose_shares_were_edited_is_refused(counted, tmp_path):
+    for name, option in (("conditions.json", "--prompts"), ("lengths.json", "--max-new-tokens")):
+        release = Path(shutil.copytree(counted.run / "release", tmp_path / name / "alone"))
+        found = json.loads((release / name).read_text())
+        shares = found["conditions"] if name == "conditions.json" else found["shares"]
+        if name == "conditions.json":
+            shares[0]["share"] += 0.25
+        else:
+            shares[0] += 0.25
+        (release / name).write_text(json.dumps(found))
+        out = tmp_path / f"{name}.jsonl"
+        refused(confide("synthesize", release, "--out", out), "its shares are not those of its counts")
+        (release / name).unlink()
+        refused(confide("synthesize", release, "--out", out), f"is missing, and the claim says.*{option}")
+
+
+def test_counts_that_may_be_noise_alone_are_named():
+    vague = Counted("user", 20.0, (100, 30, 35, -5))
+    said = vague.doubt("kinds", ["a", "b", "c", "d"])
+    assert "standard deviation of 20" in said
+    assert "3 of 4 counts are below twice that" in said
+    assert f"{65 / 165:.0%} of the documents" in said
+    assert said.endswith("never drawn: d")
+    assert Counted("user", 20.0, (1000, 30, 35, 41)).doubt("kinds", ["a", "b", "c", "d"]) == ""
+
+
+def test_a_plan_warns_of_noise_as_large_as_what_is_counted(counted):
+    assert "of 0.707: what is counted will be noise for the most part" in confide("plan", counted.path).out
+    asked = Histograms(("conditions", "lengths"), 20.0)
+    few, many = list(asked.doubts(79, 3)), list(asked.doubts(100_000, 3))
+    assert len(few) == 2
+    assert "26.4 for each of the 3 counts of conditions" in few[0]
+    assert "standard deviation of 28.2" in few[0]
+    assert many == []
+
+
 def test_each_document_draws_its_bound():
     asked = Asked(documents=9, bounds=(4, 8, 16), bound_shares=(0.5, 0.0, 0.5), seed=3)
     drawn = [asked.most_tokens(Batch(number, 0, 50)) for number in range(40)]

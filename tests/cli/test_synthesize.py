@@ -50,6 +50,11 @@ def test_a_release_alone_is_enough_and_its_claim_goes_along(whole, alone, tmp_pa
     for line in Guarantee.load(alone / "guarantee.json").sentences():
         assert line in card
     assert "11 documents" in card
+    rows = [line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith("| ")]
+    number = {what: int(value) for what, value in rows if value.isdigit()}
+    left = sum(n for what, n in number.items() if what.startswith(("left out", "not needed")))
+    assert number["samples that were drawn"] == number["documents"] + left
+    assert number["documents"] == 11 == sum(n for what, n in number.items() if what.startswith("of these"))
     assert confide("synthesize", whole.run, *FEW, "--out", tmp_path / "of run.jsonl").code == 0
     assert documents(tmp_path / "of run.jsonl") == found
 
@@ -222,21 +227,34 @@ def test_a_model_that_always_says_the_same_is_told(alone, tmp_path, monkeypatch)
 
 
 # what is refused -------------------------------------------------------------------------------------------------
-def test_what_cannot_be_is_one_sentence(alone, tmp_path):
+def test_what_cannot_be_is_one_sentence(whole, alone, tmp_path):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_text("")
     (tmp_path / "there.jsonl").write_text("")
     (tmp_path / "empty.txt").write_text("\n \n")
     for options, words in (
         ((alone, "--out", tmp_path / "there.jsonl"), "there.jsonl: is there already"),
         ((alone, "--out", tmp_path / "s.csv"), "ends in .jsonl or .parquet"),
         ((tmp_path, "--out", tmp_path / "s.jsonl"), "holds no released model"),
+        ((tmp_path / "nowhere", "--out", tmp_path / "s.jsonl"), "nowhere: no such folder"),
+        ((whole.path, "--out", tmp_path / "s.jsonl"), "is a file: give the run folder"),
+        ((unfinished, "--out", tmp_path / "s.jsonl"), "has released nothing yet"),
         ((alone, "--out", tmp_path / "s.jsonl", "--prompts", tmp_path / "empty.txt"), "holds no prompt"),
-        ((alone, "--out", tmp_path / "s.jsonl", "--prompts", tmp_path / "none.txt"), "cannot be read"),
+        (
+            (alone, "--out", tmp_path / "s.jsonl", "--prompts", tmp_path / "none.txt"),
+            "none.txt: no such file",
+        ),
         ((alone, "--out", tmp_path / "s.jsonl", "--chat"), "no chat template"),
+        ((alone, "--out", tmp_path / "s.jsonl", "--base", "bundled"), "a whole model, which needs none"),
     ):
         refused(confide("synthesize", *options), words)
     parts = corpus._parts(tmp_path / "s.jsonl", alone, Asked(documents=3))
     (parts / "00000000.json").write_text("[]")
-    refused(confide("synthesize", alone, *FEW, "--out", tmp_path / "s.jsonl"), "batches of another command")
+    refused(
+        confide("synthesize", alone, *FEW, "--out", tmp_path / "s.jsonl"),
+        "of a command that was interrupted, with documents 3, max-new-tokens 256, .*: give the same command to go on",
+    )
 
 
 # public conditions -----------------------------------------------------------------------------------------------

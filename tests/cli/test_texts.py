@@ -87,6 +87,34 @@ def test_both_sides_have_about_as_many_words(world, tmp_path):
     assert found["held_out"]["texts"] == len(records(world, "eval"))
 
 
+def test_the_guarantee_says_nothing_of_a_file_that_the_run_did_not_write(world, tmp_path):
+    run = Path(shutil.copytree(world.run, tmp_path / "run", ignore=shutil.ignore_patterns("texts*.json")))
+    foreign = corpus(tmp_path / "foreign.jsonl", records(world, "train"))
+    done = confide("synthesize", run, "--out", foreign, "--leaks")
+    assert done.code == 0, done
+    assert "does not remember writing this file" in done.out
+    assert "says it rightly of at most" not in done.out
+    own = tmp_path / "own.jsonl"
+    assert "says it rightly of at most" in confide("synthesize", run, *FEW, "--out", own, "--leaks").out
+    page = tmp_path / "open.html"
+    assert confide("report", run, "--out", page).code == 0
+    text = page.read_text()
+    assert "foreign.jsonl" not in text  # the page that may be handed on
+    page = tmp_path / "private.html"
+    assert confide("report", run, "--private", "--out", page).code == 0
+    text = page.read_text()
+    assert "What was measured of foreign.jsonl, which this run did not write</h3>" in text
+    assert "What was measured of own.jsonl</h3>" in text
+
+
+def test_options_of_sampling_are_refused_where_nothing_is_sampled(world, tmp_path):
+    out = corpus(tmp_path / "s.jsonl", records(world, "eval"))
+    refused(
+        confide("synthesize", world.run, "--out", out, "--leaks", "--documents", 60),
+        "--documents: .* nothing is sampled",
+    )
+
+
 def test_planted_canaries_are_counted_beside_those_that_were_not(world, tmp_path):
     canaries = Manifest.load(world.run / "data").canaries
     inside = [each.secrets[0] for each in canaries if each.is_planted]
@@ -257,7 +285,7 @@ def test_the_report_tells_of_the_text_and_only_a_private_one_of_what_was_measure
     for page in text.values():
         assert "Text that was written from this model" in page
         assert "handed.jsonl" in page
-        assert "the claim of the model holds of it" in page
+        assert "computed from what was released: the model. So the claim holds of it" in page
         assert str(tmp_path) not in page.split("The settings of the run")[0]
     for words in (
         "What was measured of",

@@ -13,6 +13,7 @@ from confide.utils.errors import InputError
 @app.command()
 @verb
 def synthesize(
+    context: typer.Context,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="a run folder, or the release of one", show_default=False)
     ],
@@ -92,15 +93,22 @@ def synthesize(
         raise InputError("--held-out: it is text to compare with, for --evaluate or --leaks")
     if turns and (not chat or turns < 2):
         raise InputError(f"--turns {turns}: is of a conversation: give --chat, and 2 or more")
+    if (evaluate or leaks) and out.exists():
+        _unused(context, out)
     release = released_folder(run)
     examined = examine(run, out, evaluate, leaks, held_out) if evaluate or leaks else None
     console = Console(quiet=as_json)
     found = None
     if examined is None or not out.exists():
+        beginnings, lengths = _beginnings(release, prompts, chat), _lengths(release, max_new_tokens, turns)
+        doubts = (*beginnings.pop("doubts", ()), *lengths.pop("doubts", ()))
+        for doubt in doubts:
+            console.say(f"warning: {doubt}")
         asked = Asked(
             documents=documents,
-            **_beginnings(release, prompts, chat),
-            **_lengths(release, max_new_tokens, turns),
+            **beginnings,
+            **lengths,
+            doubts=doubts,
             temperature=temperature,
             top_p=top_p,
             seed=kept_seed(out, secrets.randbelow(MOST_SEED)) if seed is None else seed % MOST_SEED,
@@ -123,35 +131,74 @@ def synthesize(
         examined.show()
 
 
+def _unused(context: typer.Context, out: Path) -> None:
+    """Refuse options of sampling where nothing is sampled."""
+    looking = {"run", "out", "evaluate", "leaks", "held_out", "as_json"}
+    given = [
+        name
+        for name in context.params
+        if name not in looking
+        and (source := context.get_parameter_source(name))
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')}: {out} is there already, so nothing is sampled and only --evaluate and "
+            "--leaks look at it: leave the option out, or give another --out"
+        )
+
+
 def _beginnings(release: Path, prompts: Path | None, chat: bool) -> dict[str, Any]:
     """Return what documents begin with: the lines of a file, or else the conditions of the release, or nothing."""
-    from confide.data.conditions import Conditions
+    from confide.data.conditions import FILE, Conditions
 
-    conditions = Conditions.load(release)
-    if prompts is not None or conditions is None or chat:
+    if prompts is not None or chat:
         return {"prompts": _lines(prompts)}
+    conditions = Conditions.load(release)
+    if conditions is None:
+        _never_counted(release, "conditions", FILE, "--prompts")
+        return {"prompts": ("",)}
     return {
         "prompts": tuple(map(conditions.prefix, conditions.listed)),
         "shares": conditions.shares,
         "named": tuple(map(conditions.named, conditions.listed)),
         "counted": conditions.counted is not None,
+        "doubts": tuple(filter(None, [conditions.doubt()])),
     }
 
 
 def _lengths(release: Path, most: int | None, turns: int) -> dict[str, Any]:
     """Return how many tokens documents have at most: as asked, or else as the release has counted, or 256."""
-    from confide.data.lengths import Lengths
+    from confide.data.lengths import FILE, Lengths
 
-    lengths = Lengths.load(release) if most is None and not turns else None
-    if lengths is None:
+    if most is not None or turns:
         return {"max_new_tokens": 256 if most is None else most}
+    lengths = Lengths.load(release)
+    if lengths is None:
+        _never_counted(release, "lengths", FILE, "--max-new-tokens")
+        return {"max_new_tokens": 256}
     drawn = [bound for bound, share in zip(lengths.bounds, lengths.shares, strict=True) if share]
-    return {"max_new_tokens": max(drawn), "bounds": lengths.bounds, "bound_shares": lengths.shares}
+    found = {"max_new_tokens": max(drawn), "bounds": lengths.bounds, "bound_shares": lengths.shares}
+    return found | {"doubts": tuple(filter(None, [lengths.doubt()]))}
+
+
+def _never_counted(release: Path, name: str, file: str, option: str) -> None:
+    """Refuse a release without a histogram that its claim speaks of: whoever copied it left a file behind."""
+    from confide.privacy.histograms import named_in
+    from confide.synthesis.sampling import claim_of
+
+    if name in named_in(claim_of(release)):
+        raise InputError(
+            f"{release / file}: is missing, and the claim says that it was released: copy the release whole, or give "
+            f"{option}"
+        )
 
 
 def _lines(prompts: Path | None) -> tuple[str, ...]:
     if prompts is None:
         return ("",)
+    if not prompts.exists():
+        raise InputError(f"--prompts {prompts}: no such file: give one with a prompt in each line")
     try:
         found = tuple(line for line in prompts.read_text("utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:

@@ -66,7 +66,8 @@ class Examined:
         release = self._private.released.folder
         conditions = Conditions.load(release)
         written = Written.of(self._out, conditions.fields if conditions is not None else ())
-        if written.digest not in remembered(self._run, release, PUBLIC):
+        is_own = written.digest in remembered(self._run, release, PUBLIC)
+        if not is_own:
             console.say(f"{self._out}: this run does not remember writing it; it is looked at as it is")
         told: dict[str, Any] = {}
         if self._evaluate:
@@ -77,7 +78,7 @@ class Examined:
         if self._leaks:
             from confide.synthesis.leaks import attack
 
-            self._found = attack(written, self._private, console)
+            self._found = attack(written, self._private, console, is_own)
             told["leaks"] = self._found.to_json()
         remember(self._run, release, PRIVATE, written.digest, told | {"path": str(self._out)})
         return told
@@ -90,7 +91,8 @@ class Examined:
 
 
 def _of_quality(found: "Quality") -> Iterator[str]:
-    yield f"what {found.corpus:,} documents are worth, beside {found.corpus:,} real ones that trained"
+    some = f" (an even sample of {found.written:,})" if found.written > found.corpus else ""
+    yield f"what {found.corpus:,} documents{some} are worth, beside {found.corpus:,} real ones that trained"
     yield (
         f"  both are held against {found.held_out:,} real texts of {found.units:,} units that did not train"
         + (f"; {found.dropped:,} texts were left out, since their unit trained" if found.dropped else "")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from confide.data.readers.fields import lookup
 from confide.utils.errors import InputError
+from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:
     from confide.config.data_section import Data
@@ -31,6 +32,10 @@ FILE = "conditions.json"
 """In a release: the list, as it was stated, with the shares as they were stated or counted."""
 
 SHARE = "share"
+
+CLEAR = 2.0
+"""A count below so many standard deviations of its noise cannot be told from 0."""
+_MUCH = 0.1  # of what is drawn, by such counts
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,27 @@ class Counted:
         least = [max(count, 0) for count in self.counts]
         whole = sum(least)
         return tuple(count / whole if whole else 1 / len(least) for count in least)
+
+    def doubt(self, what: str, names: Sequence[str]) -> str:
+        """Say that much of what is drawn rests on counts that may be noise alone; "" if little does.
+
+        It uses nothing but the counts with their noise, so it may be shown to anyone (post-processing).
+
+        Args:
+            what: is counted.
+            names: of the counts.
+        """
+        least = CLEAR * self.deviation
+        vague = [name for name, count in zip(names, self.counts, strict=True) if count < least]
+        share = sum(part for part, count in zip(self.shares, self.counts, strict=True) if count < least)
+        if share <= _MUCH:
+            return ""
+        never = [name for name, part in zip(names, self.shares, strict=True) if not part]
+        return (
+            f"{what}: the noise on each count has a standard deviation of {at_least(self.deviation, 3)}. {len(vague)} "
+            f"of {len(names)} counts are below twice that, so they cannot be told from 0, and {share:.0%} of the "
+            f"documents are drawn by them" + (f"; never drawn: {', '.join(never)}" if never else "")
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -153,8 +179,12 @@ class Conditions:
             fields, entries = tuple(found["fields"]), found["conditions"]
             if "counted" not in found:
                 return cls.listing(fields, entries, str(path))
-            entries = [{name: entry[name] for name in fields} for entry in entries]
-            return cls.listing(fields, entries, str(path)).with_counts(Counted.from_json(found["counted"]))
+            plain_entries = [{name: entry[name] for name in fields} for entry in entries]
+            counted = cls.listing(fields, plain_entries, str(path)).with_counts(
+                Counted.from_json(found["counted"])
+            )
+            check_shares(path, [entry[SHARE] for entry in entries], counted.shares)
+            return counted
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             raise InputError(f"{path} is damaged") from None
 
@@ -165,6 +195,15 @@ class Conditions:
         ]
         counted = {} if self.counted is None else {"counted": self.counted.to_json()}
         return {"fields": list(self.fields), "conditions": entries} | counted
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each condition is called: its values."""
+        return tuple(", ".join(values) for values in self.listed)
+
+    def doubt(self) -> str:
+        """Say that the shares rest on noise, if they were counted and do."""
+        return "" if self.counted is None else self.counted.doubt("kinds of documents", self.names)
 
     def with_counts(self, counted: Counted) -> Conditions:
         """Return the list with shares that were counted.
@@ -205,6 +244,19 @@ class Conditions:
     @cached_property
     def _known(self) -> dict[tuple[str, ...], int]:
         return {values: number for number, values in enumerate(self.listed, 1)}
+
+
+def check_shares(path: Path, stated: Sequence[float], counted: Sequence[float]) -> None:
+    """Check that the shares of a file are those of its counts.
+
+    Raises:
+        InputError: somebody changed a share, which would change nothing that is drawn.
+    """
+    if any(abs(float(one) - other) > 1e-6 for one, other in zip(stated, counted, strict=True)):
+        raise InputError(
+            f"{path}: its shares are not those of its counts, which were released. Draw other shares by --prompts, "
+            "with a line for each document's beginning"
+        )
 
 
 def plain(value: object) -> str:

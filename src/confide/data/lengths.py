@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confide.data.conditions import Counted
+from confide.data.conditions import Counted, check_shares
 from confide.utils.errors import InputError
 
 FILE = "lengths.json"
@@ -33,6 +33,12 @@ class Lengths:
     def shares(self) -> tuple[float, ...]:
         return self.counted.shares
 
+    def doubt(self) -> str:
+        """Say that the lengths rest on noise, if they do."""
+        return self.counted.doubt(
+            "lengths of documents", [f"up to {bound:,} tokens" for bound in self.bounds]
+        )
+
     @classmethod
     def load(cls, release: Path) -> Lengths | None:
         """Read the histogram of a release; None if it has none.
@@ -46,6 +52,7 @@ class Lengths:
         try:
             found = json.loads(path.read_text("utf-8"))
             lengths = cls(tuple(int(each) for each in found["bounds"]), Counted.from_json(found["counted"]))
+            check_shares(path, found["shares"], lengths.shares)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             raise InputError(f"{path} is damaged") from None
         if len(lengths.bounds) != len(lengths.counted.counts) or min(lengths.bounds, default=0) < 1:

@@ -125,6 +125,8 @@ def load_alone(folder: Path, base: str | None = None) -> tuple[Any, Any]:
     with model_files.said_plainly(_KEY, str(folder)):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not is_adapter(folder):
+            if base is not None:
+                raise InputError(f"--base: {folder} holds a whole model, which needs none: leave it out")
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
             )

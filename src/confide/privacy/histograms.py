@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from confide.data.conditions import CLEAR
 from confide.data.lengths import BOUNDS
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import After, DominatingPair, MixtureOfGaussians
@@ -44,12 +45,18 @@ from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
+    from confide.privacy.guarantee import Guarantee
 
 GRID = 1 << 30
 """What a vector's entries are multiples of, inverted."""
 
 _ENTRIES = 1 << 22  # of vectors that are made at a time, and rows that are looked at
 _NAMES = {"conditions": "how often each condition of the list occurs", "lengths": "how long documents are"}
+
+
+def named_in(claim: Guarantee) -> tuple[str, ...]:
+    """Return the names of the histograms that a claim says were released beside the model."""
+    return tuple(name for name, words in _NAMES.items() if words in claim.protected_output)
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,23 @@ class Histograms:
             f"{at_least(self.deviation, 6)} (noise multiplier {at_least(self.noise_multiplier, 6)}), which epsilon "
             "covers too"
         )
+
+    def doubts(self, units: int, conditions: int) -> Iterator[str]:
+        """Yield what to say before training where the noise is as large as what is counted.
+
+        Args:
+            units: how many are counted; private under add-or-remove.
+            conditions: how many the list has.
+        """
+        for name, cells in self.cells(conditions).items():
+            if CLEAR * self.deviation * cells > units:
+                noise = at_least(self.deviation, 3)
+                yield (
+                    f"privacy.histograms: {units:,} units are {at_most(units / cells, 3)} for each of the {cells} "
+                    f"counts of {name}, and the noise on a count has a standard deviation of {noise}: what is counted "
+                    "will be noise for the most part. A smaller noise_multiplier counts better, and leaves less of "
+                    "epsilon to the training"
+                )
 
     def cells(self, conditions: int) -> dict[str, int]:
         """Return the number of cells of each histogram.

@@ -1,16 +1,20 @@
 """Tell of text that a model has written: what it is, and on a private page what it is worth and what attacks found."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from confide.reporting.claim_lines import Table
 from confide.reporting.facts import Facts
+from confide.synthesis.remembered import NOT_OWN
 
 _COVERED = (
-    "This text was computed from the released model alone. So the claim of the model holds of it, for the same unit, "
-    "and it cost nothing further."
+    "This text was computed from what was released: {source}. So the claim holds of it, for the same unit, and it cost "
+    "nothing further."
+)
+_PROMPTS = (
+    " The claim does not cover prompts: were they taken from private text, they would tell what they say."
 )
 
 
@@ -20,9 +24,11 @@ class Looked:
 
     Attributes:
         name: of its file.
+        is_own: the run remembers writing it.
     """
 
     name: str
+    is_own: bool
     tables: tuple[Table, ...]
     sentences: tuple[str, ...]
 
@@ -58,7 +64,19 @@ def section(facts: Facts) -> Section | None:
         "tokens at most",
     )
     return Section(
-        _COVERED if rows else "", Table(head, rows) if rows else None, tuple(map(_looked, looked.values()))
+        _covered(facts.texts.values()) if rows else "",
+        Table(head, rows) if rows else None,
+        tuple(_looked(found, digest in facts.texts) for digest, found in looked.items()),
+    )
+
+
+def _covered(texts: Iterable[Mapping[str, Any]]) -> str:
+    """Say what texts were computed from, and what of that the claim covers."""
+    asked = [each["asked"] for each in texts]
+    counts = any(each["counted"] or each["bounds"] for each in asked)
+    source = "the model, and the counts beside it" if counts else "the model"
+    return _COVERED.format(source=source) + _PROMPTS * any(
+        each["prompts"] and not each["named"] for each in asked
     )
 
 
@@ -75,7 +93,7 @@ def _row(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _looked(found: Mapping[str, Any]) -> Looked:
+def _looked(found: Mapping[str, Any], is_own: bool) -> Looked:
     tables, sentences = [], []
     if "evaluation" in found:
         for kind, head in (
@@ -115,7 +133,9 @@ def _looked(found: Mapping[str, Any]) -> Looked:
         if rows:
             tables.append(Table(("attack", "AUROC (0.5 is a guess), or how many"), rows))
         sentences.append(leaks["bound"])
-    return Looked(Path(found["path"]).name, tuple(tables), tuple(sentences))
+    if not is_own:
+        sentences = [NOT_OWN]
+    return Looked(Path(found["path"]).name, is_own, tuple(tables), tuple(sentences))
 
 
 def _value(value: Mapping[str, Any]) -> str:

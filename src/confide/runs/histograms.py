@@ -53,6 +53,14 @@ def header(mechanism: Mechanism, data: "Data", key: RunKey) -> dict[str, Any]:
     return found
 
 
+def doubts(release: Path) -> list[str]:
+    """Return what is to be said of the counts of a release that may be noise alone."""
+    found = [
+        listed.doubt() for listed in (Conditions.load(release), Lengths.load(release)) if listed is not None
+    ]
+    return [doubt for doubt in found if doubt]
+
+
 def write(folder: Path, conditions: Conditions | None, lengths: Lengths | None) -> None:
     """Write them into a release."""
     for name, found in ((conditions_of.FILE, conditions), (lengths_of.FILE, lengths)):

@@ -16,6 +16,7 @@ from confide.privacy.ledger import Ledger, versions
 from confide.privacy.mechanisms.statement import recheck_claim, warnings
 from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import generator
+from confide.runs import histograms
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.provenance import code_version
@@ -299,6 +300,8 @@ class Loop:
             weights = models.gathered(self.job.model, self.ranks.first)
             if self.ranks.first:
                 release(self.job, guarantee, weights)
+                for doubt in histograms.doubts(self.job.run.release):
+                    self.console.say(f"warning: {doubt}")
 
 
 def _refuse_gaps(ledger: Ledger) -> None:

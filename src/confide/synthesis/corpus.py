@@ -21,6 +21,10 @@ from confide.utils.files import whole_file, write_text
 from confide.utils.workers import Crew
 
 FORMATS = (".jsonl", ".parquet")
+_ENDS = {
+    "max-new-tokens": "the most tokens that were asked for",
+    "longest row": "the most tokens that the model reads",
+}
 _MOST = 10
 """Samples that are drawn for each document before it is said that the model writes too few that can be kept."""
 
@@ -138,10 +142,31 @@ def _parts(path: Path, release: Path, asked: Asked) -> Path:
     settings, kept = json.dumps([str(release.resolve()), asdict(asked)]), folder / "asked.json"
     is_other = kept.is_file() and kept.read_text("utf-8") != settings
     if is_other and any(folder.glob("[0-9]*.json")):
-        raise InputError(f"{folder}: holds batches of another command: remove it, or give another --out")
+        raise InputError(
+            f"{folder}: holds batches of a command that was interrupted, with {_differing(kept, settings)}: give the "
+            "same command to go on, or remove that folder, or give another --out"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(kept, settings)
     return folder
+
+
+def _differing(kept: Path, settings: str) -> str:
+    """Name the settings of an interrupted command that differ from those of this one."""
+    try:
+        (release, asked), (own_release, own) = json.loads(kept.read_text("utf-8")), json.loads(settings)
+        other = {"the model": release, **asked}
+    except (OSError, ValueError, TypeError):
+        raise InputError(_damaged(kept)) from None
+    now = {"the model": own_release, **own}
+    found = [
+        f"{name.replace('_', '-')} {other.get(name)}"
+        if isinstance(other.get(name), int | float | str)
+        else f"other {name}"
+        for name in now
+        if other.get(name) != now[name]
+    ]
+    return ", ".join(found)
 
 
 def _batches(
@@ -240,11 +265,18 @@ def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
             "private text, with noise. The claim covers it. Where a document would have been longer, it is cut.",
             "",
         ]
+    lines += [line for doubt in asked.doubts for line in (f"{doubt[0].upper()}{doubt[1:]}.", "")]
+    spare = found.drawn - found.documents - sum(found.left_out.values())
     lines += [claim.model_card_section(), "## How it was drawn", "", "| what | value |", "|---|---|"]
     facts = {
         "samples that were drawn": f"{found.drawn:,}",
         **{f"left out: {why}": f"{number:,}" for why, number in sorted(found.left_out.items())},
-        **{f"ended by {how}": f"{number:,}" for how, number in sorted(found.ended.items())},
+        **({"not needed: enough of their kind were there": f"{spare:,}"} if spare else {}),
+        "documents": f"{found.documents:,}",
+        **{
+            f"of these, ended by {_ENDS.get(how, how)}": f"{number:,}"
+            for how, number in sorted(found.ended.items())
+        },
         **({"turns at most": f"{asked.turns:,}"} if asked.turns else {}),
         "temperature": f"{asked.temperature:g}",
         "top-p": f"{asked.top_p:g}",
@@ -254,8 +286,8 @@ def card(found: Corpus, asked: Asked, claim: Guarantee) -> str:
     lines += [f"| {what} | {value} |" for what, value in facts.items()]
     lines += [
         "",
-        f"Samples are left out by rules that look at the samples alone. Degenerate is a text of which {REPEATS:.0%} of "
-        "the runs of four words stand earlier in it.",
+        "Samples are left out by rules that look at the samples alone. A sample is degenerate if it repeats itself: "
+        f"{REPEATS:.0%} of its runs of four words, or more, occurred before in the same sample.",
     ]
     return "\n".join(lines) + "\n"
 

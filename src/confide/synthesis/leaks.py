@@ -20,6 +20,7 @@ from confide.runs.canaries import FILE, Manifest
 from confide.synthesis.classifier import features, rarity, weighed
 from confide.synthesis.common_runs import Corpus
 from confide.synthesis.private_text import PrivateText, Text
+from confide.synthesis.remembered import NOT_OWN
 from confide.synthesis.written import Written
 from confide.utils.console import Console
 from confide.utils.errors import InputError
@@ -96,7 +97,7 @@ class Leaks:
         longest: the longest runs with the text that trained.
         planted: None if no canaries were planted.
         membership: how well units that trained are told from others, by each score.
-        bound: what the guarantee says of such attacks.
+        bound: what the guarantee says of such attacks; that it says nothing, of a file that the run did not write.
         left_out: what could not be done, and why.
     """
 
@@ -118,8 +119,11 @@ class Leaks:
         return found
 
 
-def attack(written: Written, private: PrivateText, console: Console) -> Leaks:
+def attack(written: Written, private: PrivateText, console: Console, is_own: bool = True) -> Leaks:
     """Attack a corpus with the text of the run at hand.
+
+    Args:
+        is_own: the run remembers writing this corpus.
 
     Raises:
         InputError: there is no text of other units.
@@ -167,7 +171,9 @@ def attack(written: Written, private: PrivateText, console: Console) -> Leaks:
         longest=tuple(_longest(texts, with_all.of_corpus, with_all.at, private, held)),
         planted=planted,
         membership=membership,
-        bound=bound(private.released.guarantee, mechanisms.needs_of(private.config).named_unit),
+        bound=bound(private.released.guarantee, mechanisms.needs_of(private.config).named_unit)
+        if is_own
+        else NOT_OWN,
         left_out=left_out,
     )
 

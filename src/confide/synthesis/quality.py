@@ -70,13 +70,15 @@ class Quality:
     """All figures of one corpus.
 
     Attributes:
-        corpus: texts of the corpus that were looked at.
+        corpus: texts of the corpus that were looked at: as many as there are real ones to hold against.
+        written: texts that it has.
         held_out, units: real texts of other units, and how many units these are.
         dropped: real texts that were left out since their unit trained.
         left_out: what could not be measured, and why.
     """
 
     corpus: int
+    written: int
     held_out: int
     units: int
     dropped: int
@@ -110,7 +112,7 @@ def evaluate(written: Written, private: PrivateText, console: Console) -> Qualit
     measures += _of_labels(corpus, trained, held, left_out)
     measures += _as_models_read(private, corpus, trained, held, console)
     units = len({text.unit for text in held})
-    return Quality(count, len(held), units, private.dropped, tuple(measures), left_out)
+    return Quality(count, len(written.texts), len(held), units, private.dropped, tuple(measures), left_out)
 
 
 def _sample(texts: Iterable[T], count: int = MOST) -> list[T]:

@@ -14,6 +14,10 @@ from confide.runs.released import GUARANTEE, digests
 from confide.utils.files import private_files, write_text
 
 PUBLIC, PRIVATE = "texts.json", "texts-private.json"
+NOT_OWN = (
+    "The run does not remember writing this file. If something else wrote it, or somebody edited it, the guarantee "
+    "says nothing of it."
+)
 
 
 def model_digest(release: Path) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 REPEATS = 0.5
-"""A text is degenerate if so large a share of its runs of four words stand earlier in it."""
+"""A text is degenerate if so large a share of its runs of four words occurred before in it."""
 
 _RUN, _FEWEST = 4, 20  # words
 
@@ -38,7 +38,7 @@ class Rules:
 
 
 def repeats(text: str) -> float:
-    """Return the share of a text's runs of four words that stand earlier in it; 0 for fewer than 20 words."""
+    """Return the share of a text's runs of four words that occurred before in it; 0 for fewer than 20 words."""
     words = text.split()
     if len(words) < _FEWEST:
         return 0.0

@@ -53,6 +53,7 @@ class Asked:
         turns: of a conversation, at most, both sides counted; 0: no conversations.
         batch: documents that are drawn together.
         base: of an adapter, if the one that it names is not to be found.
+        doubts: what is to be said of counts that may be noise alone.
     """
 
     documents: int
@@ -70,6 +71,7 @@ class Asked:
     turns: int = 0
     batch: int = 32
     base: str | None = None
+    doubts: tuple[str, ...] = ()
 
     def quotas(self) -> list[int]:
         """Return how many documents each prompt gets: the nearest whole numbers to the shares (largest remainders)."""
@@ -153,6 +155,14 @@ def released_folder(path: Path) -> Path:
     for folder in (path / "release", path):
         if (folder / GUARANTEE).is_file():
             return folder
+    if path.is_file():
+        raise InputError(f"{path}: is a file: give the run folder, which a config names as run")
+    if not path.exists():
+        raise InputError(f"{path}: no such folder: give a run folder, or what was released from one")
+    if (path / "config.yaml").is_file():
+        raise InputError(
+            f"{path}: has released nothing yet: `confide train` goes on where it stopped, and releases"
+        )
     raise InputError(
         f"{path}: holds no released model with its {GUARANTEE}: give a run folder, or what was released from one"
     )

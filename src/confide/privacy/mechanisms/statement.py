@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from confide.config import registry
+from confide.data.conditions import Conditions
 from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
@@ -141,8 +142,16 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
         )
     if mechanism.sampling == "bins":
         found += _of_bins(setting)
+    if mechanism.histograms is not None:
+        found += mechanism.histograms.doubts(setting.parameters.units, _conditions(config))
     large = large_delta(setting.parameters.units, setting.delta)
     return found if large is None else [*found, large]
+
+
+def _conditions(config: "Config") -> int:
+    """Return how many conditions a config lists."""
+    listed = Conditions.of(config.data, counts=True)
+    return 0 if listed is None else len(listed.listed)
 
 
 def _of_bins(setting: CalibratedMechanism) -> Iterator[str]:
@@ -319,8 +328,8 @@ def state_guarantee(
             *(_OF_NOBODY if mechanism.needs.named_unit and config.data.without_unit == "own" else ()),
             "a non-private twin of the run: it repeats the draws and would reveal them",
         ),
-        trust="who runs the training sees all text; who receives release/ sees the model alone and is assumed to "
-        "know everything but the unit's text and the run key",
+        trust="who runs the training sees all text; who receives release/ sees what lies there alone and is assumed "
+        "to know everything but the unit's text and the run key",
         randomness=f"{randomness}; {_FLOATS}",
         provenance=provenance,
         evidence=("no audit was made yet",),
