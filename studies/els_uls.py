@@ -23,9 +23,9 @@ _SMALL: dict[str, Any] = {
     "steps": (5, 16, 48),
     "tuned_steps": (5, 48),
     "ks": (1, 2, 4),
-    "rates": (5e-3, 1.5e-2),
+    "rates": (2e-3, 5e-3),
     "epsilons": (1.0, 4.0, 16.0, 64.0),
-    "tuned": (1.0, 16.0),
+    "tuned": (1.0, 8.0),
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {

@@ -40,9 +40,9 @@ _SMALL: dict[str, Any] = {
     "steps": 16,
     "ks": (1, 2, 5, 10),
     "tuned_ks": (2, 10),
-    "rates": (5e-3, 1.5e-2),
+    "rates": (2e-3, 5e-3),
     "epsilons": (1.0, 8.0, math.inf),
-    "tuned": (1.0, 8.0),
+    "tuned": (1.0, 8.0, math.inf),
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {

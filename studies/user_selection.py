@@ -52,9 +52,9 @@ _SMALL: dict[str, Any] = {
     "rows": 192,
     "steps": 16,
     "k": 10,
-    "rates": (5e-3, 1.5e-2),
+    "rates": (2e-3, 5e-3),
     "epsilons": (1.0, 8.0),
-    "tuned": (8.0,),
+    "tuned": (1.0, 8.0),
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
@@ -67,6 +67,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "k": 2,
         "rates": (5e-3,),
         "epsilons": (8.0,),
+        "tuned": (8.0,),
         "seeds": 2,
     },
     Scale.SMALL: _SMALL,
@@ -138,6 +139,7 @@ def _of_rule(work: Work, text: str, rule: str, job: Job, losses: NDArray[np.floa
         "rows": len(rows),
         "length": float(lengths.mean()),
         "perplexity": float(losses[rows].mean()),
+        "median": float(np.median(losses[rows])),
         "shorter": float((lengths < job.run.config.data.max_length).mean()),
         **version(),
     }
@@ -221,8 +223,8 @@ def _of_chosen(rows: Sequence[Row], text: str) -> list[Finding]:
         Finding(
             f"The longest rows have a lower perplexity than random ones ({text}).",
             "Table 7",
-            "mean perplexity of the longest rows as a multiple of that of random ones",
-            (longest["perplexity"] / of["random"]["perplexity"],),
+            "median perplexity of the longest rows as a multiple of that of random ones; few rows rule the mean",
+            (longest["median"] / of["random"]["median"],),
             high=1.0,
             is_exact=True,
             unit="times",
@@ -268,7 +270,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _chosen_table(rows: Sequence[Row], text: str) -> Table:
-    heads = ["rows", "how many", "mean tokens", "mean perplexity", "share shorter than allowed"]
+    heads = ["rows", "how many", "mean tokens", "mean perplexity", "median", "share shorter than allowed"]
     heads += ["paper: Enron: length, perplexity, share", "paper: BookSum"]
     cells = [
         [
@@ -276,13 +278,17 @@ def _chosen_table(rows: Sequence[Row], text: str) -> Table:
             f"{row['rows']:,}",
             f"{row['length']:.1f}",
             f"{row['perplexity']:.1f}",
+            f"{row['median']:.1f}",
             f"{row['shorter']:.2f}",
             *SELECTED[row["arm"]],
         ]
         for row in rows
         if (row["text"], row["part"]) == (text, CHOSEN)
     ]
-    note = "Perplexities of each row under the model before training; a row has 64 tokens at most."
+    note = (
+        "Perplexities of each row under the model before training; a row has 64 tokens at most. Random rows are those "
+        "of one draw."
+    )
     return Table(f"Table 7, {text}: the rows that are taken", heads, cells, note)
 
 
