@@ -1,5 +1,6 @@
 """Tell of text that a model has written: what it is, and on a private page what it is worth and what attacks found."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ def section(facts: Facts) -> Section | None:
     looked = {} if facts.measured is None else facts.measured.texts
     if not facts.texts and not looked:
         return None
-    rows = [_row(each) for each in facts.texts.values()]
+    names = _names([*facts.texts.values(), *looked.values()])
+    rows = [_row(each, names) for each in facts.texts.values()]
     head = (
         "file",
         "documents",
@@ -66,7 +68,7 @@ def section(facts: Facts) -> Section | None:
     return Section(
         _covered(facts.texts.values()) if rows else "",
         Table(head, rows) if rows else None,
-        tuple(_looked(found, digest in facts.texts) for digest, found in looked.items()),
+        tuple(_looked(found, digest in facts.texts, names) for digest, found in looked.items()),
     )
 
 
@@ -80,10 +82,20 @@ def _covered(texts: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def _row(found: Mapping[str, Any]) -> list[str]:
+def _names(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what each path is called: its file, and the folder too where files of two folders have one name."""
+    paths = {each["path"]: Path(each["path"]) for each in found}
+    often = Counter(path.name for path in paths.values())
+    return {
+        name: path.name if often[path.name] == 1 else f"{path.absolute().parent.name}/{path.name}"
+        for name, path in paths.items()
+    }
+
+
+def _row(found: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
     asked = found["asked"]
     return [
-        Path(found["path"]).name,
+        names[found["path"]],
         f"{found['documents']:,}",
         f"{found['drawn']:,}",
         f"{asked['prompts']:,}",
@@ -93,7 +105,7 @@ def _row(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _looked(found: Mapping[str, Any], is_own: bool) -> Looked:
+def _looked(found: Mapping[str, Any], is_own: bool, names: Mapping[str, str]) -> Looked:
     tables, sentences = [], []
     if "evaluation" in found:
         for kind, head in (
@@ -135,7 +147,7 @@ def _looked(found: Mapping[str, Any], is_own: bool) -> Looked:
         sentences.append(leaks["bound"])
     if not is_own:
         sentences = [NOT_OWN]
-    return Looked(Path(found["path"]).name, is_own, tuple(tables), tuple(sentences))
+    return Looked(names[found["path"]], is_own, tuple(tables), tuple(sentences))
 
 
 def _value(value: Mapping[str, Any]) -> str:

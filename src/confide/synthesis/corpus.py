@@ -79,14 +79,25 @@ def synthesize(release: Path, asked: Asked, path: Path, crew: Crew, console: Con
     parts = _parts(path, release, asked)
     rules, kept, drawn = Rules(), list[Document](), 0
     missing = asked.quotas()
-    with console.track("documents", asked.documents) as track:
-        for batch, documents in _batches(release, asked, parts, crew, missing):
-            for document in documents:
-                drawn += 1
-                if missing[batch.prompt] and rules.keeps(document["text"]):
-                    kept.append(document)
-                    missing[batch.prompt] -= 1
-                    track()
+
+    def looked_at(batch: Batch, documents: list[Document]) -> int:
+        """Keep what is wanted of a batch. Return how many documents that were."""
+        before = len(kept)
+        for document in documents:
+            if missing[batch.prompt] and rules.keeps(document["text"]):
+                kept.append(document)
+                missing[batch.prompt] -= 1
+        return len(kept) - before
+
+    console.say("loading the model, and drawing the first documents")
+    batches = _batches(release, asked, parts, crew, missing)
+    first = next(batches)
+    drawn += len(first[1])
+    looked_at(*first)  # the time that is left is judged without it: it loads the model
+    with console.track("documents", asked.documents, len(kept)) as track:
+        for batch, documents in batches:
+            drawn += len(documents)
+            track(looked_at(batch, documents))
             if drawn >= _MOST * asked.documents + 10 * asked.batch and len(kept) < asked.documents:
                 raise InputError(
                     f"of {drawn:,} samples only {len(kept):,} can be kept ({_told(rules.left_out)}): a higher "
