@@ -219,6 +219,11 @@ def gain(rows: Sequence[Row], arm: str, place: Keys) -> dict[int, float]:
     return {key: plain[key] - own[key] for key in sorted(plain.keys() & own.keys())}
 
 
+def _noise(arm: str) -> str:
+    """Write what an adaptive arm has in a sentence."""
+    return f"adaptive noise ({arm.removeprefix('adaptive, ')})"
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
     found = []
     noises, epsilons = _values(rows, NOISE), _values(rows, EPSILON)
@@ -226,7 +231,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for noise in noises:
             found.append(
                 Finding(
-                    f"At noise multiplier {at_least(noise, 3)}, {arm} noise is better than DP-SGD.",
+                    f"At noise multiplier {at_least(noise, 3)}, {_noise(arm)} is better than DP-SGD.",
                     "Table 1",
                     "loss of DP-SGD less that of adaptive noise",
                     tuple(gain(rows, arm, {NOISE: noise}).values()),
@@ -238,7 +243,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         if len(noises) > 1:
             found.append(
                 Finding(
-                    f"That gain grows with the noise multiplier ({arm}).",
+                    f"What {_noise(arm)} gains grows with the noise multiplier.",
                     "Table 1",
                     "slope of the gain in loss in the logarithm of the noise multiplier",
                     slopes(
@@ -254,7 +259,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             own, plain = (_by_key(rows, name, {NOISE: noise}, "public") for name in (arm, PLAIN))
             found.append(
                 Finding(
-                    f"At noise multiplier {at_least(noise, 3)}, that gain costs epsilon ({arm}).",
+                    f"At noise multiplier {at_least(noise, 3)}, what {_noise(arm)} gains costs epsilon.",
                     "Table 1",
                     "epsilon less that of DP-SGD; of the paper's variants as if gammas were public",
                     paired(own, plain),
@@ -267,7 +272,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for epsilon in epsilons:
             found.append(
                 Finding(
-                    f"At epsilon {target(epsilon)}, {arm} noise is not better than DP-SGD.",
+                    f"At epsilon {target(epsilon)}, {_noise(arm)} is not better than DP-SGD.",
                     "Table 1",
                     "loss of DP-SGD less that of adaptive noise",
                     tuple(gain(rows, arm, {EPSILON: epsilon}).values()),
