@@ -130,6 +130,10 @@ def _findings(entries: Sequence[Entry]) -> str:
         "rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
         "claims and bounds stayed as they were.",
         "",
+        "Arms of one run key have the same draws and the same noise, so that these drop out of differences. What is "
+        "dated before 2026-11-28 was measured before that was so, but for `adaptive`: there arms drew on their own, "
+        "and intervals are wider.",
+        "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
         "",
