@@ -113,8 +113,8 @@ def test_two_ranks_compute_what_one_process_does(two_ranks, request):
     }
     assert not far
     assert max(memory["weights"], of_sums["weights"]) < TOLERANCE
-    families, of_gpt2 = (7, 2) if request.config.getoption("--all") else (3, 1)
-    assert len(found) == 2 * (families * 2 + of_gpt2 + 1 + 1) + 7 + 2
+    families, of_gpt2, with_whole = (7, 2, 3) if request.config.getoption("--all") else (2, 1, 2)
+    assert len(found) == 2 * (families * 2 + of_gpt2 + 1 + 1) + 2 * with_whole + 1 + 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -420,7 +420,7 @@ def interrupted(folder: Path, ranks: Ranks) -> dict:
 
 def combinations() -> Iterator[tuple]:
     """Yield what `trained` is asked: a name, the kind of ranks, family, adapter, clip norm, tokens, bands."""
-    few = ("gpt2", "full"), ("gemma2", "lora"), ("bert", "lora")
+    few = (("gpt2", "full"), ("bert", "lora"), *((("gemma2", "lora"),) if ALL else ()))
     more = (("gpt2", "lora"), ("llama", "full"), ("gemma2", "full"), ("bert", "full")) if ALL else ()
     for kind, those in (dict.fromkeys(("ddp", "fsdp"), few + more) | {WHOLE: few}).items():
         for family, adapter in those:

@@ -194,7 +194,9 @@ def skip_an_empty_draw(patch):
 def leave_a_parameter_to_the_optimiser_alone(patch):
     """Pitfall 9: a weight that trains on paper."""
     build = training.Optimisation.build
-    patch.setattr(training.Optimisation, "build", lambda self, parameters: build(self, parameters[:-1]))
+    patch.setattr(
+        training.Optimisation, "build", lambda self, parameters, *more: build(self, parameters[:-1], *more)
+    )
 
 
 def another_function_for_an_activation(patch):
