@@ -219,7 +219,7 @@ def test_a_plan_warns_of_noise_as_large_as_what_is_counted(counted):
     asked = Histograms(("conditions", "lengths"), 20.0)
     few, many = list(asked.doubts(79, 3)), list(asked.doubts(100_000, 3))
     assert len(few) == 2
-    assert "26.4 for each of the 3 counts of conditions" in few[0]
+    assert "26.4 in each of the 3 counts of conditions on average" in few[0]
     assert "standard deviation of 28.2" in few[0]
     assert many == []
 

@@ -103,7 +103,7 @@ def test_the_guarantee_says_nothing_of_a_file_that_the_run_did_not_write(world, 
     page = tmp_path / "private.html"
     assert confide("report", run, "--private", "--out", page).code == 0
     text = page.read_text()
-    assert "What was measured of foreign.jsonl, which this run did not write</h3>" in text
+    assert "What was measured of foreign.jsonl, which this run does not remember writing</h3>" in text
     assert "What was measured of own.jsonl</h3>" in text
 
 

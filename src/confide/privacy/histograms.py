@@ -140,10 +140,10 @@ class Histograms:
             if CLEAR * self.deviation * cells > units:
                 noise = at_least(self.deviation, 3)
                 yield (
-                    f"privacy.histograms: {units:,} units are {at_most(units / cells, 3)} for each of the {cells} "
-                    f"counts of {name}, and the noise on a count has a standard deviation of {noise}: what is counted "
-                    "will be noise for the most part. A smaller noise_multiplier counts better, and leaves less of "
-                    "epsilon to the training"
+                    f"privacy.histograms: {units:,} units make {at_most(units / cells, 3)} in each of the {cells} "
+                    f"counts of {name} on average, and the noise on a count has a standard deviation of {noise}: what "
+                    "is counted will be noise for the most part. A smaller noise_multiplier counts better, and leaves "
+                    "less of epsilon to the training"
                 )
 
     def cells(self, conditions: int) -> dict[str, int]:

@@ -75,10 +75,10 @@ def section(facts: Facts) -> Section | None:
 def _covered(texts: Iterable[Mapping[str, Any]]) -> str:
     """Say what texts were computed from, and what of that the claim covers."""
     asked = [each["asked"] for each in texts]
-    counts = any(each["counted"] or each["bounds"] for each in asked)
+    counts = any(each.get("counted") or each.get("bounds") for each in asked)
     source = "the model, and the counts beside it" if counts else "the model"
     return _COVERED.format(source=source) + _PROMPTS * any(
-        each["prompts"] and not each["named"] for each in asked
+        each["prompts"] and not each.get("named") for each in asked
     )
 
 
