@@ -183,6 +183,34 @@ class ConstantMomentSGD(NoisyOptimiser):
         parameter.sub_(mean, alpha=group["lr"] / noise_of(group))
 
 
+class NoiseStartedAdamW(NoisyOptimiser):
+    """AdamW whose second moment begins at the noise's variance, which is known, and not at zero.
+
+    The second moment then needs no correction for its beginning, and a short run has hardly moved it: it is
+    `ConstantMomentSGD`. A long run forgets the beginning: it is AdamW. Without noise it is AdamW from the first step.
+
+    Args:
+        betas: AdamW's. After t steps the beginning has the weight beta2^t.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999)
+    ):
+        super().__init__(parameters, lr, betas=betas)
+
+    def move(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]
+    ) -> None:
+        first, beta = group["betas"]
+        noise = float(group["noise_std"]) ** 2
+        square = mean_of(state, "exp_avg_sq", gradient.square(), beta)
+        left = beta ** state["step"] if noise else 0.0
+        moment = (1 - left) * square + left * noise
+        parameter.addcdiv_(
+            mean_of(state, "exp_avg", gradient, first), moment.sqrt() + _EPSILON, value=-group["lr"]
+        )
+
+
 class LowPassAdamW(NoisyOptimiser):
     """AdamW on gradients that went through a low-pass filter: `low_pass`, which names the source.
 
