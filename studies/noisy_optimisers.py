@@ -183,14 +183,15 @@ class ConstantMomentSGD(NoisyOptimiser):
         parameter.sub_(mean, alpha=group["lr"] / noise_of(group))
 
 
-class NoiseStartedAdamW(NoisyOptimiser):
-    """AdamW whose second moment begins at the noise's variance, which is known, and not at zero.
+class FlooredAdamW(NoisyOptimiser):
+    """AdamW whose second moment is at least the noise's variance.
 
-    The second moment then needs no correction for its beginning, and a short run has hardly moved it: it is
-    `ConstantMomentSGD`. A long run forgets the beginning: it is AdamW. Without noise it is AdamW from the first step.
+    The true second moment of a noised gradient is never less, so a smaller estimate is one by chance: after one step,
+    that of two elements in three where there is noise alone. In heavy noise this is nearly `ConstantMomentSGD`. Where
+    gradients outweigh the noise it is AdamW, and its steps are never longer than AdamW's.
 
     Args:
-        betas: AdamW's. After t steps the beginning has the weight beta2^t.
+        betas: AdamW's.
     """
 
     def __init__(
@@ -201,14 +202,10 @@ class NoiseStartedAdamW(NoisyOptimiser):
     def move(
         self, parameter: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]
     ) -> None:
-        first, beta = group["betas"]
-        noise = float(group["noise_std"]) ** 2
-        square = mean_of(state, "exp_avg_sq", gradient.square(), beta)
-        left = beta ** state["step"] if noise else 0.0
-        moment = (1 - left) * square + left * noise
-        parameter.addcdiv_(
-            mean_of(state, "exp_avg", gradient, first), moment.sqrt() + _EPSILON, value=-group["lr"]
-        )
+        first = mean_of(state, "exp_avg", gradient, group["betas"][0])
+        second = mean_of(state, "exp_avg_sq", gradient.square(), group["betas"][1])
+        least = max(group["noise_std"], _EPSILON)
+        parameter.addcdiv_(first, second.sqrt().clamp(min=least), value=-group["lr"])
 
 
 class LowPassAdamW(NoisyOptimiser):
