@@ -160,26 +160,18 @@ class ConstantMomentSGD(NoisyOptimiser):
 
     Args:
         momentum: share of the past in the mean, as AdamW's first beta.
-        pole: of a low-pass filter before it; None for no filter.
 
     Raises:
         InputError: on a step of a run that has no noise.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[torch.nn.Parameter],
-        lr: float,
-        momentum: float = 0.9,
-        pole: float | None = None,
-    ):
-        super().__init__(parameters, lr, momentum=momentum, pole=pole)
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.9):
+        super().__init__(parameters, lr, momentum=momentum)
 
     def move(
         self, parameter: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]
     ) -> None:
-        passed = gradient if group["pole"] is None else low_pass(state, gradient, group["pole"])
-        mean = mean_of(state, "exp_avg", passed, group["momentum"])
+        mean = mean_of(state, "exp_avg", gradient, group["momentum"])
         parameter.sub_(mean, alpha=group["lr"] / noise_of(group))
 
 

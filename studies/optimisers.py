@@ -29,7 +29,7 @@ EPSILON, STEPS, RATE, SCHEDULE = "privacy.epsilon", "train.steps", "train.learni
 USUAL = 0.9  # torch's own, and that of nearly all who fine-tune
 DEFAULT = "AdamW by default"
 _POLE = (
-    0.5  # of low-pass filters: 0.9 would outlast what a short run has time for, as a first beta of 0.9 does
+    0.5  # of a low-pass filter: 0.9 would outlast what a short run has time for, as a first beta of 0.9 does
 )
 _SMALL: dict[str, Any] = {
     "texts": users.TEXTS,
@@ -92,7 +92,6 @@ CANDIDATES = (
     Candidate("bias-corrected AdamW", noisy.BiasCorrectedAdamW, lambda n: {"betas": betas_of(n)}, factor=0.5),
     Candidate("DiSK", noisy.KalmanAdamW, lambda n: {"steps": n, "betas": betas_of(n)}),
     Candidate("low-pass AdamW", noisy.LowPassAdamW, lambda n: {"betas": betas_of(n), "pole": _POLE}),
-    Candidate("low-pass SGD", noisy.ConstantMomentSGD, lambda n: {"momentum": betas_of(n)[0], "pole": _POLE}),
     Candidate("constant-moment SGD", noisy.ConstantMomentSGD, lambda n: {"momentum": betas_of(n)[0]}),
     Candidate("floored AdamW", noisy.FlooredAdamW, lambda n: {"betas": betas_of(n)}),
     Candidate("Schedule-Free AdamW", noisy.ScheduleFreeAdamW, lambda n: {"steps": n}, schedule="constant"),

@@ -133,12 +133,10 @@ def test_without_noise_a_floored_moment_is_adamws():
 
 
 @pytest.mark.parametrize("pole", [0.0, 0.5])
-def test_low_pass_before_adamw_and_sgd(pole):
+def test_low_pass_before_adamw(pole):
     passed = filtered(GRADIENTS, pole)
     found = path(noisy.LowPassAdamW, betas=BETAS, pole=pole)
     close(found, START - RATE * np.cumsum(adam(passed), 0))
-    found = path(noisy.ConstantMomentSGD, noise_std=0.5, momentum=0.3, pole=pole)
-    close(found, START - RATE * np.cumsum(means(passed, 0.3), 0) / 0.5)
 
 
 def test_a_low_pass_filter_lets_means_through_and_alternation_not():
@@ -192,7 +190,7 @@ def test_a_closure_is_refused():
 KINDS = {
     "bias-corrected": lambda p: noisy.BiasCorrectedAdamW(p, lr=RATE, betas=BETAS),
     "low-pass": lambda p: noisy.LowPassAdamW(p, lr=RATE, betas=BETAS),
-    "low-pass SGD": lambda p: noisy.ConstantMomentSGD(p, lr=RATE, momentum=0.3, pole=0.5),
+    "constant-moment": lambda p: noisy.ConstantMomentSGD(p, lr=RATE, momentum=0.3),
     "floored": lambda p: noisy.FlooredAdamW(p, lr=RATE, betas=BETAS),
     "DiSK": lambda p: noisy.KalmanAdamW(p, lr=RATE, steps=3, betas=BETAS),
     "Schedule-Free": lambda p: noisy.ScheduleFreeAdamW(p, lr=RATE, steps=3, betas=BETAS),
