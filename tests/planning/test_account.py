@@ -89,6 +89,7 @@ ROUND = {
     "uls, all of them": ULS | {"batch": 2000, "steps": 30},
     "uls, added": {"process": "uls", "rate": 0.1, "steps": 100, "adjacency": "add-or-remove"},
     "uls, a sweep": ULS | {"steps": 100, "trials": 4},
+    "uls, with histograms": ULS | {"steps": 100, "histograms": 5},
     "els": {"process": "els", "rows": 20_000, "rows_per_unit": 8, "batch": 200, "steps": 700},
     "els, replaced": {"process": "els", "rate": 0.01, "rows_per_unit": 8, "steps": 70, "adjacency": "replace-one"},
     "group": {"process": "group", "rows": 20_000, "rows_per_unit": 8, "batch": 200, "steps": 700},
@@ -153,6 +154,10 @@ SAME = {
     "uls, truncated": ({"sampling": "truncated", "max_batch": 8}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, correlated": ({"bands": 3}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, in bins": ({"sampling": "bins"}, {"units": 30, "rows": 117, "batch": 6}),
+    "uls, with histograms": ({"histograms": 5}, {"units": 30, "rows": 117, "batch": 6}),
+    "dp-sgd, with histograms": (
+        {"histograms": 5, "adjacency": "replace-one"}, {"rows": 117, "batch": 6}
+    ),
     "uls, rate": ({"sampling_rate": 0.3}, {"units": 30, "rows": 117, "rate": 0.3}),
     "els": ({"rows_per_unit": 4}, {"units": 30, "rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
     "els, fewest": ({"rows_per_unit": 4}, {"rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
@@ -174,9 +179,12 @@ def test_a_plan_of_such_data_has_the_same_figures(name, monkeypatch):
     train = {"batch": 6.0, "steps": 40} | {
         k: settings[k] for k in settings if k in ("max_batch", "sampling_rate")
     }
-    privacy = {k: v for k, v in settings.items() if k not in train}
-    target = {} if "noise_multiplier" in privacy else {"epsilon": 4.0}
+    privacy = {k: v for k, v in settings.items() if k not in (*train, "histograms")}
     data = {"train": "x", "unit": "user"}
+    if "histograms" in settings:
+        privacy["histograms"] = {"of": ["conditions"], "noise_multiplier": settings["histograms"]}
+        data |= {"condition": ["kind"], "conditions": [{"kind": "a"}, {"kind": "b"}]}
+    target = {} if "noise_multiplier" in privacy else {"epsilon": 4.0}
     config = check({"data": data, "privacy": privacy | target | {"mechanism": process}, "train": train})
     claim = planning.plan(config, SHAPE, SIZE).guarantee
 
@@ -427,6 +435,22 @@ FAULTS = {
     ),
     "bands above the rate": (
         ("uls", *COUNTED, "--bands", 11, "--steps", 50, "--noise", 1), "--bands: with 11 groups .* at most 10",
+    ),
+    "histograms of els": (
+        ("els", "--rows", 2000, "--rows-per-unit", 2, "--batch", 2, "--steps", 5, "--noise", 1, "--histograms", 20),
+        "--histograms: are counted under uls and dp-sgd, not under els",
+    ),
+    "histograms of bins, replaced": (
+        ("uls", *COUNTED, "--steps", 5, "--noise", 1, "--histograms", 20, "--sampling", "bins",
+         "--adjacency", "replace-one"),
+        "--sampling: bins under replace-one does not compose exactly with --histograms",
+    ),
+    "histograms that cost all": (
+        ("uls", *COUNTED, "--steps", 5, "--epsilon", 1, "--histograms", 1),
+        "--histograms: the counts alone cost epsilon [0-9.]+ of the 1 of --epsilon",
+    ),
+    "histograms without noise": (
+        ("uls", *COUNTED, "--steps", 5, "--epsilon", 1, "--histograms", 0), "--histograms: 0 must be a finite",
     ),
     "no sweep": (("uls", *COUNTED, "--steps", 5, "--noise", 1, "--trials", 1), "--trials: 1 trials .* no sweep"),
     "no run so short": (

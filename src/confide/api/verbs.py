@@ -71,6 +71,7 @@ def account(
     max_batch: int | None = None,
     bands: int = 1,
     trials: float | None = None,
+    histograms: float | None = None,
 ) -> Account:
     """Find epsilon, delta, noise or the number of steps from the others, without data and without a config.
 
@@ -92,6 +93,8 @@ def account(
         max_batch: the most units or rows of a truncated step.
         bands: uls and dp-sgd: steps over which the noise is correlated.
         trials: count the best of so many trials on average, as `confide tune` does.
+        histograms: uls and dp-sgd: noise multiplier of histograms that are released with the model, as
+            `privacy.histograms.noise_multiplier`.
 
     Raises:
         InputError: the numbers do not go together; the sentence names the option of `confide account`.
@@ -118,6 +121,7 @@ def account(
             max_batch=max_batch,
             bands=bands,
             trials=trials,
+            histograms=histograms,
         )
     )
 

@@ -57,6 +57,12 @@ def account(
         float | None,
         typer.Option(metavar="N", help="count the best of so many trials on average, as tune does"),
     ] = None,
+    histograms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", help="uls, dp-sgd: noise multiplier of histograms that are released with the model"
+        ),
+    ] = None,
     as_json: Json = False,
     plot: Annotated[
         Path | None,
@@ -90,6 +96,7 @@ def account(
         max_batch=max_batch,
         bands=bands,
         trials=trials,
+        histograms=histograms,
     )
     found = answered(asked)
     if plot is not None:

@@ -18,7 +18,9 @@ from confide.privacy import mechanisms
 from confide.privacy.accounting import PrivacyProfile, Trials, most_steps
 from confide.privacy.accounting.calibration import MOST_STEPS
 from confide.privacy.guarantee import PRIORS, WORLDS, weaknesses
+from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.base import Mechanism
+from confide.privacy.mechanisms.histogram_rules import composition_errors
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
 from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep
 from confide.privacy.mechanisms.values import DrawSettings
@@ -50,6 +52,8 @@ _OPTIONS = {
     "privacy.sampling": "--sampling",
     "privacy.bands": "--bands",
     "privacy.rows_per_unit": "--rows-per-unit",
+    "privacy.histograms.noise_multiplier": "--histograms",
+    "privacy.histograms": "--histograms",
 }
 Unknown = Literal["noise_multiplier", "epsilon", "steps", "delta"]
 
@@ -73,6 +77,7 @@ class Asked:
     max_batch: int | None = None
     bands: int = 1
     trials: float | None = None
+    histograms: float | None = None
 
     @property
     def draws_rows(self) -> bool:
@@ -286,7 +291,7 @@ def _check(asked: Asked) -> None:
             "confide plan"
         )
     counts = ("units", "rows", "rows_per_unit", "steps", "max_batch", "bands")
-    for name in (*counts, "batch", "rate", "epsilon", "noise_multiplier", "delta"):
+    for name in (*counts, "batch", "rate", "epsilon", "noise_multiplier", "delta", "histograms"):
         value, option = getattr(asked, name), _option(name)
         if value is None:
             continue
@@ -303,6 +308,11 @@ def _check(asked: Asked) -> None:
     ):
         if value not in allowed:
             raise InputError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
+    if asked.histograms is not None:
+        if not mechanisms.find(asked.process).counts:
+            raise InputError(f"--histograms: are counted under uls and dp-sgd, not under {asked.process}")
+        for key, sentence in composition_errors(asked.adjacency, asked.sampling):
+            raise InputError(f"{key}: {sentence}")
     _check_counts(asked)
 
 
@@ -365,6 +375,8 @@ def _mechanism(asked: Asked) -> Mechanism:
         raise InputError(f"{key}: {sentence}")
     own = {each.name for each in fields(kind)}
     values = {each.name: getattr(settings, each.name) for each in fields(settings) if each.name in own}
+    if asked.histograms is not None:
+        values["histograms"] = Histograms(("conditions",), asked.histograms)  # of two, the cost is the same
     return kind(**values | {"steps": asked.steps or asked.bands})
 
 
@@ -414,6 +426,12 @@ def _assumptions(
             "noise",
             f"correlated over {asked.bands} steps; its multiplier is relative to the distance by which one clipped "
             f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms at a constant learning rate",
+        )
+    if mechanism.histograms is not None:
+        yield (
+            "histograms",
+            f"counted once, with noise multiplier {at_least(mechanism.histograms.noise_multiplier, 6)}: its unit is "
+            "what one unit may add to all of them",
         )
     yield "delta", _delta_in_words(asked, parameters.rows, parameters.units)
     if asked.trials is not None:

@@ -41,12 +41,7 @@ def histogram_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator
         yield "data.eval_within", "holds out rows of documents, and privacy.histograms counts whole ones"
     if "conditions" in asked.of:
         yield from _of_conditions(config)
-    adjacency = privacy.adjacency or mechanism.compares
-    if adjacency == "replace-one" and privacy.sampling not in _EXACT:
-        yield (
-            "privacy.sampling",
-            f"{privacy.sampling} under replace-one does not compose exactly with privacy.histograms: use poisson",
-        )
+    yield from composition_errors(privacy.adjacency or mechanism.compares, privacy.sampling)
     if "lengths" in asked.of and mechanism.draws == "rows":
         yield (
             of,
@@ -56,6 +51,15 @@ def histogram_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator
         yield (
             "canaries.count",
             "a canary that is not planted leaves an empty row, which privacy.histograms would count",
+        )
+
+
+def composition_errors(adjacency: str, sampling: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, sentence) where histograms and steps cannot be accounted together."""
+    if adjacency == "replace-one" and sampling not in _EXACT:
+        yield (
+            "privacy.sampling",
+            f"{sampling} under replace-one does not compose exactly with privacy.histograms: use poisson",
         )
 
 
