@@ -155,9 +155,7 @@ SAME = {
     "uls, correlated": ({"bands": 3}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, in bins": ({"sampling": "bins"}, {"units": 30, "rows": 117, "batch": 6}),
     "uls, with histograms": ({"histograms": 5}, {"units": 30, "rows": 117, "batch": 6}),
-    "dp-sgd, with histograms": (
-        {"histograms": 5, "adjacency": "replace-one"}, {"rows": 117, "batch": 6}
-    ),
+    "dp-sgd, with histograms": ({"histograms": 5, "adjacency": "replace-one"}, {"rows": 117, "batch": 6}),
     "uls, rate": ({"sampling_rate": 0.3}, {"units": 30, "rows": 117, "rate": 0.3}),
     "els": ({"rows_per_unit": 4}, {"units": 30, "rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
     "els, fewest": ({"rows_per_unit": 4}, {"rows": IN_USE, "rows_per_unit": 4, "batch": 6}),
