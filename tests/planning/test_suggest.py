@@ -12,7 +12,7 @@ from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.planning import suggest as suggesting
 from confide.planning.plan import Size
-from confide.planning.suggest import log_progress, suggest
+from confide.planning.suggest import SQUARES, best_rate, log_progress, suggest
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity
 from confide.privacy.mechanisms.statement import calibrate
@@ -294,3 +294,14 @@ def test_a_what_if_is_no_option_of_a_suggestion(tmp_path):
     said = confide("plan", path, "--suggest", "--times-users", "10")
     assert said.code == 2
     assert "--times-users" in said.err
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_best_rate_goes_farthest(schedule):
+    def way(rate, steps):
+        return math.log(rate) + log_progress(steps, 3.0, SQUARES[schedule] * rate**2)
+
+    for steps in (8, 200):
+        best = best_rate(steps, schedule)
+        assert way(best, steps) > max(way(0.99 * best, steps), way(1.01 * best, steps))
+    assert best_rate(800, schedule) == pytest.approx(best_rate(200, schedule) / 2)

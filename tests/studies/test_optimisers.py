@@ -6,13 +6,14 @@ from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, judge
 from studies.runner.study import Scale, Work
 from studies.runner.training import Trained
 
+from confide.planning.suggest import best_rate
 from confide.training.optimisation import betas_of
 from confide.utils.errors import InputError
 from studies import optimisers as study
 
 BETAS = [study.name_of(beta) for beta in (0.9, 0.6, 0.3, 0.0)]
 CANDIDATES = [each.name for each in study.CANDIDATES]
-ARMS = [*BETAS, study.DEFAULT, *CANDIDATES]
+ARMS = [*BETAS, study.DEFAULT, study.PLANNED, *CANDIDATES]
 
 
 def grid(scale=Scale.SMALL):
@@ -85,7 +86,7 @@ def test_a_candidate_moves_weights_at_the_rates_of_its_schedule(candidate):
 def test_runs_of_two_optimisers_are_two_runs(tmp_path):
     arms = [arm for arm in grid().arms if arm.name in CANDIDATES]
     runs = [Trained.of({}, {}, False, True, tmp_path, None, arm.given(keys_of(arm, 32))) for arm in arms]
-    assert len({run.folder for run in runs}) == len(CANDIDATES) == 6
+    assert len({run.folder for run in runs}) == len(CANDIDATES) == 7
 
 
 def verdicts(losses, place):
@@ -106,11 +107,35 @@ def test_candidates_are_held_against_the_default_and_betas_against_the_usual_one
     }
 
 
+def test_the_planners_rate_may_lose_a_little():
+    def verdict(loss):
+        found = [
+            each
+            for each in judged(study.findings(rows({study.PLANNED: loss})))
+            if "rule" in each.finding.claim
+        ]
+        return [each.verdict for each in found]
+
+    assert verdict(2.02) == [REPRODUCED]  # 2% of the perplexity
+    assert verdict(2.04) == [NOT_REPRODUCED]
+
+
+def test_the_planners_rate_needs_no_trial():
+    (arm,) = study.planned(Work(None, None, Scale.SMALL)).arms
+    assert arm.trials() == [{}]
+    for steps in (32, 96):
+        keys = keys_of(arm, steps)
+        assert keys["train.learning_rate"] == best_rate(steps, "linear")
+        default = next(arm for arm in grid().arms if arm.name == study.DEFAULT)
+        assert keys_of(default, steps) | {"train.learning_rate": best_rate(steps, "linear")} == keys
+
+
 def test_claims_of_one_kind_are_one_family():
     families = {each.place: each.family for each in study.findings(rows({}))}
     assert families == {
         "first beta": "newsgroups, first beta",
         "optimiser": "newsgroups, optimiser",
+        "learning rate": "newsgroups, learning rate",
     }
 
 
@@ -126,7 +151,7 @@ def test_tables_have_a_line_for_each_optimiser_with_its_rate():
     betas, candidates = study.tables(rows({"DiSK": 1.9}))
     assert betas.columns[2:] == ["beta1 0.9", *(f"{name}, against it" for name in BETAS[1:])]
     lines = {cells[2]: cells for cells in candidates.cells}
-    assert list(lines) == [study.DEFAULT, *CANDIDATES]
+    assert list(lines) == [study.DEFAULT, study.PLANNED, *CANDIDATES]
     assert lines["DiSK"][3] == "0.004"
     assert lines["DiSK"][5].startswith("-9.5%")
     assert lines[study.DEFAULT][5] == ""
