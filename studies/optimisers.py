@@ -29,7 +29,7 @@ from studies.runner.users import ULS
 
 EPSILON, STEPS, RATE, SCHEDULE = "privacy.epsilon", "train.steps", "train.learning_rate", "train.schedule"
 USUAL = 0.9  # torch's own, and that of nearly all who fine-tune
-DEFAULT = "AdamW by default"
+DEFAULT = "AdamW"
 PLANNED = f"{DEFAULT}, at the planner's rate"
 PLANNED_BEHIND = math.log(1.03)
 """What the planner's rate may lose against the best of as many trials as each arm has: 3% of the perplexity."""
@@ -67,7 +67,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """An optimiser that is held against AdamW as confide sets it.
+    """An optimiser that is held against AdamW, whose betas are as confide sets them.
 
     Attributes:
         name: as in tables.
@@ -139,7 +139,7 @@ def _with(beta: float, rows: int, rates: Sequence[float]) -> Arm:
 
 
 def _default(rows: int, rates: Sequence[float]) -> Arm:
-    """Return AdamW as confide sets it. Its betas are stated, so that an arm of a first beta may have the same runs."""
+    """Return AdamW. Its betas are stated, so that an arm of a first beta may have the same runs."""
     made = users.arm(ULS, rows, {RATE: rates}, DEFAULT)
 
     def derived(keys: Keys) -> Keys:
@@ -149,7 +149,7 @@ def _default(rows: int, rates: Sequence[float]) -> Arm:
 
 
 def _planned(rows: int) -> Arm:
-    """Return AdamW as confide sets it, at the rate that the planner's rule gives for the steps."""
+    """Return AdamW at the rate that the planner's rule gives for the steps."""
     made = replace(_default(rows, ()), name=PLANNED, options={})
 
     def derived(keys: Keys) -> Keys:
@@ -192,7 +192,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     candidates = [each.name for each in CANDIDATES]
     return [
         *_better(rows, _arms(rows), name_of(USUAL), "first beta", "loss less that of the usual first beta"),
-        *_better(rows, candidates, DEFAULT, "optimiser", "loss less that of AdamW by default"),
+        *_better(rows, candidates, DEFAULT, "optimiser", "loss less that of AdamW"),
         *_rates(rows),
     ]
 
@@ -206,7 +206,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Finding]:
                     f"In {steps} steps at epsilon {target(epsilon)}, the learning rate of the planner's rule, without "
                     f"a trial, is at most 3% of the perplexity behind the best of the rates that were tried ({text}).",
                     "learning rate",
-                    "loss less that of AdamW by default, at the rate of its trials",
+                    "loss less that of AdamW at the rate of its trials",
                     _gap(rows, text, PLANNED, DEFAULT, epsilon, steps),
                     high=PLANNED_BEHIND,
                     family=f"{text}, learning rate",
