@@ -103,7 +103,7 @@ CANDIDATES = (
     Candidate("low-pass AdamW", noisy.LowPassAdamW, lambda n: {"betas": betas_of(n), "pole": _POLE}),
     Candidate("constant-moment SGD", noisy.ConstantMomentSGD, lambda n: {"momentum": betas_of(n)[0]}),
     Candidate("floored AdamW", noisy.FlooredAdamW, lambda n: {"betas": betas_of(n)}),
-    Candidate("tensor-moment AdamW", noisy.TensorMomentAdamW, lambda n: {"betas": betas_of(n)}),
+    Candidate("tensor-adamw", noisy.TensorMomentAdamW, lambda n: {"betas": betas_of(n)}),
     Candidate("Schedule-Free AdamW", noisy.ScheduleFreeAdamW, lambda n: {"steps": n}, schedule="constant"),
 )
 
@@ -300,7 +300,7 @@ STUDY = Study(
         "bias-corrected AdamW (Tang et al. 2024) has a floor of a tenth of the noise's variance in place of a tuned "
         "number; DiSK (Zhang et al. 2024) computes one gradient a step, at the point beyond, with kappa 0.7; the "
         "low-pass filter (DOPPLER, Zhang et al. 2024) is of first order, with a pole of 0.5 that is ours; "
-        "Schedule-Free AdamW (Defazio et al. 2024) has no warm-up; tensor-moment AdamW has whole tensors in place of "
+        "Schedule-Free AdamW (Defazio et al. 2024) has no warm-up; tensor-adamw has whole tensors in place of "
         "the blocks of Adam-mini (Zhang et al. 2024); constant-moment SGD and floored AdamW are of no paper. Only "
         "rates are tuned. All have few steps, on stories260K, trained whole, where the papers train "
         "larger models for longer."
