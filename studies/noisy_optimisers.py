@@ -200,32 +200,6 @@ class FlooredAdamW(NoisyOptimiser):
         parameter.addcdiv_(first, second.sqrt().clamp(min=least), value=-group["lr"])
 
 
-class TensorMomentAdamW(NoisyOptimiser):
-    """AdamW with one second moment for each tensor: the mean of the squares of all its elements.
-
-    Noise is alike on all elements, so where it outweighs gradients one number does for all, and the mean of many
-    squares has no noise to speak of. Where gradients outweigh it, a tensor's steps still have the length that the rate
-    says.
-
-    Source: Zhang et al. 2024, "Adam-mini: Use Fewer Learning Rates To Gain More", whose blocks are parts of tensors.
-
-    Args:
-        betas: AdamW's.
-    """
-
-    def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999)
-    ):
-        super().__init__(parameters, lr, betas=betas)
-
-    def move(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]
-    ) -> None:
-        first = mean_of(state, "exp_avg", gradient, group["betas"][0])
-        second = mean_of(state, "exp_avg_sq", gradient.square().mean(), group["betas"][1])
-        parameter.addcdiv_(first, second.sqrt() + _EPSILON, value=-group["lr"])
-
-
 class LowPassAdamW(NoisyOptimiser):
     """AdamW on gradients that went through a low-pass filter: `low_pass`, which names the source.
 

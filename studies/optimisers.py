@@ -21,7 +21,7 @@ from confide.training.optimisation import betas_of
 from studies import noisy_optimisers as noisy
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
-from studies.runner.grid import Arm, Grid, Keys
+from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
@@ -97,15 +97,17 @@ class Candidate:
         )
 
 
+TENSOR = "tensor-adamw"  # confide's own, by its name in a config
 CANDIDATES = (
     Candidate("bias-corrected AdamW", noisy.BiasCorrectedAdamW, lambda n: {"betas": betas_of(n)}, factor=0.5),
     Candidate("DiSK", noisy.KalmanAdamW, lambda n: {"steps": n, "betas": betas_of(n)}),
     Candidate("low-pass AdamW", noisy.LowPassAdamW, lambda n: {"betas": betas_of(n), "pole": _POLE}),
     Candidate("constant-moment SGD", noisy.ConstantMomentSGD, lambda n: {"momentum": betas_of(n)[0]}),
     Candidate("floored AdamW", noisy.FlooredAdamW, lambda n: {"betas": betas_of(n)}),
-    Candidate("tensor-adamw", noisy.TensorMomentAdamW, lambda n: {"betas": betas_of(n)}),
     Candidate("Schedule-Free AdamW", noisy.ScheduleFreeAdamW, lambda n: {"steps": n}, schedule="constant"),
 )
+OTHERS = (TENSOR, *(each.name for each in CANDIDATES))
+"""What is held against AdamW."""
 
 
 def grid(work: Work) -> Grid:
@@ -120,6 +122,7 @@ def grid(work: Work) -> Grid:
         arms=(
             *(_with(beta, rows, rates) for beta in size["betas"]),
             _default(rows, rates),
+            _tensor(rows, rates),
             *(each.arm(rows, rates) for each in CANDIDATES),
         ),
         at=places,
@@ -146,6 +149,12 @@ def _default(rows: int, rates: Sequence[float]) -> Arm:
         return made.derived({**keys, "train.betas": list(betas_of(keys[STEPS]))})
 
     return replace(made, derived=derived)
+
+
+def _tensor(rows: int, rates: Sequence[float]) -> Arm:
+    """Return confide's own optimiser, with the betas of AdamW's arm."""
+    made = _default(rows, rates)
+    return replace(made, name=TENSOR, keys={**made.keys, **OWN_OPTIMISER})
 
 
 def _planned(rows: int) -> Arm:
@@ -189,10 +198,9 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     The betas of a text are one family of claims, and the candidates another. Errors are not pooled over arms: how much
     of the noise reaches the weights is what optimisers differ in, so one variance for all cannot be supposed.
     """
-    candidates = [each.name for each in CANDIDATES]
     return [
         *_better(rows, _arms(rows), name_of(USUAL), "first beta", "loss less that of the usual first beta"),
-        *_better(rows, candidates, DEFAULT, "optimiser", "loss less that of AdamW"),
+        *_better(rows, OTHERS, DEFAULT, "optimiser", "loss less that of AdamW"),
         *_rates(rows),
     ]
 
@@ -267,7 +275,7 @@ def _candidates(rows: Sequence[Row], text: str) -> Table:
             change(_gap(rows, text, arm, DEFAULT, epsilon, steps)) if arm != DEFAULT else "",
         ]
         for epsilon, steps in places
-        for arm in (DEFAULT, PLANNED, *(each.name for each in CANDIDATES))
+        for arm in (DEFAULT, PLANNED, *OTHERS)
     ]
     heads = ["epsilon", "steps", "optimiser", "rate", "test perplexity", f"against {DEFAULT}"]
     note = (

@@ -8,7 +8,7 @@ from typing import Any
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
-from studies.runner.grid import Arm, Grid, Keys
+from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
@@ -50,7 +50,16 @@ def grids(work: Work) -> list[Grid]:
         Arm(name, {**mechanism, "privacy.rows_per_unit": k, "train.batch": size["rows"] / k}, rates)
         for name, k in ((PLAIN, 2), (CHOSEN, 1))
     )
-    grid = Grid("recipe", (size["text"],), bundled, users.keys(size["steps"]), arms, {}, {}, size["seeds"])
+    grid = Grid(
+        "recipe",
+        (size["text"],),
+        bundled,
+        users.keys(size["steps"], **OWN_OPTIMISER),
+        arms,
+        {},
+        {},
+        size["seeds"],
+    )
     return with_twins(grid, size["epsilons"], size["tuned"])
 
 

@@ -30,7 +30,7 @@ from confide.runs.job import prepared_data
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding
-from studies.runner.grid import TRIAL, Arm, Grid, Keys, nested
+from studies.runner.grid import OWN_OPTIMISER, TRIAL, Arm, Grid, Keys, nested
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, percent, perplexity, target
@@ -97,7 +97,9 @@ def grids(work: Work, suggested: Mapping[float, Keys]) -> list[Grid]:
 
     def grid(arms: Sequence[Arm], epsilons: Sequence[float], seeds: int = size["seeds"]) -> Grid:
         at = {EPSILON: tuple(epsilons)}
-        return Grid("suggestion", (TEXT,), bundled, users.keys(steps[0]), tuple(arms), at, at, seeds)
+        return Grid(
+            "suggestion", (TEXT,), bundled, users.keys(steps[0], **OWN_OPTIMISER), tuple(arms), at, at, seeds
+        )
 
     beside = [
         Arm(REFERENCE, middle, derived=spent),

@@ -9,7 +9,7 @@ from typing import Any
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
-from studies.runner.grid import NOTHING, Arm, Grid
+from studies.runner.grid import NOTHING, OWN_OPTIMISER, Arm, Grid
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import perplexity, target
@@ -47,7 +47,16 @@ def grids(work: Work) -> list[Grid]:
             "train.batch": size["users"][text],
         }
         arms = (Arm(ULS, keys, {"train.learning_rate": size["rates"]}),)
-        grid = Grid("user-level", (text,), bundled, users.keys(size["steps"]), arms, {}, {}, size["seeds"])
+        grid = Grid(
+            "user-level",
+            (text,),
+            bundled,
+            users.keys(size["steps"], **OWN_OPTIMISER),
+            arms,
+            {},
+            {},
+            size["seeds"],
+        )
         found += with_twins(grid, size["epsilons"], size["epsilons"])
     return found
 

@@ -22,7 +22,7 @@ RAW = {
     "data": {"train": "text.jsonl", "unit": "user", "max_length": 64},
     "privacy": {"mechanism": "uls", "epsilon": 3.0, "rows_per_unit": 2},
     "adapter": {"kind": "lora", "rank": 32},  # 32 is the default, as uls is
-    "train": {"steps": 10, "batch": 5, "checkpoint_every": 2, "micro_tokens": 512},
+    "train": {"steps": 10, "batch": 5, "optimizer": "adamw", "checkpoint_every": 2, "micro_tokens": 512},
     "run": "runs/x",
 }
 BOUND = {
@@ -49,6 +49,7 @@ def test_a_key_is_bound_to_the_settings_that_differ_from_their_defaults():
         changed("data", unit="sender"),
         changed("privacy", rows_per_unit=3),
         changed("train", seed=1),
+        changed("train", optimizer="tensor-adamw"),
         changed("adapter", rank=16),
         changed("adapter", kind="full"),
         RAW | {"model": "another/model"},
@@ -56,6 +57,14 @@ def test_a_key_is_bound_to_the_settings_that_differ_from_their_defaults():
 )
 def test_every_other_setting_gives_another_key(other):
     assert Run(check(other)).binding() != Run(check(RAW)).binding()
+
+
+def test_a_config_that_leaves_out_a_default_that_changed_has_another_key_than_before():
+    """Else a run of the former default and one of the new default would have the same noise."""
+    unstated = RAW | {"train": {name: value for name, value in RAW["train"].items() if name != "optimizer"}}
+    bound = json.loads(Run(check(unstated)).binding())
+    assert bound == BOUND | {"train": BOUND["train"] | {"optimizer": "tensor-adamw"}}
+    assert Run(check(unstated)).binding() == Run(check(changed("train", optimizer="tensor-adamw"))).binding()
 
 
 @pytest.mark.parametrize(

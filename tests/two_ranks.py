@@ -108,7 +108,8 @@ def steps(
 ) -> tuple[PrivateStep, list]:
     aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
-    optimisation = Optimisation(len(draws), 0.01, optimizer="adamw" if clip else "sgd")
+    kind = "sgd" if not clip else "tensor-adamw" if bands == 1 else "adamw"
+    optimisation = Optimisation(len(draws), 0.01, optimizer=kind)
     task = task_of(model)
     if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
         task = replace(task, packs_rows=ranks.several)

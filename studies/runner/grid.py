@@ -29,6 +29,9 @@ _OTHER_TARGETS = ("secret",)  # mechanisms whose noise follows from something el
 
 TRIAL = 0  # the run key of trials; those that count have 1, 2 ...
 NOTHING = "no training"
+_PAPERS_OPTIMISER = {"train.optimizer": "adamw"}
+OWN_OPTIMISER = {"train.optimizer": "tensor-adamw"}
+"""Confide's own, for studies of confide. All others have that of the papers unless they say so."""
 
 
 def _unchanged(keys: Keys) -> Keys:
@@ -193,6 +196,7 @@ def config(
             "data.unit": TEXTS[text].unit,
             "data.duplicates": False,
             "privacy.published_key": f"study {text} {seed}",
+            **_PAPERS_OPTIMISER,
             "train.checkpoint_every": 10**6,
             "train.micro_tokens": 2048,  # to measure what fits takes as long as some steps of a small model
             "train.eval_on_start": False,

@@ -107,7 +107,7 @@ BROKEN = [
     ("train.learning_rate", "fast", "train.learning_rate: 'fast' is not valid, must be a number above 0"),
     ("train.optimizer", "adam", "did you mean adamw?"),
     ("train.precision", "fp16", "train.precision: 'fp16' is not valid, must be one of float32, bf16"),
-    ("train.momentum", 0.9, "train.momentum: is an option of sgd, not of adamw"),
+    ("train.momentum", 0.9, "train.momentum: is an option of sgd, not of tensor-adamw"),
     ("train.warmup", 1000, "train.warmup: 1000 warm-up steps are more than the 500"),
     (
         "trust_remote_code",

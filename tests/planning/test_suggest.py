@@ -241,6 +241,20 @@ def test_where_the_fewest_steps_are_best_the_learning_rate_is_named(few):
     assert "lower learning rate" not in slow["reason"]
 
 
+def test_the_rate_of_the_rule_is_told_beside_that_of_the_ranking(few):
+    found = suggest(trains(config(), learning_rate=0.02, schedule="linear"), shape(), SIZE, count=1)
+    told = found["learning_rates"]
+    assert told["of_ranking"] == 0.02
+    assert told["steps"] == found["ranked"][0]["steps"]
+    assert told["by_rule"] == pytest.approx(best_rate(told["steps"], "linear"), rel=0.05)
+
+
+def test_of_adapters_the_rule_tells_no_rate(few):
+    raw = config().model_dump(mode="json", exclude_unset=True)
+    adapted = check(raw | {"adapter": {"kind": "lora"}}, "test")
+    assert suggest(adapted, shape(), SIZE, count=1)["learning_rates"] is None
+
+
 def test_the_other_mechanisms_have_no_rivals():
     settings = config(epsilon=8.0)
     redacted = settings.model_copy(

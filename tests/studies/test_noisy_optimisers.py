@@ -132,12 +132,6 @@ def test_without_noise_a_floored_moment_is_adamws():
     close(path(noisy.FlooredAdamW, betas=BETAS), START - RATE * np.cumsum(adam(GRADIENTS), 0))
 
 
-def test_a_tensor_has_one_moment():
-    moments = means((GRADIENTS**2).mean(axis=1, keepdims=True), BETAS[1])
-    steps = means(GRADIENTS, BETAS[0]) / np.sqrt(moments)
-    close(path(noisy.TensorMomentAdamW, betas=BETAS), START - RATE * np.cumsum(steps, 0))
-
-
 @pytest.mark.parametrize("pole", [0.0, 0.5])
 def test_low_pass_before_adamw(pole):
     passed = filtered(GRADIENTS, pole)
@@ -198,7 +192,6 @@ KINDS = {
     "low-pass": lambda p: noisy.LowPassAdamW(p, lr=RATE, betas=BETAS),
     "constant-moment": lambda p: noisy.ConstantMomentSGD(p, lr=RATE, momentum=0.3),
     "floored": lambda p: noisy.FlooredAdamW(p, lr=RATE, betas=BETAS),
-    "tensor-moment": lambda p: noisy.TensorMomentAdamW(p, lr=RATE, betas=BETAS),
     "DiSK": lambda p: noisy.KalmanAdamW(p, lr=RATE, steps=3, betas=BETAS),
     "Schedule-Free": lambda p: noisy.ScheduleFreeAdamW(p, lr=RATE, steps=3, betas=BETAS),
 }

@@ -184,6 +184,12 @@ def suggestions(found: dict[str, Any]) -> None:
             f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )
+    if rates := found["learning_rates"]:
+        print(
+            f"the ranking is for a learning rate of {rates['of_ranking']:g}; by the same rule the first one goes "
+            f"farthest at about {rates['by_rule']:g} ({rates['steps']} steps, {rates['schedule']} schedule). Its "
+            "constant is of the bundled model: with another, try half and twice the rate too"
+        )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():
         section, _, name = key.partition(".")

@@ -380,7 +380,7 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     if train.distributed == "fsdp" and train.optimizer == "adafactor":
         yield (
             "train.optimizer",
-            "adafactor needs whole parameters: use adamw or sgd with train.distributed: fsdp",
+            "adafactor needs whole parameters: use another optimizer with train.distributed: fsdp",
         )
     if train.momentum and train.optimizer != "sgd":
         yield "train.momentum", f"is an option of sgd, not of {train.optimizer}"

@@ -1,6 +1,12 @@
-"""The learning rate of a step, as a share of the peak: optimisers follow it, and correlated noise is made for it."""
+"""How noised gradients move the weights, for those who plan it: kinds of optimisers, and the learning rate by steps.
+
+Optimisers follow the learning rate, and correlated noise is made for it.
+"""
 
 import math
+
+ADAMS = ("tensor-adamw", "adamw")
+"""Values of `train.optimizer` whose steps have one length, whatever the gradient's."""
 
 
 def share_of_peak(step: int, steps: int, schedule: str = "constant", warmup: int = 0) -> float:

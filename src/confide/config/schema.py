@@ -344,15 +344,19 @@ class Train(Section):
         "constant", description="decay after the warm-up"
     )
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up, of each phase")
-    optimizer: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="what moves the weights")
+    optimizer: Literal["tensor-adamw", "adamw", "adafactor", "sgd"] = Field(
+        "tensor-adamw",
+        description="what moves the weights; tensor-adamw is AdamW with one second moment for each tensor where there "
+        "is noise, and plain AdamW where there is none",
+    )
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.0, description="decoupled weight decay"
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
     betas: tuple[Share, Share] | None = Field(
         None,
-        description="of adamw; default: 0.999 for squares, and for the mean 0.3 in runs of up to 100 steps, more in "
-        "longer ones, 0.9 from 700 steps on",
+        description="of both adamws; default: 0.999 for squares, and for the mean 0.3 in runs of up to 100 steps, more "
+        "in longer ones, 0.9 from 700 steps on",
         strict=False,
     )
     precision: Literal["float32", "bf16"] = Field(

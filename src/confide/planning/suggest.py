@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
 from confide.planning.cost import Size
 from confide.planning.plan import rival
@@ -152,14 +153,14 @@ def suggest(
             batch, steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the
             `settings` to run it. `correlated`: the `bands`, and the `sampling` that goes with them, with which the
             first would have the least noise in its weights, and how much, relative to its own; None if none would
-            have less.
+            have less. `learning_rates`: that of the ranking, and that of `best_rate`; None with adapters.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
     """
     if config.privacy.epsilon is None:
         raise InputError("privacy.epsilon: a suggestion needs a target; a stated noise_multiplier is none")
-    if config.train.optimizer != "adamw":
+    if config.train.optimizer not in ADAMS:
         raise InputError(
             "train.optimizer: the ranking follows the steps of adamw, which have one length whatever the gradient's; "
             f"of {config.train.optimizer} it knows nothing"
@@ -216,6 +217,24 @@ def suggest(
             for place, each in enumerate(found[:count], 1)
         ],
         "correlated": correlated,
+        "learning_rates": _rates(first, config),
+    }
+
+
+def _rates(first: Candidate, config: "Config") -> dict[str, Any] | None:
+    """Compare the learning rate of the ranking with that of the rule, for the steps of the first setting.
+
+    The rule's constant is of a model whose own weights train. Adapters bear other rates, so of them it says nothing.
+    """
+    if config.adapter.kind != "full":
+        return None
+    steps, schedule = first.mechanism.steps, config.train.schedule
+    by_rule = float(f"{best_rate(steps, schedule):.2g}")
+    return {
+        "of_ranking": config.train.learning_rate,
+        "by_rule": by_rule,
+        "steps": steps,
+        "schedule": schedule,
     }
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
 from confide.planning.suggest import gradients_in_noise
 from confide.privacy import mechanisms
@@ -44,7 +45,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         correlated noise, no noise.
     """
     mechanism = mechanisms.build(config)
-    known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer == "adamw"
+    known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer in ADAMS
     if not known or not chosen.noise_multiplier:
         return None
     times = math.sqrt(gradients_in_noise(mechanism, chosen.rows_per_unit, chosen.noise_per_gradient, size))

@@ -48,6 +48,8 @@ _FREE = {("run",), ("tracking",)} | {
         "distributed",
     )
 }
+_FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
+"""The first default of each setting whose default has changed."""
 
 
 # Files that mark a folder as a run's: the first of these is written before anything else.
@@ -225,7 +227,8 @@ class Run:
         The place of the text is left out, too, since the text is bound by its own digest. A setting at its
         default is left out, so that a setting that a later version adds changes no draw. A published key must
         give the same run everywhere. So for it, the place of a model's folder is left out, and so is whether a
-        program loads the model.
+        program loads the model. Where a default has changed, what is left out is the first one: a config that does
+        not state the setting is another one since then, and must not have the noise of the one before.
         """
         free: set[tuple[str, ...]] = {*_FREE, ("data", "train"), ("data", "eval")}
         if self.config.privacy.published_key is not None and is_local(self.config.model):
@@ -323,6 +326,7 @@ def _chosen(section: BaseModel, free: set[tuple[str, ...]], path: tuple[str, ...
         if place in free:
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = _FIRST.get(place, default)
         if isinstance(value, BaseModel):
             below = _chosen(value, free, place)
             if below or default is None:

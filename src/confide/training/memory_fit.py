@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from confide.clipping import ClippedSum
+from confide.config.schedule import ADAMS
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded
 from confide.privacy.correlated_noise import copies
@@ -32,10 +33,11 @@ PROBES = (2, 8)  # rows of the two measured passes
 def optimizer_copies(config: "Config") -> int:
     """Return how many float32 copies of the trainable weights training keeps, apart from the weights themselves.
 
-    These are the optimiser's states, the past noise that correlated noise needs, and the mean of the weights.
+    These are the optimiser's states, the past noise that correlated noise needs, and the mean of the weights. An upper
+    bound: `tensor-adamw` counts as plain AdamW, which takes its place where a step has no noise.
     """
     train = config.train
-    states = {"adamw": 2, "adafactor": 0, "sgd": 1 if train.momentum else 0}[train.optimizer]
+    states = 2 if train.optimizer in ADAMS else 1 if train.momentum else 0
     return states + copies(config.privacy.bands) + (train.average.kind != "none")
 
 

@@ -69,7 +69,7 @@ class Mechanism(ABC):
     divisor: float | None = None
     row_length: int = 128
     bands: int = 1
-    optimizer: str = "adamw"
+    optimizer: str = "tensor-adamw"
     schedule: str = "constant"
     warmup: int = 0
     histograms: Histograms | None = None
