@@ -330,7 +330,7 @@ def test_phase_1_draws_by_itself_and_phase_2_starts_an_optimiser_of_its_own(tmp_
     fine_tune(run, until=7)
     _, state = Job.of(run, _quiet()).trained()
     assert list(state["stages"]) == [1]
-    assert {int(value["step"]) for value in state["stages"][1]["optimizer"]["state"].values()} == {1}
+    assert {group["steps_taken"] for group in state["stages"][1]["optimizer"]["param_groups"]} == {1}
 
 
 def test_what_preparation_and_training_rest_on_is_the_same_policy(tmp_path):
