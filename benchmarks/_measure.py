@@ -20,6 +20,7 @@ from _methods import Method
 from confide.clipping import engine, slot, tap
 from confide.training import step as training
 from confide.training.tasks import Task
+from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.allocator import keep_freed_memory, set_thresholds
 
 
@@ -138,7 +139,7 @@ PARTS = {
     "collate": [(Task, "collate")],
     "forward": [(Task, "row_loss")],
     "backward": [(torch.Tensor, "backward")],
-    "optimiser": [(torch.optim.AdamW, "step")],
+    "optimiser": [(torch.optim.AdamW, "step"), (TensorAdamW, "step")],
     "taps": [(tap.Taps, "_enter"), (tap.Taps, "_leave"), (tap.Taps, "seal")],
     "norms": [(slot.Slot, "_measure")],
     "dense gradients": [(slot.Slot, "_fold")],

@@ -27,7 +27,7 @@ from confide.training.step import PrivateStep
 from confide.training.tasks import Batch, Task
 from confide.utils.memory import OutOfMemory
 
-OPTIMISATION = Optimisation(steps=1000, learning_rate=1e-4)
+OPTIMISATION = Optimisation(steps=1000, learning_rate=1e-4, optimizer="adamw")
 NOISE_MULTIPLIER = 1.0
 
 

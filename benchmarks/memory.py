@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         task,
         Same(rows),
         Aggregation(1.0, 1.0, 1.0),
-        Optimisation(5, 1e-3),
+        Optimisation(5, 1e-3, optimizer="adamw"),
         RunKey.from_text("benchmark"),
         micro_tokens=tokens,
     )

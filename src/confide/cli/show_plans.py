@@ -188,7 +188,8 @@ def suggestions(found: dict[str, Any]) -> None:
         print(
             f"the ranking is for a learning rate of {rates['of_ranking']:g}; by the same rule the first one goes "
             f"farthest at about {rates['by_rule']:g} ({rates['steps']} steps, {rates['schedule']} schedule). Its "
-            "constant is of the bundled model: with another, try half and twice the rate too"
+            "constant is of the bundled model and plain AdamW. Another model may want half or twice of it: try that "
+            "with `confide tune`, which counts its trials, or on public text"
         )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():

@@ -162,7 +162,8 @@ def suggest(
         raise InputError("privacy.epsilon: a suggestion needs a target; a stated noise_multiplier is none")
     if config.train.optimizer not in ADAMS:
         raise InputError(
-            "train.optimizer: the ranking follows the steps of adamw, which have one length whatever the gradient's; "
+            "train.optimizer: the ranking follows the steps of tensor-adamw and adamw, which have one length whatever "
+            "the gradient's; "
             f"of {config.train.optimizer} it knows nothing"
         )
     own = mechanisms.build(config)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from confide.distributed.sharding import whole
+from confide.utils.errors import InputError
 
 _EPSILON = 1e-8  # as in torch's AdamW
 
@@ -17,8 +18,8 @@ class TensorAdamW(torch.optim.Optimizer):
 
     That number is the root of the mean of their squares, over past steps too. Noise is alike on all elements of a
     gradient. Where it outweighs what is learnt, AdamW's own second moments all estimate one number (Tang et al. 2024),
-    each from few squares, and what they differ by is chance. The mean of a tensor's squares has next to none of it, and
-    needs no memory. Where gradients outweigh the noise, a tensor's steps still have the length that the learning rate
+    each from few squares, and they differ only by chance. The mean of a tensor's squares hardly varies by chance, and
+    takes no memory. Where gradients outweigh the noise, a tensor's steps still have the length that the learning rate
     says. `confide study optimisers` compares the two.
 
     One second moment for many elements is the idea of Adam-mini (Zhang et al. 2024), whose blocks are parts of tensors.
@@ -52,8 +53,14 @@ class TensorAdamW(torch.optim.Optimizer):
                     self.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": square}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step with the gradients that are there."""
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take a step with the gradients that are there.
+
+        Raises:
+            InputError: a closure is given, which would compute gradients that nobody has noised.
+        """
+        if closure is not None:
+            raise InputError("optimizer: it takes one gradient a step, and no closure")
         self.allocate()
         for group in self.param_groups:
             group["steps_taken"] += 1
@@ -68,8 +75,10 @@ def _move(
     (first, second), rate, steps = group["betas"], group["lr"], group["steps_taken"]
     mean, square = state["exp_avg"], state["exp_avg_sq"]
     mean.lerp_(gradient, 1 - first)
-    norm = whole(torch.linalg.vector_norm(gradient))  # of all ranks' parts
-    square.lerp_(norm.square() / gradient.numel(), 1 - second)
+    # Row by row, of all ranks' parts: on a CPU one sum over tens of millions of float32 squares is percents too small.
+    norms = whole(torch.linalg.vector_norm(gradient, dim=-1))
+    square.lerp_(norms.square().sum() / max(1, gradient.numel()), 1 - second)
     root = (square / (1 - second**steps)).sqrt() + _EPSILON
-    parameter.mul_(1 - rate * group["weight_decay"])
+    if group["weight_decay"]:
+        parameter.mul_(1 - rate * group["weight_decay"])
     parameter.addcdiv_(mean, root, value=-rate / (1 - first**steps))
