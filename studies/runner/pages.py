@@ -131,8 +131,8 @@ def _findings(entries: Sequence[Entry]) -> str:
         "claims and bounds stayed as they were.",
         "",
         "Arms of one run key have the same draws and the same noise, so that these drop out of differences. What is "
-        "dated before 2026-11-28 was measured before that was so, but for `adaptive` and `optimisers`: there arms "
-        "drew on their own, and intervals are wider.",
+        "dated before 2026-11-28 was measured before that was so, but for `adaptive`, `optimisers` "
+        "and the newsgroup posts of `group-or-user`: there arms drew on their own, and intervals are wider.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
