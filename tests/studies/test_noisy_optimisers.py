@@ -11,25 +11,23 @@ from confide.training.optimisation import Optimisation
 from confide.utils.errors import InputError
 from studies import noisy_optimisers as noisy
 from tests import small
+from tests.training import test_tensor_adamw
 from tests.training.test_step import some_draw, step_of
+from tests.training.test_tensor_adamw import GRADIENTS, START
 
-GRADIENTS = np.array([[0.5, -1.0], [0.25, 3.0], [-2.0, 0.125]])
 BETAS = (0.3, 0.9)
 RATE = 0.1
-START = np.array([1.0, -2.0])
 
 
 def path(kind, gradients=GRADIENTS, noise_std=0.0, **settings):
     """The weights of the model after each step, float64[steps, 2]."""
-    parameter = torch.nn.Parameter(torch.tensor(START, dtype=torch.float32))
-    optimizer = kind([parameter], lr=RATE, **settings)
-    optimizer.param_groups[0]["noise_std"] = noise_std
-    found = []
-    for gradient in gradients:
-        parameter.grad = torch.tensor(gradient, dtype=torch.float32)
-        optimizer.step()
-        found.append(parameter.detach().double().numpy().copy())
-    return np.array(found)
+
+    def told(parameters):
+        optimizer = kind(parameters, lr=RATE, **settings)
+        optimizer.param_groups[0]["noise_std"] = noise_std
+        return optimizer
+
+    return test_tensor_adamw.path(told, gradients)
 
 
 def means(values, beta):

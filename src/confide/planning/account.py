@@ -20,7 +20,7 @@ from confide.privacy.accounting.calibration import MOST_STEPS
 from confide.privacy.guarantee import PRIORS, WORLDS, weaknesses
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.mechanisms.histogram_rules import composition_errors
+from confide.privacy.mechanisms.histogram_rules import accounting_errors
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
 from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep
 from confide.privacy.mechanisms.values import DrawSettings
@@ -53,6 +53,7 @@ _OPTIONS = {
     "privacy.bands": "--bands",
     "privacy.rows_per_unit": "--rows-per-unit",
     "privacy.histograms.noise_multiplier": "--histograms",
+    "privacy.histograms.of": "--histograms",
     "privacy.histograms": "--histograms",
 }
 Unknown = Literal["noise_multiplier", "epsilon", "steps", "delta"]
@@ -309,9 +310,8 @@ def _check(asked: Asked) -> None:
         if value not in allowed:
             raise InputError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
     if asked.histograms is not None:
-        if not mechanisms.find(asked.process).counts:
-            raise InputError(f"--histograms: are counted under uls and dp-sgd, not under {asked.process}")
-        for key, sentence in composition_errors(asked.adjacency, asked.sampling):
+        kind = mechanisms.find(asked.process)
+        for key, sentence in accounting_errors(kind, asked.adjacency, asked.sampling):
             raise InputError(f"{key}: {sentence}")
     _check_counts(asked)
 

@@ -118,14 +118,14 @@ def log_progress(steps: int, ratio: float, squared_rate: float, walk: float = WA
     return math.log(steps) - math.log1p(ratio) / 2 - walk * steps * squared_rate
 
 
-def best_rate(steps: int, schedule: str, walk: float = WALK) -> float:
+def best_rate(steps: int, schedule: str) -> float:
     """Compute the peak learning rate with which so many noised steps go farthest, by the rule that ranks settings.
 
     *An estimate*: in T steps the weights go T times the rate, times exp(-walk T s rate^2), where s is the mean square
     of the schedule. That is most at 1 / sqrt(2 walk T s). `confide study optimisers` tries it on a model that the
     constant was not fitted to.
     """
-    return 1 / math.sqrt(2 * walk * steps * SQUARES[schedule])
+    return 1 / math.sqrt(2 * WALK * steps * SQUARES[schedule])
 
 
 def suggest(

@@ -26,8 +26,8 @@ def histogram_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator
                 "nothing is counted: say what, in privacy.histograms.of",
             )
         return
+    yield from accounting_errors(mechanism, privacy.adjacency or mechanism.compares, privacy.sampling)
     if not mechanism.counts:
-        yield of, f"are counted under uls and dp-sgd, not under {mechanism.name}"
         return
     if len(set(asked.of)) < len(asked.of):
         yield of, "names one twice"
@@ -41,7 +41,6 @@ def histogram_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator
         yield "data.eval_within", "holds out rows of documents, and privacy.histograms counts whole ones"
     if "conditions" in asked.of:
         yield from _of_conditions(config)
-    yield from composition_errors(privacy.adjacency or mechanism.compares, privacy.sampling)
     if "lengths" in asked.of and mechanism.draws == "rows":
         yield (
             of,
@@ -54,9 +53,13 @@ def histogram_errors(mechanism: "type[Mechanism]", config: "Config") -> Iterator
         )
 
 
-def composition_errors(adjacency: str, sampling: str) -> Iterator[tuple[str, str]]:
+def accounting_errors(
+    mechanism: "type[Mechanism]", adjacency: str, sampling: str
+) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) where histograms and steps cannot be accounted together."""
-    if adjacency == "replace-one" and sampling not in _EXACT:
+    if not mechanism.counts:
+        yield "privacy.histograms.of", f"are counted under uls and dp-sgd, not under {mechanism.name}"
+    elif adjacency == "replace-one" and sampling not in _EXACT:
         yield (
             "privacy.sampling",
             f"{sampling} under replace-one does not compose exactly with privacy.histograms: use poisson",
