@@ -41,7 +41,7 @@ _SMALL: dict[str, Any] = {
     "copies": (10, 100, 1000),
     "each": 8,
     "digits": 6,
-    "seeds": 3,
+    "seeds": 5,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL

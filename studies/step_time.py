@@ -23,7 +23,7 @@ from confide.runs.job import Job
 from confide.training.phases import PhaseRunner
 from confide.utils.chart import Panel, panels_svg
 from studies.runner.findings import Finding, slopes
-from studies.runner.rows import version
+from studies.runner.rows import device, version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 
 NONE, GROUP, ULS = "no privacy", "group privacy", "user-wise DP-SGD"
@@ -68,7 +68,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 def measure(work: Work) -> list[Row]:
     size = _SIZES[work.scale]
     columns = {"study": STUDY.name, "scale": str(work.scale), **version(), "model": size["model"]}
-    columns |= {"device": _device(), "threads": torch.get_num_threads()}
+    columns |= {**device(), "threads": torch.get_num_threads()}
     columns |= {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}  # before the first step
     of_arms = {arm: _steps(work, arm, size["rows"] // size["k"], size["k"]) for arm in ARMS}
     found = [
@@ -80,10 +80,6 @@ def measure(work: Work) -> list[Row]:
     for row in in_turns(of_k, size["seeds"], size["turns"], "k"):
         found.append(columns | row | {"what": OF_K, "arm": ULS, "rows": size["users"] * row["k"]})
     return found
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 def in_turns(runners: Mapping[Any, Any], seeds: int, turns: int, column: str) -> list[Row]:

@@ -30,7 +30,7 @@ from confide.synthesis.leaks import canary_marks, counted
 from confide.synthesis.sampling import Asked, planned, seed_of
 from studies.runner.findings import Finding, interval, paired
 from studies.runner.grid import OWN_OPTIMISER, Arm, Grid
-from studies.runner.models import bundled
+from studies.runner.models import own
 from studies.runner.planted import generator
 from studies.runner.released import released
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -57,13 +57,17 @@ _SMALL: dict[str, Any] = {
     "times": TIMES,
     "documents": 2000,
     "tokens": 64,
+    "at_once": 50,
+    "micro_tokens": 2048,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
     | {"steps": 1, "batch": 4.0, "rates": (1e-3,), "epsilons": (8.0, math.inf), "seeds": 1}
     | {"documents": 18, "tokens": 3, "canaries": 8, "times": 1},
     Scale.SMALL: _SMALL,
-    Scale.FULL: _SMALL | {"steps": 500, "batch": 512.0, "documents": 10_000, "tokens": 128, "seeds": 5},
+    Scale.FULL: _SMALL
+    | {"steps": 200, "batch": 512.0, "rates": (5e-4, 1e-3, 2e-3, 4e-3)}
+    | {"documents": 10_000, "at_once": 500, "micro_tokens": 32_768},
 }
 
 
@@ -73,7 +77,7 @@ class Writes:
 
     documents: int
     tokens: int
-    batch: int = 50
+    at_once: int
 
     def __call__(self, run: Run, outcome: Outcome) -> Row:
         key = run.config.privacy.published_key or ""
@@ -108,7 +112,7 @@ class Writes:
         quotas = Asked(self.documents, tuple(TOPICS)).quotas()
         with released(run) as job:
             voice = Voice("the model", job.model, Prompter(job.tokenizer, options))
-            for batch in planned(quotas, 0, self.batch):
+            for batch in planned(quotas, 0, self.at_once):
                 values = conditions.listed[batch.prompt]
                 said = voice.several(conditions.prefix(values), batch.size, seed_of(0, batch.number))
                 texts += [each.text for each in said]
@@ -152,7 +156,7 @@ def measure(work: Work) -> list[Row]:
 
 def model(work: Work) -> Path:
     """Return the bundled model; at `tiny` stories260K, with the padding that a classifier needs named in its config."""
-    found = bundled(work)
+    found = own(work)
     if work.scale is not Scale.TINY:
         return found
     named = work.folder / "models" / "stories260K-padded"
@@ -177,6 +181,7 @@ def grids(work: Work) -> Iterator[Grid]:
         "train.steps": size["steps"],
         "train.batch": size["batch"],
         "train.schedule": "linear",
+        "train.micro_tokens": size["micro_tokens"],
     }
     writes = {
         "data.condition": "topic",
@@ -187,7 +192,7 @@ def grids(work: Work) -> Iterator[Grid]:
     }
     direct = {"task": "classification", "data.label": "topic", "privacy.selection": "random"}
     options = {"train.learning_rate": size["rates"]}
-    look = Writes(size["documents"], size["tokens"])
+    look = Writes(size["documents"], size["tokens"], size["at_once"])
     for arm in (Arm(WRITES, writes, options, look=look), Arm(DIRECT, direct, options)):
         yield Grid(
             STUDY.name,

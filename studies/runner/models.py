@@ -91,6 +91,11 @@ def bundled(work: Work) -> Path:
     return stories(work) if work.scale is not Scale.SMALL else Path(BUNDLED)
 
 
+def own(work: Work) -> Path:
+    """Return the bundled model's name, at `full` too, for studies of confide alone; stories260K at `tiny`."""
+    return stories(work) if work.scale is Scale.TINY else Path(BUNDLED)
+
+
 def gemma(work: Work, settings: Mapping[str, int]) -> Path:
     """Return the config.json of a small Gemma-2, to be trained from scratch, for the bundled tokenizer.
 

@@ -80,6 +80,7 @@ def entry(
         "command": command(study, scale, text),
         "text": text,
         "versions": sorted({row["version"] for row in rows if row.get("version")}),
+        "devices": sorted({row["device"] for row in rows if row.get("device")}),
         "date": date,
     }
 

@@ -42,6 +42,7 @@ class Text:
         documents: reads the file's lines.
         most: how many documents are read at `small`; None for all. Of these, validation and test have two of a unit.
         of_unit: how many documents of a unit are read at `small`; None for all.
+        of_unit_at_full: the same at `full`.
         tiny: how many documents are read at `tiny`; the training part then has two of a unit, if `of_unit` is given.
         held_out: how many documents validation and test have at `small`, each.
     """
@@ -53,6 +54,7 @@ class Text:
     documents: Callable[[IO[str]], Iterator[Document]]
     most: int | None = None
     of_unit: int | None = None
+    of_unit_at_full: int | None = None
     tiny: int = 200
     held_out: int = 160
 
@@ -61,11 +63,9 @@ class Text:
         most = {Scale.TINY: self.tiny, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
         held_out = {Scale.TINY: 8, Scale.SMALL: self.held_out, Scale.FULL: None}[work.scale]
         read = f"{Path(self.source).parts[0]}{self.documents.__name__}"
-        folder = (
-            work.folder
-            / "texts"
-            / "-".join(str(part or "all") for part in (read, most, self.of_unit, held_out))
-        )
+        of_unit = self.of_unit_at_full if work.scale is Scale.FULL else self.of_unit
+        name = "-".join(str(part or "all") for part in (read, most, of_unit, held_out))
+        folder = work.folder / "texts" / name
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
         if not folder.exists():
             source, building = self._source(work), folder.with_name(f".{folder.name}.new")
@@ -96,8 +96,10 @@ class Text:
                     in_all, of_one = (
                         (None, most_of_unit) if part == "train" else (held_out, _HELD_OUT_OF_UNIT)
                     )
-                    if _is_full(of_part[part], in_all) or _is_full(of_unit[unit], of_one):
-                        continue
+                else:
+                    in_all, of_one = None, self.of_unit_at_full
+                if _is_full(of_part[part], in_all) or _is_full(of_unit[unit], of_one):
+                    continue
                 of_part[part] += 1
                 of_unit[unit] += 1
                 files[part].write(json.dumps(document) + "\n")
@@ -264,6 +266,7 @@ TEXTS = {
         _posts,
         60_000,  # all: they lie there by sender
         of_unit=60,
+        of_unit_at_full=60,
     ),
     "abstracts": Text(
         "abstracts of arXiv, each its own unit",

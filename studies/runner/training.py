@@ -23,9 +23,9 @@ from confide.runs.folder import Run
 from confide.runs.given import Given
 from confide.runs.job import Job
 from confide.runs.loop import Outcome, fine_tune
-from confide.runs.provenance import code_version
 from confide.utils.console import Console
 from confide.utils.files import write_text
+from studies.runner.rows import device, version
 from studies.runner.study import Row, Work
 
 Look = Callable[[Run, Outcome], Row]
@@ -138,7 +138,7 @@ class Trained:
                 }
             if self.look is not None:
                 measured |= self.look(run, outcome)
-        measured |= {"seconds": round(time.monotonic() - began, 1), "version": code_version()}
+        measured |= {"seconds": round(time.monotonic() - began, 1), **version(), **device()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured
 

@@ -98,4 +98,8 @@ def settings(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> str:
 def chosen(rows: Sequence[Row]) -> str:
     """Write the settings that rows were made with, each once."""
     found = {row["settings"] for row in rows}
-    return "; ".join(", ".join(f"{value:g}" for value in json.loads(each).values()) for each in sorted(found))
+    return "; ".join(", ".join(map(_written, json.loads(each).values())) for each in sorted(found))
+
+
+def _written(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

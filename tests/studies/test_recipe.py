@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies.recipe import CHOSEN, PLAIN
+from studies.recipe import CHOSEN, EPOCHS, PLAIN
 from studies.runner import twins
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import NOTHING
@@ -50,18 +50,27 @@ def test_both_recipes_spend_as_much_and_twins_are_tuned_with_as_many_trials(tmp_
     assert {arm.name for arm in bare.arms} == {PLAIN + TUNED, CHOSEN + TUNED}
 
 
-def outcome(plain, chosen, tuned):
+def outcome(plain, chosen, tuned, epochs=None):
     made = {}
-    for arm, loss in ((PLAIN, plain), (CHOSEN, chosen)):
-        made |= {(arm, 3.0): loss, (arm, 8.0): loss, (arm, math.inf): 5.0, (arm + TUNED, math.inf): tuned}
+    for arm, loss in ((PLAIN, plain), (CHOSEN, chosen), (EPOCHS, epochs)):
+        if loss is not None:
+            made |= {(arm, 3.0): loss, (arm, 8.0): loss, (arm, math.inf): 5.0, (arm + TUNED, math.inf): tuned}
     return rows(made)
 
 
+@pytest.mark.parametrize("scale", [Scale.SMALL, Scale.FULL])
+def test_all_ways_of_the_recipe_ask_for_as_many_rows(tmp_path, scale):
+    for grid in recipe.grids(Work(None, tmp_path, scale)):
+        assert len({arm.keys["train.batch"] * arm.keys["privacy.rows_per_unit"] for arm in grid.arms}) == 1
+
+
 def test_claims_of_the_recipe_follow_the_outcome():
-    found = judged(recipe.findings(outcome(plain=5.6, chosen=5.3, tuned=4.95)))
-    assert [each.verdict for each in found] == [REPRODUCED] * 5
+    found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95)))
+    assert [each.verdict for each in found] == [REPRODUCED] * 7
     found = judged(recipe.findings(outcome(plain=5.3, chosen=5.6, tuned=5.2)))
-    assert [each.verdict for each in found] == [NOT_REPRODUCED] * 5
+    assert [each.verdict for each in found] == [NOT_REPRODUCED] * 7
+    found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95, epochs=5.0)))
+    assert [each.verdict for each in found] == [REPRODUCED] * 9
 
 
 def user_rows(many, few):
@@ -77,3 +86,23 @@ def test_claims_of_user_level_training_follow_the_outcome():
     assert [each.verdict for each in found] == [REPRODUCED] * 5
     found = judged(user_level.findings(user_rows(7.5, 7.1)))
     assert [each.verdict for each in found] == [NOT_REPRODUCED] * 5
+
+
+def test_a_gain_is_held_against_the_best_way_without_privacy():
+    """A way that is bad without privacy must not make its private runs look good."""
+    found = rows(
+        {
+            (user_level.ULS, 8.0): 6.0,
+            (user_level.OFTEN, 8.0): 6.2,
+            (user_level.ULS, math.inf): 5.5,
+            (user_level.OFTEN, math.inf): 5.0,
+            (user_level.ULS + TUNED, math.inf): 5.5,
+            (user_level.OFTEN + TUNED, math.inf): 4.0,
+        },
+        user_level.FEW,
+    )
+    assert user_level.best_twin(found, user_level.FEW) == user_level.OFTEN + TUNED
+    share = next(
+        each.finding for each in judged(user_level.findings(found)) if each.finding.family == "share"
+    )
+    assert share.values == pytest.approx((1 / 3,) * 3, abs=1e-3)
