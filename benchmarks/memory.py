@@ -48,7 +48,8 @@ class Same:
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
     torch.manual_seed(0)
     shape = SHAPES[args.shape]()
-    held = transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
+    with torch.device(args.device):
+        held = transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
     held.save_pretrained(folder)
     del held
     gc.collect()

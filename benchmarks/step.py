@@ -107,7 +107,8 @@ def setting(args: argparse.Namespace) -> Setting:
     """The model with its adapter, and rows of random tokens, frequent ones more often, as in text."""
     torch.manual_seed(0)
     config = SHAPES[args.shape]()
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.device(args.device):  # a billion weights take a CPU most of a minute to draw
+        model = transformers.AutoModelForCausalLM.from_config(config)
     model = adapters.adapt(model, Adapter(kind=args.train, rank=32), "causal-lm").to(args.device)
     vocabulary = config.vocab_size
     extra = frozenset(models.accepted(model))

@@ -346,6 +346,7 @@ STUDY = Study(
     tables=tables,
     minutes=90,
     deviations="The bundled model of 5.3 million weights, trained whole, in place of GPT-2; invented mails in place of "
-    "reviews; 2,000 documents of at most 64 tokens. Whole customers are protected, in place of single texts.",
+    "reviews; 2,000 documents of at most 64 tokens, 10,000 at `full`. Whole customers are protected, not single "
+    "texts.",
     reads=("20newsgroups",),
 )

@@ -55,7 +55,7 @@ _SMALL: dict[str, Any] = {
     "rates": (2e-3, 5e-3),
     "epsilons": (1.0, 8.0),
     "tuned": (1.0, 8.0),
-    "seeds": 3,
+    "seeds": 5,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL

@@ -57,6 +57,12 @@ def draw(chosen: Study, rows: Sequence[Row], folder: Path) -> None:
         write_text(folder / f"{plot.name}.svg", plot.svg)
 
 
+def _on(entry: Entry) -> str:
+    """Name the GPU that measured; a CPU is what the reader expects."""
+    gpus = [name for name in entry["devices"] if name != "CPU"]
+    return f", on an {' and an '.join(gpus)}" if gpus else ""
+
+
 def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str:
     """Return a study's part of a page: findings, tables, and how they were made."""
     lines = [f"## {chosen.name}", "", chosen.question, ""]
@@ -73,7 +79,7 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str
         first = entries[0]
         lines += [
             "",
-            f"Made by `{first['command']}` on {first['date']}, confide {', '.join(first['versions'])}.",
+            f"Made by `{first['command']}` on {first['date']}, confide {', '.join(first['versions'])}{_on(first)}.",
             "",
         ]
     lines += [table.markdown() for table in chosen.tables(rows)]
@@ -130,9 +136,9 @@ def _findings(entries: Sequence[Entry]) -> str:
         "rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
         "claims and bounds stayed as they were.",
         "",
-        "Arms of one run key have the same draws and the same noise, so that these drop out of differences. What is "
-        "dated before 2026-11-28 was measured before that was so, but for `adaptive`, `optimisers` "
-        "and the newsgroup posts of `group-or-user`: there arms drew on their own, and intervals are wider.",
+        "Arms of one run key have the same draws and the same noise, so that these drop out of differences. `user-k`, "
+        "`mask-token` and the articles of `user-selection` and `els-uls` were measured before that was so: there arms "
+        "drew on their own, and intervals are wider.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",

@@ -21,14 +21,20 @@ EPSILON = "privacy.epsilon"
 TUNED = ", tuned without privacy"
 
 
-def with_twins(grid: Grid, epsilons: Sequence[float], tuned: Sequence[float]) -> list[Grid]:
-    """Return a grid at some epsilons and without privacy, and one of arms that are tuned without privacy."""
+def with_twins(
+    grid: Grid, epsilons: Sequence[float], tuned: Sequence[float], tunes_twins: bool = True
+) -> list[Grid]:
+    """Return a grid at some epsilons and without privacy, and one of arms that are tuned without privacy.
+
+    Args:
+        tunes_twins: False for the first alone.
+    """
     bare = (math.inf,)
     arms = tuple(replace(arm, name=arm.name + TUNED) for arm in grid.arms)
-    return [
-        replace(grid, at={EPSILON: (*epsilons, *bare)}, tuned_at={EPSILON: tuple(tuned)}),
-        replace(grid, arms=arms, at={EPSILON: bare}, tuned_at={EPSILON: bare}),
-    ]
+    found = [replace(grid, at={EPSILON: (*epsilons, *bare)}, tuned_at={EPSILON: tuple(tuned)})]
+    if tunes_twins:
+        found.append(replace(grid, arms=arms, at={EPSILON: bare}, tuned_at={EPSILON: bare}))
+    return found
 
 
 def without_repeats(rows: Sequence[Row]) -> list[Row]:
@@ -48,6 +54,16 @@ def base(rows: Sequence[Row], text: str) -> float:
     return next(float(row["loss"]) for row in rows if (row["text"], row["arm"]) == (text, NOTHING))
 
 
+def best_twin(rows: Sequence[Row], text: str) -> str:
+    """Return the arm that is best on the test without privacy, with whatever settings: a gain is held against it."""
+    bare = {
+        str(row["arm"])
+        for row in rows
+        if (row["text"], row["part"], row[EPSILON]) == (text, "test", math.inf) and row["arm"] != NOTHING
+    }
+    return min(sorted(bare), key=lambda arm: mean(users.at(rows, text, arm, math.inf).values()))
+
+
 def gained(
     rows: Sequence[Row], text: str, arm: str, epsilon: float, twin: str | None = None
 ) -> dict[int, float]:
@@ -62,8 +78,10 @@ def gained(
 
 
 def percents(found: Mapping[int, float]) -> str:
-    """Write shares by run key as a mean with its interval."""
+    """Write shares by run key as a mean with its interval, or that there are none."""
     values = tuple(found.values())
+    if not values:
+        return "not measured"
     middle = f"{mean(values):.0%}"
     if len(values) < 2:
         return middle
