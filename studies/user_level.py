@@ -49,8 +49,8 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.FULL: {"epsilons": (8.0,), "seeds": 5, "micro_tokens": 32_768},
 }
 
-# At `full`: the customers of `confide quickstart` as it trains on them, and senders in two ways of the same compute.
-# Numbers of steps and rows were found by a search on held-out senders with the run key of trials.
+# At `full`: customers and steps of `confide quickstart`, which draws each once an epoch; and senders in two ways of about
+# the same compute, 13,968 and 12,000 rows. How many steps was found by a search on held-out senders.
 _CUSTOMERS: Keys = {
     "train.batch": 192.0,
     "privacy.rows_per_unit": 1,
@@ -239,7 +239,7 @@ STUDY = Study(
     tables=tables,
     minutes=80,
     deviations="The bundled base model, trained whole. At `small` posts of thousands of senders, and mail of a "
-    "hundred; at `full`, which a GPU does in minutes, the customers of `confide quickstart` as it trains on them, and "
+    "hundred; at `full`, which a GPU does in minutes, the customers and steps of `confide quickstart`, and "
     "the mail with fewer steps of more rows. How many was searched for with the run key of trials on mail of the "
     "held-out senders, those of the test among them.",
     reads=("20newsgroups", "wikitext-2", "enron-sent"),

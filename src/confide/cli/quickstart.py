@@ -47,7 +47,13 @@ def config(folder: Path) -> Config:
                 "eval": 0.03,
                 "max_length": 32,
             },
-            "privacy": {"mechanism": "uls", "epsilon": 8.0, "rows_per_unit": 1, "selection": "random-chunk"},
+            "privacy": {
+                "mechanism": "uls",
+                "epsilon": 8.0,
+                "rows_per_unit": 1,
+                "selection": "random-chunk",
+                "sampling": "bins",
+            },
             "train": {
                 "steps": 24,
                 "batch": 192.0,
