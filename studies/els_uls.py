@@ -26,7 +26,7 @@ _SMALL: dict[str, Any] = {
     "rates": (2e-3, 5e-3),
     "epsilons": (1.0, 4.0, 16.0, 64.0),
     "tuned": (1.0, 8.0),
-    "seeds": 5,
+    "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL

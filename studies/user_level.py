@@ -49,8 +49,8 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.FULL: {"epsilons": (8.0,), "seeds": 5, "micro_tokens": 32_768},
 }
 
-# At `full`: customers and steps of `confide quickstart`, which draws each once an epoch; and senders in two ways of about
-# the same compute, 13,968 and 12,000 rows. How many steps was found by a search on held-out senders.
+# At `full`: customers and steps of `confide quickstart`, which draws each once an epoch; and senders in two ways of
+# about the same compute, 13,968 and 12,000 rows. How many steps was found by a search on held-out senders.
 _CUSTOMERS: Keys = {
     "train.batch": 192.0,
     "privacy.rows_per_unit": 1,
