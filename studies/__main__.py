@@ -31,7 +31,7 @@ def main(
     listed: Annotated[bool, typer.Option("--list", help="list the studies and end")] = False,
     every: Annotated[bool, typer.Option("--all", help="run all studies, one after the other")] = False,
     scale: Annotated[
-        Scale, typer.Option(help="tiny: seconds; small: about an hour; full: the paper's")
+        Scale, typer.Option(help="tiny: seconds; small: about an hour; full: the paper's, or for a GPU")
     ] = Scale.SMALL,
     data: Data = None,
     folder: Folder = Path("runs/studies"),

@@ -58,9 +58,8 @@ def draw(chosen: Study, rows: Sequence[Row], folder: Path) -> None:
 
 
 def _on(entry: Entry) -> str:
-    """Name the GPU that measured; a CPU is what the reader expects."""
-    gpus = [name for name in entry["devices"] if name != "CPU"]
-    return f", on an {' and an '.join(gpus)}" if gpus else ""
+    """Name what measured, unless it was a CPU alone, as the reader expects."""
+    return "" if entry["devices"] in ([], ["CPU"]) else f", on: {', '.join(entry['devices'])}"
 
 
 def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str:

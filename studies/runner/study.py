@@ -21,7 +21,8 @@ class Scale(StrEnum):
     """How much is run.
 
     `tiny` shows in seconds that a study works, and its figures mean nothing. `small` is what two cores do in about an
-    hour, and what the pages show. `full` has the paper's model and data.
+    hour. `full` has the paper's model and data; in studies of confide alone, the bundled model at a size that a GPU
+    does in minutes. The pages show what was recorded.
     """
 
     TINY = "tiny"

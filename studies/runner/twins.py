@@ -61,7 +61,8 @@ def best_twin(rows: Sequence[Row], text: str) -> str:
         for row in rows
         if (row["text"], row["part"], row[EPSILON]) == (text, "test", math.inf) and row["arm"] != NOTHING
     }
-    return min(sorted(bare), key=lambda arm: mean(users.at(rows, text, arm, math.inf).values()))
+    losses = {arm: mean(users.at(rows, text, arm, math.inf).values()) for arm in sorted(bare)}
+    return min((arm for arm in losses if math.isfinite(losses[arm])), key=lambda arm: losses[arm])
 
 
 def gained(
