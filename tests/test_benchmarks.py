@@ -269,3 +269,14 @@ def test_a_unit_graph_is_measured_at_each_size(tmp_path):
     space = "{http://www.w3.org/2000/svg}"
     titles = [text.text for text in ElementTree.parse(picture).iter(f"{space}text")]
     assert "Peak memory, MiB, 3 owners a row" in titles
+
+
+def test_the_rule_for_rates_is_held_against_every_way_that_was_tried() -> None:
+    said = subprocess.run(
+        [sys.executable, BENCHMARKS / "rate_rule.py"], capture_output=True, text=True, check=True
+    )
+    _, _, *lines = said.stdout.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {study for study, *_ in cells} == {"recipe", "user-level", "synthetic"}
+    for *_, nearest, best, lost in cells:
+        assert (lost == "0.0%") == (nearest == best)
