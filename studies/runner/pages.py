@@ -135,9 +135,8 @@ def _findings(entries: Sequence[Entry]) -> str:
         "rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
         "claims and bounds stayed as they were.",
         "",
-        "Arms of one run key have the same draws and the same noise, so that these drop out of differences. `user-k`, "
-        "`mask-token` and the articles of `user-selection` and `els-uls` were measured before that was so: there arms "
-        "drew on their own, and intervals are wider.",
+        "Arms of one run key have the same draws and the same noise, so that these drop out of differences. `user-k` "
+        "and `mask-token` were measured before that was so: there arms drew on their own, and intervals are wider.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
