@@ -29,12 +29,12 @@ from confide.synthesis.classifier import features, predictions, rarity, weighed
 from confide.synthesis.leaks import canary_marks, counted
 from confide.synthesis.sampling import Asked, planned, seed_of
 from studies.runner.findings import Finding, interval, paired
-from studies.runner.grid import OWN_OPTIMISER, Arm, Grid
+from studies.runner.grid import NOTHING, OWN_OPTIMISER, Arm, Grid
 from studies.runner.models import own
 from studies.runner.planted import generator
 from studies.runner.released import released
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.tables import target
+from studies.runner.tables import perplexity, target
 
 TEXT, EPSILON = "helpdesk", "privacy.epsilon"
 WRITES, DIRECT = "writes text", "classifies"
@@ -290,7 +290,13 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    heads = ["epsilon", "by synthetic text", "trained directly", "by as much real text, no privacy"]
+    heads = [
+        "epsilon",
+        "perplexity of real mails",
+        "by synthetic text",
+        "trained directly",
+        "by as much real text, no privacy",
+    ]
     heads += [
         "by half of the text, picked by clusters",
         "by half of it, at random",
@@ -300,6 +306,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     cells = [
         [
             target(epsilon),
+            perplexity(by_key(rows, WRITES, "loss", epsilon)),
             shares(by_key(rows, WRITES, "by synthetic", epsilon).values()),
             shares(by_key(rows, DIRECT, "accuracy", epsilon).values()),
             shares(by_key(rows, WRITES, "by real", epsilon).values()),
@@ -309,9 +316,11 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         ]
         for epsilon in _epsilons(rows)
     ]
+    before = next((row["perplexity"] for row in rows if row["arm"] == NOTHING), math.nan)
     note = (
         f"Accuracies of {len(TOPICS)} topics on mails of customers that did not train, means over run keys with "
-        "intervals of 95%. Synthetic and real text teach a linear classifier of words and pairs of words; what is "
+        f"intervals of 95%. Before training the perplexity of these mails is {before:.1f}. "
+        "Synthetic and real text teach a linear classifier of words and pairs of words; what is "
         "trained directly is the language model with a head. Picked text falls into clusters as the real mails do, by "
         "a histogram of them without noise: no guarantee covers it. Canaries are invented customers with "
         f"{TIMES} documents of one text, counted over all keys."

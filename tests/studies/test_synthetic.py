@@ -17,7 +17,7 @@ def rows() -> list[dict]:
         for epsilon, synthetic, hits in ((8.0, 0.5, 0), (math.inf, 0.7, 10)):
             canaries = {"planted": 20, "planted found": hits, "absent": 10, "absent found": 1}
             made = {"by synthetic": synthetic + key / 1000, "by real": 0.9 + key / 1000, **canaries}
-            made |= {"by picked": synthetic - 0.05, "by as many": synthetic - 0.1}
+            made |= {"by picked": synthetic - 0.05, "by as many": synthetic - 0.1, "loss": math.log(50)}
             found.append(row(WRITES, key, epsilon, **made))
             found.append(row(DIRECT, key, epsilon, accuracy=0.6))
     found.append(row(WRITES, 0, 8.0, loss=1.0) | {"part": "validation"})
@@ -48,7 +48,8 @@ def test_findings_stand_on_the_side_that_they_claim():
 def test_the_table_counts_canaries_over_all_keys():
     (table,) = tables(rows())
     assert [line[0] for line in table.cells] == ["8", "infinity"]
-    assert table.cells[1][6:] == ["20 of 40", "2 of 20"]
+    assert table.cells[1][7:] == ["20 of 40", "2 of 20"]
+    assert table.cells[1][1].startswith("50.0")
     assert shares([0.5]) == "50.0%"
     assert shares([0.99, 1.0]).endswith("to 100.0%)")
 
