@@ -3,7 +3,7 @@
 The model is fine-tuned on mails of a helpdesk with the topic in front of each (Yue et al. 2023 call it a control
 code), privately for whole customers. It then writes as many mails of each topic. A classifier of topics that is trained
 on these stands beside one that is trained on the real mails at the same epsilon, and one that is trained on them
-without privacy.
+without privacy. A second model is fine-tuned on the mails alone, without topics, and writes as many.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from confide.runs.canaries import Manifest
 from confide.runs.folder import Run
 from confide.runs.generate import Options, Prompter, Voice
 from confide.runs.loop import Outcome
+from confide.synthesis import divergence
 from confide.synthesis.classifier import features, predictions, rarity, weighed
 from confide.synthesis.leaks import canary_marks, counted
 from confide.synthesis.sampling import Asked, planned, seed_of
@@ -37,7 +39,7 @@ from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import perplexity, target
 
 TEXT, EPSILON = "helpdesk", "privacy.epsilon"
-WRITES, DIRECT = "writes text", "classifies"
+WRITES, FREELY, DIRECT = "writes text", "writes text without topics", "classifies"
 TOPICS = (
     "address app cancel charged damaged faulty invoice late parts password praise privacy refund setup stock voucher "
     "warranty wrong"
@@ -45,6 +47,7 @@ TOPICS = (
 POINT = 0.01
 """What counts as a difference of two accuracies."""
 TIMES = 10
+_DISTANCES = ("words", "pairs")
 _DIRECTIONS, _A_CLUSTER = 32, 20  # of the texts' words; texts in a cluster on average
 
 _SMALL: dict[str, Any] = {
@@ -73,7 +76,10 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Writes:
-    """Lets the model write mails, teaches a classifier by them, and looks for canaries in them."""
+    """Lets the model write mails, holds them against real ones, and looks for canaries in them.
+
+    Where the mails have topics, they teach a classifier.
+    """
 
     documents: int
     tokens: int
@@ -83,21 +89,26 @@ class Writes:
         key = run.config.privacy.published_key or ""
         texts, topics = self._written(run)
         asked = _mails(str(run.config.data.eval))
-        real = _mails(run.config.data.train)
-        some = generator(key, "real mails").permutation(len(real))[: self.documents].tolist()
-        found: Row = {
-            "by synthetic": _accuracy(texts, topics, asked),
-            "by real": _accuracy(
-                [real[at]["text"] for at in some], [real[at]["topic"] for at in some], asked
-            ),
-        }
-        drawn = generator(key, "picked texts")
-        half = len(texts) // 2
-        for name, chosen in (
-            ("by picked", picked(texts, [mail["text"] for mail in real], half, drawn)),
-            ("by as many", drawn.permutation(len(texts))[:half].tolist()),
-        ):
-            found[name] = _accuracy([texts[at] for at in chosen], [topics[at] for at in chosen], asked)
+        mails = _mails(run.config.data.train)
+        some = [mails[at] for at in generator(key, "real mails").permutation(len(mails))[: self.documents]]
+        real, theirs = [mail["text"] for mail in some], [mail["topic"] for mail in some]
+        found: Row = {"by real": _accuracy(real, theirs, asked)}
+        held = [mail["text"] for mail in asked]
+        for words, name in enumerate(_DISTANCES, 1):
+            found[name] = divergence.of_runs(texts, held, words)
+            found[f"{name} of real"] = divergence.of_runs(real, held, words)
+        named = predictions(real, theirs, texts)
+        found["topics"] = divergence.distance(Counter(named), Counter(predictions(real, theirs, held)))
+        if topics:
+            found["by synthetic"] = _accuracy(texts, topics, asked)
+            found["as asked"] = sum(map(str.__eq__, named, topics)) / len(topics)
+            drawn = generator(key, "picked texts")
+            half = len(texts) // 2
+            for name, chosen in (
+                ("by picked", picked(texts, [mail["text"] for mail in mails], half, drawn)),
+                ("by as many", drawn.permutation(len(texts))[:half].tolist()),
+            ):
+                found[name] = _accuracy([texts[at] for at in chosen], [topics[at] for at in chosen], asked)
         planted = counted(texts, *canary_marks(Manifest.load(run.data)))
         if planted is not None:
             found |= {"planted": planted.planted, "planted found": planted.found}
@@ -105,18 +116,18 @@ class Writes:
         return found
 
     def _written(self, run: Run) -> tuple[list[str], list[str]]:
+        """Return what the model writes, and the topic that each text was asked for; no topics if it knows none."""
         conditions = Conditions.of(run.config.data)
-        assert conditions is not None
+        listed = [] if conditions is None else conditions.listed
+        prompts = tuple(map(conditions.prefix, listed)) if conditions else ("",)
         options = Options(self.tokens, temperature=1.0, top_p=1.0, chat=False)
         texts, topics = [], []
-        quotas = Asked(self.documents, tuple(TOPICS)).quotas()
         with released(run) as job:
             voice = Voice("the model", job.model, Prompter(job.tokenizer, options))
-            for batch in planned(quotas, 0, self.at_once):
-                values = conditions.listed[batch.prompt]
-                said = voice.several(conditions.prefix(values), batch.size, seed_of(0, batch.number))
+            for batch in planned(Asked(self.documents, prompts).quotas(), 0, self.at_once):
+                said = voice.several(prompts[batch.prompt], batch.size, seed_of(0, batch.number))
                 texts += [each.text for each in said]
-                topics += list(values) * len(said)
+                topics += list(listed[batch.prompt]) * len(said) if listed else []
         return texts, topics
 
 
@@ -170,7 +181,7 @@ def model(work: Work) -> Path:
 
 
 def grids(work: Work) -> Iterator[Grid]:
-    """Yield the runs that write, and those that classify, at the same places and with as many trials."""
+    """Yield the runs that write and those that classify, at the same places and with as many trials."""
     size = _SIZES[work.scale]
     shared = {
         **OWN_OPTIMISER,
@@ -183,17 +194,17 @@ def grids(work: Work) -> Iterator[Grid]:
         "train.schedule": "linear",
         "train.micro_tokens": size["micro_tokens"],
     }
-    writes = {
-        "data.condition": "topic",
-        "data.conditions": TOPICS,
+    freely = {
         "privacy.selection": "longest",
         "canaries.count": size["canaries"],
         "canaries.insertions": size["times"],
     }
+    writes = freely | {"data.condition": "topic", "data.conditions": TOPICS}
     direct = {"task": "classification", "data.label": "topic", "privacy.selection": "random"}
     options = {"train.learning_rate": size["rates"]}
     look = Writes(size["documents"], size["tokens"], size["at_once"])
-    for arm in (Arm(WRITES, writes, options, look=look), Arm(DIRECT, direct, options)):
+    writing = (Arm(WRITES, writes, options, look=look), Arm(FREELY, freely, options, look=look))
+    for arm in (*writing, Arm(DIRECT, direct, options)):
         yield Grid(
             STUDY.name,
             (TEXT,),
@@ -216,10 +227,10 @@ def by_key(rows: Sequence[Row], arm: str, column: str, epsilon: float) -> dict[i
     }
 
 
-def more_found(rows: Sequence[Row], epsilon: float) -> dict[int, float]:
+def more_found(rows: Sequence[Row], arm: str, epsilon: float) -> dict[int, float]:
     """Return by run key the share of planted canaries that were found, less that of the others."""
     names = ("planted found", "planted", "absent found", "absent")
-    hits, planted, others, absent = (by_key(rows, WRITES, name, epsilon) for name in names)
+    hits, planted, others, absent = (by_key(rows, arm, name, epsilon) for name in names)
     return {key: hits[key] / planted[key] - others[key] / absent[key] for key in hits}
 
 
@@ -230,52 +241,13 @@ def _epsilons(rows: Sequence[Row]) -> list[float]:
 def findings(rows: Sequence[Row]) -> list[Finding]:
     found = []
     for epsilon in filter(math.isfinite, _epsilons(rows)):
-        synthetic = by_key(rows, WRITES, "by synthetic", epsilon)
-        found.append(
-            Finding(
-                f"At epsilon {target(epsilon)} synthetic text teaches a classifier as well as private training does.",
-                "Yue et al. 2023",
-                f"accuracy by synthetic text less that of direct training; -{POINT:.0%} counts as less",
-                paired(synthetic, by_key(rows, DIRECT, "accuracy", epsilon)),
-                low=-POINT,
-                family="direct",
-                unit="share",
-            )
-        )
-        found.append(
-            Finding(
-                f"At epsilon {target(epsilon)}, text that an exact histogram of the real mails picks teaches no more "
-                "than as much text picked at random.",
-                "Yu et al. 2024",
-                f"accuracy by half of the text, picked by clusters, less that by half at random; {POINT:.0%} counts as "
-                "more",
-                paired(*(by_key(rows, WRITES, name, epsilon) for name in ("by picked", "by as many"))),
-                high=POINT,
-                family="picked",
-                unit="share",
-            )
-        )
-        found.append(
-            Finding(
-                f"At epsilon {target(epsilon)} what {TIMES} documents of a unit hold is not found in the text.",
-                "confide's own claim",
-                "share of planted canaries found, less that of canaries that were not planted",
-                tuple(more_found(rows, epsilon).values()),
-                high=POINT,
-                family="canaries",
-                unit="share",
-            )
-        )
-    found.append(
-        Finding(
-            "Without privacy such text is found.",
-            "confide's own claim",
-            "share of planted canaries found, less that of canaries that were not planted",
-            tuple(more_found(rows, math.inf).values()),
-            low=POINT,
-            unit="share",
-        )
-    )
+        found += [*_of_classifiers(rows, epsilon), *_of_topics(rows, epsilon)]
+    found += [
+        claim
+        for arm, words in ((WRITES, "with topics"), (FREELY, "without topics"))
+        for epsilon in _epsilons(rows)
+        for claim in _of_canaries(rows, arm, words, epsilon)
+    ]
     found.append(
         Finding(
             "Without privacy, too, real text teaches more than as much text that a model wrote.",
@@ -286,22 +258,70 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             unit="share",
         )
     )
-    return found
+    return [finding for finding in found if finding.values]  # older measurements lack some columns
+
+
+def _of_classifiers(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
+    synthetic = by_key(rows, WRITES, "by synthetic", epsilon)
+    yield Finding(
+        f"At epsilon {target(epsilon)} synthetic text teaches a classifier as well as private training does.",
+        "Yue et al. 2023",
+        f"accuracy by synthetic text less that of direct training; -{POINT:.0%} counts as less",
+        paired(synthetic, by_key(rows, DIRECT, "accuracy", epsilon)),
+        low=-POINT,
+        family="direct",
+        unit="share",
+    )
+    yield Finding(
+        f"At epsilon {target(epsilon)}, text that an exact histogram of the real mails picks teaches no more "
+        "than as much text picked at random.",
+        "Yu et al. 2024",
+        f"accuracy by half of the text, picked by clusters, less that by half at random; {POINT:.0%} counts as more",
+        paired(*(by_key(rows, WRITES, name, epsilon) for name in ("by picked", "by as many"))),
+        high=POINT,
+        family="picked",
+        unit="share",
+    )
+
+
+def _of_topics(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
+    with_topics, without = (by_key(rows, arm, "words", epsilon) for arm in (WRITES, FREELY))
+    yield Finding(
+        f"At epsilon {target(epsilon)}, text asked for by topic lies as near to real mails as other text.",
+        "beyond the papers",
+        f"distance of words to held-out mails: with topics less without; {POINT} counts as farther",
+        paired(with_topics, without),
+        high=POINT,
+        family="topics",
+        unit="distance",
+    )
+
+
+def _of_canaries(rows: Sequence[Row], arm: str, words: str, epsilon: float) -> Iterator[Finding]:
+    claim = f"At epsilon {target(epsilon)} what {TIMES} documents of a unit hold is not found in the text, {words}."
+    is_private = math.isfinite(epsilon)
+    yield Finding(
+        claim if is_private else f"Without privacy such text is found, {words}.",
+        "confide's own claim",
+        "share of planted canaries found, less that of canaries that were not planted",
+        tuple(more_found(rows, arm, epsilon).values()),
+        low=-math.inf if is_private else POINT,
+        high=POINT if is_private else math.inf,
+        family="canaries" if is_private else "found",
+        unit="share",
+    )
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    heads = [
-        "epsilon",
-        "perplexity of real mails",
-        "by synthetic text",
-        "trained directly",
-        "by as much real text, no privacy",
-    ]
+    return [_classifiers(rows), _texts(rows)]
+
+
+def _classifiers(rows: Sequence[Row]) -> Table:
+    heads = ["epsilon", "perplexity of real mails", "by synthetic text", "trained directly"]
     heads += [
+        "by as much real text, no privacy",
         "by half of the text, picked by clusters",
         "by half of it, at random",
-        "canaries found",
-        "others found",
     ]
     cells = [
         [
@@ -311,8 +331,6 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             shares(by_key(rows, DIRECT, "accuracy", epsilon).values()),
             shares(by_key(rows, WRITES, "by real", epsilon).values()),
             *(shares(by_key(rows, WRITES, name, epsilon).values()) for name in ("by picked", "by as many")),
-            _of(rows, "planted found", "planted", epsilon),
-            _of(rows, "absent found", "absent", epsilon),
         ]
         for epsilon in _epsilons(rows)
     ]
@@ -322,10 +340,42 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         f"intervals of 95%. Before training the perplexity of these mails is {before:.1f}. "
         "Synthetic and real text teach a linear classifier of words and pairs of words; what is "
         "trained directly is the language model with a head. Picked text falls into clusters as the real mails do, by "
-        "a histogram of them without noise: no guarantee covers it. Canaries are invented customers with "
-        f"{TIMES} documents of one text, counted over all keys."
+        "a histogram of them without noise: no guarantee covers it."
     )
-    return [Table("Classifiers of topics, and canaries in the text", heads, cells, note)]
+    return Table("Classifiers of topics", heads, cells, note)
+
+
+def _texts(rows: Sequence[Row]) -> Table:
+    heads = ["epsilon", "asked for", "distance of words", "of pairs of words", "of topics"]
+    heads += ["has the topic asked for", "canaries found", "others found"]
+    cells = [
+        [
+            target(epsilon),
+            words,
+            *(_mean(by_key(rows, arm, name, epsilon).values()) for name in ("words", "pairs", "topics")),
+            shares(by_key(rows, arm, "as asked", epsilon).values()),
+            _of(rows, arm, "planted", epsilon),
+            _of(rows, arm, "absent", epsilon),
+        ]
+        for epsilon in _epsilons(rows)
+        for arm, words in ((WRITES, "by topic"), (FREELY, "freely"))
+        if by_key(rows, arm, "loss", epsilon)
+    ]
+    real = [
+        _mean([row[f"{name} of real"] for row in rows if row.get(f"{name} of real")]) for name in _DISTANCES
+    ]
+    note = "Distances to real mails of customers that did not train (Jensen-Shannon: 0 the same, 1 nothing in common)."
+    if all(real):
+        note += f" Those of as many real mails that trained are {real[0]} of words and {real[1]} of pairs."
+    note += (
+        " Topics of written text are named by a classifier that learnt from real mails. Canaries are invented "
+        f"customers with {TIMES} documents of one text, counted over all keys."
+    )
+    return Table("The text, asked for by topic and freely", heads, cells, note)
+
+
+def _mean(values: Collection[float]) -> str:
+    return f"{sum(values) / len(values):.3f}" if values else ""
 
 
 def shares(values: Any) -> str:
@@ -340,8 +390,8 @@ def shares(values: Any) -> str:
     return f"{middle} ({max(0.0, low):.1%} to {min(1.0, high):.1%})"
 
 
-def _of(rows: Sequence[Row], part: str, whole: str, epsilon: float) -> str:
-    found = [sum(by_key(rows, WRITES, name, epsilon).values()) for name in (part, whole)]
+def _of(rows: Sequence[Row], arm: str, whole: str, epsilon: float) -> str:
+    found = [sum(by_key(rows, arm, name, epsilon).values()) for name in (f"{whole} found", whole)]
     return f"{found[0]:,.0f} of {found[1]:,.0f}"
 
 

@@ -4,7 +4,18 @@ import math
 
 import numpy as np
 import pytest
-from studies.synthetic import DIRECT, EPSILON, WRITES, by_key, findings, more_found, picked, shares, tables
+from studies.synthetic import (
+    DIRECT,
+    EPSILON,
+    FREELY,
+    WRITES,
+    by_key,
+    findings,
+    more_found,
+    picked,
+    shares,
+    tables,
+)
 
 
 def row(arm: str, key: int, epsilon: float, **columns) -> dict:
@@ -18,10 +29,22 @@ def rows() -> list[dict]:
             canaries = {"planted": 20, "planted found": hits, "absent": 10, "absent found": 1}
             made = {"by synthetic": synthetic + key / 1000, "by real": 0.9 + key / 1000, **canaries}
             made |= {"by picked": synthetic - 0.05, "by as many": synthetic - 0.1, "loss": math.log(50)}
-            found.append(row(WRITES, key, epsilon, **made))
+            found.append(row(WRITES, key, epsilon, **made, words=0.5, **{"words of real": 0.2}))
+            found.append(row(FREELY, key, epsilon, words=0.4, loss=4.0, **canaries, **{"words of real": 0.2}))
             found.append(row(DIRECT, key, epsilon, accuracy=0.6))
     found.append(row(WRITES, 0, 8.0, loss=1.0) | {"part": "validation"})
     return found
+
+
+def test_measurements_without_later_columns_have_no_such_findings():
+    """What was measured before there were runs without topics is judged all the same."""
+    older = [
+        {name: value for name, value in each.items() if not name.startswith("words")}
+        for each in rows()
+        if each["arm"] != FREELY
+    ]
+    assert len(findings(older)) == 5
+    assert [line[1] for line in tables(older)[1].cells] == ["by topic", "by topic"]
 
 
 def test_rows_are_picked_by_arm_place_and_part():
@@ -30,12 +53,15 @@ def test_rows_are_picked_by_arm_place_and_part():
 
 
 def test_chance_is_taken_from_what_was_found():
-    assert more_found(rows(), 8.0) == pytest.approx({1: -0.1, 2: -0.1})
-    assert more_found(rows(), math.inf) == pytest.approx({1: 0.4, 2: 0.4})
+    assert more_found(rows(), WRITES, 8.0) == pytest.approx({1: -0.1, 2: -0.1})
+    assert more_found(rows(), WRITES, math.inf) == pytest.approx({1: 0.4, 2: 0.4})
 
 
 def test_findings_stand_on_the_side_that_they_claim():
-    worth, chosen, hidden, seen, real = findings(rows())
+    worth, chosen, topics, hidden, seen, freely_hidden, freely_seen, real = findings(rows())
+    assert topics.values == pytest.approx((0.1, 0.1))
+    assert 0 < topics.high < 0.1
+    assert (freely_hidden.values, freely_seen.values) == (hidden.values, seen.values)
     assert chosen.values == pytest.approx((0.05, 0.05))
     assert 0 < chosen.high < 0.05
     assert worth.values == pytest.approx((-0.099, -0.098))
@@ -46,10 +72,11 @@ def test_findings_stand_on_the_side_that_they_claim():
 
 
 def test_the_table_counts_canaries_over_all_keys():
-    (table,) = tables(rows())
-    assert [line[0] for line in table.cells] == ["8", "infinity"]
-    assert table.cells[1][7:] == ["20 of 40", "2 of 20"]
-    assert table.cells[1][1].startswith("50.0")
+    classifiers, texts = tables(rows())
+    assert [line[0] for line in classifiers.cells] == ["8", "infinity"]
+    assert classifiers.cells[1][1].startswith("50.0")
+    assert [line[:3] for line in texts.cells[:2]] == [["8", "by topic", "0.500"], ["8", "freely", "0.400"]]
+    assert texts.cells[2][6:] == ["20 of 40", "2 of 20"]
     assert shares([0.5]) == "50.0%"
     assert shares([0.99, 1.0]).endswith("to 100.0%)")
 
