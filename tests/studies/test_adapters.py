@@ -43,6 +43,12 @@ def test_claims_follow_the_losses():
     assert [each.verdict for each in judged(study.findings(made(4.0, 4.2, 4.3)))][:2] == [NOT_REPRODUCED] * 2
 
 
+def test_a_part_of_the_weights_is_held_against_all_of_them():
+    found = {study.FULL: 4.0, "LoRA, r = 64": 4.0, "LoRA, r = 16": 4.0, study.BLOCKS: 3.9, study.UPPER: 4.1}
+    assert [each.verdict for each in judged(study.findings(rows(found)))][-2:] == [REPRODUCED, NOT_REPRODUCED]
+    assert [line[1] for line in study.tables(rows(found))[0].cells][-2:] == [study.BLOCKS, study.UPPER]
+
+
 def test_the_table_has_the_papers_number_beside_each_rank():
     cells = study.tables(made(4.0, 4.01, 4.03))[0].cells
     assert [line[1] for line in cells] == [study.FULL, "LoRA, r = 64", "LoRA, r = 16"]
@@ -59,5 +65,7 @@ def test_each_arm_trains_its_own_part_with_as_many_rows(tmp_path):
         ("lora", 64),
         ("lora", 32),
         ("lora", 16),
+        ("modules", None),
+        ("modules", None),
     ]
     assert {each["train.batch"] for each in keys} == {48.0}
