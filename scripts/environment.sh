@@ -7,7 +7,11 @@ python=${PYTHON:-python3}
 }
 
 install() {
-  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  if [ ! -x "$venv/bin/python" ]; then
+    "$python" -m venv "$venv"
+    # The pip that comes with Python 3.11 takes twice as long to choose among versions, but will do.
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip || true
+  fi
   # Python compiles what it imports; compiling every file of every package first would take a minute more.
   # The CPU build of torch is enough to try everything; where pip finds a GPU build it is used instead.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e "$1"
