@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
@@ -16,7 +16,7 @@ from confide.runs.folder import Run
 from confide.runs.loop import Outcome
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.rounding import at_least, at_most
-from studies.runner.findings import Finding, interval
+from studies.runner.findings import Finding, interval, paired
 from studies.runner.grid import NOTHING, Arm, Grid, Keys
 from studies.runner.models import stories
 from studies.runner.planted import generator, planted
@@ -156,20 +156,19 @@ def measure(work: Work) -> list[Row]:
 
 
 # what was found ------------------------------------------------------------------------------------------------
-def exposures(rows: Sequence[Row], arm: str) -> dict[int, list[float]]:
-    """Return the exposures of an arm by copies, over all run keys in order, and in each in the order of the numbers."""
-    found: dict[int, list[float]] = {}
-    own = [row for row in rows if row["arm"] == arm and row.get("exposures")]
-    for row in sorted(own, key=lambda row: row["key"]):
-        for times, values in json.loads(row["exposures"]).items():
-            found.setdefault(int(times), []).extend(values)
+def exposures(rows: Sequence[Row], arm: str) -> dict[int, dict[int, list[float]]]:
+    """Return the exposures of an arm by copies and run key, in each in the order of the numbers."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for row in rows:
+        if row["arm"] == arm and row.get("exposures"):
+            for times, values in json.loads(row["exposures"]).items():
+                found.setdefault(int(times), {})[row["key"]] = values
     return dict(sorted(found.items()))
 
 
-def gaps(rows: Sequence[Row], one: str, other: str, times: int) -> tuple[float, ...]:
-    """Return how much more one arm exposes than the other, number by number."""
-    pairs = zip(exposures(rows, one)[times], exposures(rows, other)[times], strict=True)
-    return tuple(a - b for a, b in pairs)
+def means(rows: Sequence[Row], arm: str, times: int) -> dict[int, float]:
+    """Return the mean exposure by run key: the numbers of one key are in one model, and not independent."""
+    return {key: mean(values) for key, values in sorted(exposures(rows, arm)[times].items())}
 
 
 def _arms(rows: Sequence[Row]) -> list[str]:
@@ -180,13 +179,27 @@ def _times(rows: Sequence[Row]) -> list[int]:
     return [times for times in exposures(rows, BARE) if times]
 
 
+def _chance(rows: Sequence[Row]) -> float:
+    return float(next(row["chance"] for row in rows if row.get("chance") is not None))
+
+
+def learnt(rows: Sequence[Row]) -> list[int]:
+    """Return the copies at which training without DP exposes a number by more than `BIT` above chance, and the most.
+
+    At others there is nothing to hide, and no way of training could expose less by `BIT`.
+    """
+    times = _times(rows)
+    least = _chance(rows) + BIT
+    return [count for count in times if count == times[-1] or mean(means(rows, BARE, count).values()) > least]
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
     found = []
     for arm in _arms(rows):
         method, _, noise = arm.rpartition(", noise ")
         if method not in (NOMINAL, PRIVATE):
             continue
-        for times in _times(rows):
+        for times in learnt(rows):
             for claim, one, other, least in (
                 (f"{arm}, exposes less than training without DP", BARE, arm, BIT),
                 (f"{arm}, exposes more than DP-SGD at that noise", arm, f"{PLAIN}, noise {noise}", 0.0),
@@ -195,12 +208,11 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     Finding(
                         f"{claim[0].upper()}{claim[1:]} ({times:,} copies).",
                         "Figure 1",
-                        f"exposure of the same number, in bits: {one} less {other}",
-                        gaps(rows, one, other, times),
+                        f"mean exposure of the numbers of a run key, in bits: {one} less {other}",
+                        paired(means(rows, one, times), means(rows, other, times)),
                         low=least,
                         family=method,
                         unit="bits",
-                        over="numbers of all run keys",
                         is_beyond=method == PRIVATE,
                     )
                 )
@@ -213,28 +225,30 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     heads += ["not planted", *(f"{count:,} copies" for count in times[1:])]
     cells = []
     for arm in _arms(rows):
-        by_times = exposures(rows, arm)
         epsilons = [row.get("epsilon") for row in rows if row["arm"] == arm and row["part"] == "test"]
         cells.append(
             [
                 arm,
                 "" if arm == BARE else at_most(max(e for e in epsilons if e is not None), 3),
                 perplexity(losses(rows, {"arm": arm})),
-                *(_bits(by_times[count]) for count in times),
+                *(_bits(means(rows, arm, count).values()) for count in times),
             ]
         )
-    chance = next(row["chance"] for row in rows if row.get("chance") is not None)
+    numbers = sum(map(len, exposures(rows, BARE)[0].values()))
     note = (
-        f"Mean exposure in bits by how often a number was planted, of {len(exposures(rows, BARE)[0])} numbers a cell, "
-        f"with 95% intervals over numbers and run keys; those of one run key are in one model. A model that does not "
-        f"depend on a number exposes it by {chance:.2f} bits on average. The epsilon of the nominal variant is an "
-        f"estimate, at the floor of {FLOOR} for its factor; the epsilon of one row says nothing of many copies. The "
-        "paper has a plot, not numbers."
+        f"Mean exposure in bits by how often a number was planted, of {numbers} numbers a cell, with 95% intervals "
+        f"over run keys. A model that does not depend on a number exposes it by {_chance(rows):.2f} bits on average. "
+        "Claims are judged at the copies at which training without DP exposes more than a bit above that, and at the "
+        "most copies. That rule, and one value for each run key in place of one for each number, were made on "
+        "2026-11-27, when the figures were known. "
+        f"The epsilon of the nominal variant is an estimate, at the floor of {FLOOR} for its factor; that of one row "
+        "says nothing of many copies. The paper has a plot, not numbers."
     )
     return [Table("Figure 1: exposure of planted numbers", heads, cells, note)]
 
 
-def _bits(values: Sequence[float]) -> str:
+def _bits(found: Collection[float]) -> str:
+    values = tuple(found)
     low, high = interval(values)
     return f"{mean(values):.1f} ({max(0.0, low):.1f} to {high:.1f})"
 
@@ -248,7 +262,7 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
             "mean exposure, bits",
             {
                 arm.partition(", noise ")[0]: [
-                    (float(times), mean(exposures(rows, arm)[times])) for times in _times(rows)
+                    (float(times), mean(means(rows, arm, times).values())) for times in _times(rows)
                 ]
                 for arm in _arms(rows)
                 if arm == BARE or arm.endswith(f", noise {noise}")
@@ -270,7 +284,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=40,
+    minutes=60,
     deviations="stories260K in place of a model of 12 layers from scratch; dialogues of SGD in place of WikiText-103; "
     "rows of 64 tokens, 40 steps of 384 rows in place of 20 epochs; eight numbers of each count in place of one; the "
     "rank among all numbers in place of generated text; normalisation by rank.",

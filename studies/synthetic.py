@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from scipy.cluster.vq import kmeans2, vq
 from scipy.sparse.linalg import svds
+from transformers import AutoTokenizer
 
 from confide.data.conditions import Conditions
+from confide.models.names import location
 from confide.runs.canaries import Manifest
 from confide.runs.folder import Run
 from confide.runs.generate import Options, Prompter, Voice
@@ -35,17 +37,20 @@ from studies.runner.grid import NOTHING, OWN_OPTIMISER, Arm, Grid
 from studies.runner.models import own
 from studies.runner.planted import generator
 from studies.runner.released import released
+from studies.runner.rows import version
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import perplexity, target
+from studies.runner.texts import TEXTS
 
 TEXT, EPSILON = "helpdesk", "privacy.epsilon"
 WRITES, FREELY, DIRECT = "writes text", "writes text without topics", "classifies"
+REAL = "real mails"
 TOPICS = (
     "address app cancel charged damaged faulty invoice late parts password praise privacy refund setup stock voucher "
     "warranty wrong"
 ).split()
 POINT = 0.01
-"""What counts as a difference of two accuracies."""
+"""What counts as a difference of two accuracies, of two shares of canaries, or of two distances."""
 TIMES = 10
 _DISTANCES = ("words", "pairs")
 _DIRECTIONS, _A_CLUSTER = 32, 20  # of the texts' words; texts in a cluster on average
@@ -94,14 +99,11 @@ class Writes:
         real, theirs = [mail["text"] for mail in some], [mail["topic"] for mail in some]
         found: Row = {"by real": _accuracy(real, theirs, asked)}
         held = [mail["text"] for mail in asked]
-        for words, name in enumerate(_DISTANCES, 1):
-            found[name] = divergence.of_runs(texts, held, words)
-            found[f"{name} of real"] = divergence.of_runs(real, held, words)
-        named = predictions(real, theirs, texts)
-        found["topics"] = divergence.distance(Counter(named), Counter(predictions(real, theirs, held)))
+        named, of_held = predictions(real, theirs, texts), predictions(real, theirs, held)
+        found |= nearness(texts, named, held, of_held)
         if topics:
             found["by synthetic"] = _accuracy(texts, topics, asked)
-            found["as asked"] = sum(map(str.__eq__, named, topics)) / len(topics)
+            found["as asked"] = _right(named, topics)
             drawn = generator(key, "picked texts")
             half = len(texts) // 2
             for name, chosen in (
@@ -131,6 +133,32 @@ class Writes:
         return texts, topics
 
 
+def nearness(texts: Sequence[str], topics: Sequence[str], held: Sequence[str], of_held: Sequence[str]) -> Row:
+    """Return how far texts lie from held-out mails: by words, by pairs of words, and by the topics that are named."""
+    found: Row = {name: divergence.of_runs(texts, held, words) for words, name in enumerate(_DISTANCES, 1)}
+    return found | {"topics": divergence.distance(Counter(topics), Counter(of_held))}
+
+
+def yardstick(work: Work) -> Row:
+    """Return how far real mails that trained lie from held-out ones, cut as the written ones are, and as many."""
+    size, parts = _SIZES[work.scale], TEXTS[TEXT].parts(work)
+    mails, asked = _mails(str(parts["train"])), _mails(str(parts["test"]))
+    tokenizer = AutoTokenizer.from_pretrained(location(str(model(work))))
+    drawn = generator("yardstick", "real mails").permutation(len(mails)).tolist()
+    some, others = (
+        [mails[at] for at in part] for part in (drawn[: size["documents"]], drawn[-size["documents"] :])
+    )
+    ids = tokenizer([mail["text"] for mail in some], truncation=True, max_length=size["tokens"]).input_ids
+    texts, held = tokenizer.batch_decode(ids, skip_special_tokens=True), [mail["text"] for mail in asked]
+    named, of_held = (
+        predictions([mail["text"] for mail in others], [mail["topic"] for mail in others], each)
+        for each in (texts, held)
+    )
+    columns = {"study": STUDY.name, "scale": str(work.scale), "text": TEXT, "arm": REAL, "part": "yardstick"}
+    right = _right(named, [mail["topic"] for mail in some])
+    return columns | nearness(texts, named, held, of_held) | {"as asked": right} | version()
+
+
 def picked(written: Sequence[str], real: Sequence[str], count: int, drawn: np.random.Generator) -> list[int]:
     """Pick written texts so that they fall into clusters as real ones do (Yu et al. 2024). Return their places.
 
@@ -156,13 +184,18 @@ def _mails(path: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
 
 
+def _right(named: Sequence[str], topics: Sequence[str]) -> float:
+    return sum(map(str.__eq__, named, topics)) / len(topics)
+
+
 def _accuracy(texts: Sequence[str], topics: Sequence[str], asked: Sequence[Mapping[str, str]]) -> float:
-    said = predictions(texts, topics, [mail["text"] for mail in asked])
-    return sum(one == mail["topic"] for one, mail in zip(said, asked, strict=True)) / len(asked)
+    return _right(
+        predictions(texts, topics, [mail["text"] for mail in asked]), [mail["topic"] for mail in asked]
+    )
 
 
 def measure(work: Work) -> list[Row]:
-    return [row for grid in grids(work) for row in grid.measured(work)]
+    return [yardstick(work), *(row for grid in grids(work) for row in grid.measured(work))]
 
 
 def model(work: Work) -> Path:
@@ -223,7 +256,8 @@ def by_key(rows: Sequence[Row], arm: str, column: str, epsilon: float) -> dict[i
     return {
         row["key"]: row[column]
         for row in rows
-        if (row["arm"], row["part"], row[EPSILON]) == (arm, "test", epsilon) and row.get(column) is not None
+        if (row["arm"], row["part"], row.get(EPSILON)) == (arm, "test", epsilon)
+        and row.get(column) is not None
     }
 
 
@@ -244,7 +278,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         found += [*_of_classifiers(rows, epsilon), *_of_topics(rows, epsilon)]
     found += [
         claim
-        for arm, words in ((WRITES, "with topics"), (FREELY, "without topics"))
+        for arm, words in ((WRITES, "asked for by topic"), (FREELY, "asked for freely"))
         for epsilon in _epsilons(rows)
         for claim in _of_canaries(rows, arm, words, epsilon)
     ]
@@ -287,9 +321,10 @@ def _of_classifiers(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
 def _of_topics(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
     with_topics, without = (by_key(rows, arm, "words", epsilon) for arm in (WRITES, FREELY))
     yield Finding(
-        f"At epsilon {target(epsilon)}, text asked for by topic lies as near to real mails as other text.",
+        f"At epsilon {target(epsilon)}, text asked for by topic lies no farther from real mails than text asked for "
+        "freely.",
         "beyond the papers",
-        f"distance of words to held-out mails: with topics less without; {POINT} counts as farther",
+        f"distance of words to held-out mails: by topic less freely; {POINT} counts as farther",
         paired(with_topics, without),
         high=POINT,
         family="topics",
@@ -298,10 +333,11 @@ def _of_topics(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
 
 
 def _of_canaries(rows: Sequence[Row], arm: str, words: str, epsilon: float) -> Iterator[Finding]:
-    claim = f"At epsilon {target(epsilon)} what {TIMES} documents of a unit hold is not found in the text, {words}."
+    told = f"what {TIMES} documents of a unit hold"
+    when = f"At epsilon {target(epsilon)}" if math.isfinite(epsilon) else "Without privacy"
     is_private = math.isfinite(epsilon)
     yield Finding(
-        claim if is_private else f"Without privacy such text is found, {words}.",
+        f"{when}, {told} is {'not ' * is_private}found in text {words}.",
         "confide's own claim",
         "share of planted canaries found, less that of canaries that were not planted",
         tuple(more_found(rows, arm, epsilon).values()),
@@ -352,7 +388,7 @@ def _texts(rows: Sequence[Row]) -> Table:
         [
             target(epsilon),
             words,
-            *(_mean(by_key(rows, arm, name, epsilon).values()) for name in ("words", "pairs", "topics")),
+            *(_mean(by_key(rows, arm, name, epsilon).values()) for name in (*_DISTANCES, "topics")),
             shares(by_key(rows, arm, "as asked", epsilon).values()),
             _of(rows, arm, "planted", epsilon),
             _of(rows, arm, "absent", epsilon),
@@ -361,17 +397,21 @@ def _texts(rows: Sequence[Row]) -> Table:
         for arm, words in ((WRITES, "by topic"), (FREELY, "freely"))
         if by_key(rows, arm, "loss", epsilon)
     ]
-    real = [
-        _mean([row[f"{name} of real"] for row in rows if row.get(f"{name} of real")]) for name in _DISTANCES
-    ]
-    note = "Distances to real mails of customers that did not train (Jensen-Shannon: 0 the same, 1 nothing in common)."
-    if all(real):
-        note += f" Those of as many real mails that trained are {real[0]} of words and {real[1]} of pairs."
-    note += (
-        " Topics of written text are named by a classifier that learnt from real mails. Canaries are invented "
-        f"customers with {TIMES} documents of one text, counted over all keys."
+    note = (
+        f"Canaries are invented customers with {TIMES} documents of one text, counted over all keys. Their documents "
+        "have no line for a topic, so that a model that is asked by topic is less likely to write them."
     )
-    return Table("The text, asked for by topic and freely", heads, cells, note)
+    for row in (row for row in rows if row["arm"] == REAL):
+        own = [f"{row[name]:.3f}" for name in (*_DISTANCES, "topics")]
+        cells.append(["", "real mails", *own, f"{row['as asked']:.1%}", "", ""])
+        note = (
+            "Distances are those to real mails of customers that did not train (Jensen-Shannon: 0 the same, 1 nothing "
+            "in common). The last line has as many real mails of customers that trained, cut as the written ones are. "
+            f"A classifier that learnt from real mails names the topics. {note}"
+        )
+    filled = [at for at in range(len(heads)) if any(line[at] for line in cells)]
+    cells = [[line[at] for at in filled] for line in cells]
+    return Table("The text, asked for by topic and freely", [heads[at] for at in filled], cells, note)
 
 
 def _mean(values: Collection[float]) -> str:

@@ -300,7 +300,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=60,
+    minutes=80,
     deviations=users.DEVIATIONS,
     reads=users.READS,
 )

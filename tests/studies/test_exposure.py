@@ -2,7 +2,8 @@
 
 import json
 
-from studies.exposure import BARE, NOMINAL, PLAIN, Numbers, arm_of, exposures, findings, gaps
+import pytest
+from studies.exposure import BARE, NOMINAL, PLAIN, Numbers, arm_of, exposures, findings, learnt, means
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.planted import planted
 
@@ -48,12 +49,25 @@ def rows(bare, plain, nominal):
     ]
 
 
-def test_exposures_are_paired_by_key_and_number():
+def test_numbers_of_a_run_key_are_one_value():
     found = rows(9.0, 3.0, 5.0)
-    assert exposures(found, BARE)[10] == [10.0, 10.1, 11.0, 11.1]
-    assert [round(gap, 6) for gap in gaps(found, BARE, arm_of(PLAIN, 1.0), 10)] == [6.0] * 4
+    assert exposures(found, BARE)[10] == {1: [10.0, 10.1], 2: [11.0, 11.1]}
+    assert means(found, BARE, 10) == pytest.approx({1: 10.05, 2: 11.05})
+    assert all(len(each.values) == 2 for each in findings(found))
 
 
 def test_claims_follow_the_outcome():
     assert [each.verdict for each in judged(findings(rows(9.0, 3.0, 5.0)))] == [REPRODUCED] * 2
     assert [each.verdict for each in judged(findings(rows(5.5, 6.0, 5.0)))] == [NOT_REPRODUCED] * 2
+
+
+def test_nothing_is_claimed_where_nothing_is_learnt():
+    """At 10 copies training without DP is at chance, so that no other way could expose less by a bit."""
+    found = rows(9.0, 3.0, 5.0)
+    for row in found:
+        own = json.loads(row["exposures"])
+        row["exposures"] = json.dumps(own | {"10": [1.4, 1.5], "1000": own["10"]})
+    assert learnt(found) == [1000]
+    for row in found:
+        row["exposures"] = json.dumps({"0": [1.0, 2.0], "10": [1.4, 1.5]})
+    assert learnt(found) == [10]  # the most copies, whatever they expose

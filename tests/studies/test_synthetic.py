@@ -8,6 +8,7 @@ from studies.synthetic import (
     DIRECT,
     EPSILON,
     FREELY,
+    REAL,
     WRITES,
     by_key,
     findings,
@@ -29,22 +30,29 @@ def rows() -> list[dict]:
             canaries = {"planted": 20, "planted found": hits, "absent": 10, "absent found": 1}
             made = {"by synthetic": synthetic + key / 1000, "by real": 0.9 + key / 1000, **canaries}
             made |= {"by picked": synthetic - 0.05, "by as many": synthetic - 0.1, "loss": math.log(50)}
-            found.append(row(WRITES, key, epsilon, **made, words=0.5, **{"words of real": 0.2}))
-            found.append(row(FREELY, key, epsilon, words=0.4, loss=4.0, **canaries, **{"words of real": 0.2}))
+            near = {"pairs": 0.8, "topics": 0.3}
+            found.append(row(WRITES, key, epsilon, **made, **near, words=0.5, **{"as asked": 0.25}))
+            fewer = canaries | {"planted found": hits // 2}
+            found.append(row(FREELY, key, epsilon, words=0.4, loss=4.0, **near, **fewer))
             found.append(row(DIRECT, key, epsilon, accuracy=0.6))
     found.append(row(WRITES, 0, 8.0, loss=1.0) | {"part": "validation"})
+    real = {"words": 0.2, "pairs": 0.3, "topics": 0.1, "as asked": 0.75}
+    found.append({"arm": REAL, "part": "yardstick", **real})
     return found
 
 
 def test_measurements_without_later_columns_have_no_such_findings():
     """What was measured before there were runs without topics is judged all the same."""
+    later = ("words", "pairs", "topics", "as asked")
     older = [
-        {name: value for name, value in each.items() if not name.startswith("words")}
+        {name: value for name, value in each.items() if name not in later}
         for each in rows()
-        if each["arm"] != FREELY
+        if each["arm"] in (WRITES, DIRECT)
     ]
     assert len(findings(older)) == 5
-    assert [line[1] for line in tables(older)[1].cells] == ["by topic", "by topic"]
+    texts = tables(older)[1]
+    assert list(texts.columns) == ["epsilon", "asked for", "canaries found", "others found"]
+    assert [line[1] for line in texts.cells] == ["by topic", "by topic"]
 
 
 def test_rows_are_picked_by_arm_place_and_part():
@@ -61,7 +69,8 @@ def test_findings_stand_on_the_side_that_they_claim():
     worth, chosen, topics, hidden, seen, freely_hidden, freely_seen, real = findings(rows())
     assert topics.values == pytest.approx((0.1, 0.1))
     assert 0 < topics.high < 0.1
-    assert (freely_hidden.values, freely_seen.values) == (hidden.values, seen.values)
+    assert freely_hidden.values == hidden.values  # none was found by either
+    assert freely_seen.values == pytest.approx((0.15, 0.15))  # 5 of 20, less 1 of 10
     assert chosen.values == pytest.approx((0.05, 0.05))
     assert 0 < chosen.high < 0.05
     assert worth.values == pytest.approx((-0.099, -0.098))
@@ -76,7 +85,9 @@ def test_the_table_counts_canaries_over_all_keys():
     assert [line[0] for line in classifiers.cells] == ["8", "infinity"]
     assert classifiers.cells[1][1].startswith("50.0")
     assert [line[:3] for line in texts.cells[:2]] == [["8", "by topic", "0.500"], ["8", "freely", "0.400"]]
-    assert texts.cells[2][6:] == ["20 of 40", "2 of 20"]
+    assert texts.cells[2][3:] == ["0.800", "0.300", "25.0% (25.0% to 25.0%)", "20 of 40", "2 of 20"]
+    assert texts.cells[3][5:] == ["", "10 of 40", "2 of 20"]
+    assert texts.cells[4] == ["", "real mails", "0.200", "0.300", "0.100", "75.0%", "", ""]
     assert shares([0.5]) == "50.0%"
     assert shares([0.99, 1.0]).endswith("to 100.0%)")
 
