@@ -22,6 +22,7 @@ from scipy.cluster.vq import kmeans2, vq
 from scipy.sparse.linalg import svds
 from transformers import AutoTokenizer
 
+from confide.config.schema import Canaries
 from confide.data.conditions import Conditions
 from confide.models.names import location
 from confide.runs.canaries import Manifest
@@ -52,6 +53,8 @@ TOPICS = (
 POINT = 0.01
 """What counts as a difference of two accuracies, of two shares of canaries, or of two distances."""
 TIMES = 10
+_PLANTED = "topic: privacy\n\n" + Canaries().template
+"""Of a canary where mails have topics: it has a line for one, as they have."""
 _DISTANCES = ("words", "pairs")
 _DIRECTIONS, _A_CLUSTER = 32, 20  # of the texts' words; texts in a cluster on average
 
@@ -232,7 +235,7 @@ def grids(work: Work) -> Iterator[Grid]:
         "canaries.count": size["canaries"],
         "canaries.insertions": size["times"],
     }
-    writes = freely | {"data.condition": "topic", "data.conditions": TOPICS}
+    writes = freely | {"data.condition": "topic", "data.conditions": TOPICS, "canaries.template": _PLANTED}
     direct = {"task": "classification", "data.label": "topic", "privacy.selection": "random"}
     options = {"train.learning_rate": size["rates"]}
     look = Writes(size["documents"], size["tokens"], size["at_once"])
@@ -397,10 +400,12 @@ def _texts(rows: Sequence[Row]) -> Table:
         for arm, words in ((WRITES, "by topic"), (FREELY, "freely"))
         if by_key(rows, arm, "loss", epsilon)
     ]
-    note = (
-        f"Canaries are invented customers with {TIMES} documents of one text, counted over all keys. Their documents "
-        "have no line for a topic, so that a model that is asked by topic is less likely to write them."
-    )
+    note = f"Canaries are invented customers with {TIMES} documents of one text, counted over all keys."
+    if not any(row["arm"] == FREELY for row in rows):
+        note += (
+            " They were measured when their documents had no line for a topic: a model that is asked by topic was then "
+            "less likely to write them."
+        )
     for row in (row for row in rows if row["arm"] == REAL):
         own = [f"{row[name]:.3f}" for name in (*_DISTANCES, "topics")]
         cells.append(["", "real mails", *own, f"{row['as asked']:.1%}", "", ""])
