@@ -42,12 +42,13 @@ def write(docs: Path = DOCS, folder: Path = register.KEPT) -> None:
                 own = [each for each in entries if (each["study"], each["scale"]) == (name, str(scale))]
                 rows = store.read(path)
                 draw(chosen, rows, docs / "results")
-                pages.setdefault(chosen.paper, []).append(section(chosen, rows, own))
+                title = _titles(folder, name)[scale]
+                pages.setdefault(chosen.paper, []).append(section(chosen, rows, own, title))
     for paper, sections in pages.items():
         title = f"# {PAPERS[paper]}: what was found\n\n"
         write_text(docs / "results" / f"{_file(paper)}.md", _MADE + title + "\n".join(sections))
     docs.mkdir(parents=True, exist_ok=True)
-    write_text(docs / "results.md", _MADE + _findings(entries) + _shown(folder))
+    write_text(docs / "results.md", _MADE + _findings(entries, folder) + _shown(folder))
 
 
 def draw(chosen: Study, rows: Sequence[Row], folder: Path) -> None:
@@ -62,9 +63,19 @@ def _on(entry: Entry) -> str:
     return "" if entry["devices"] in ([], ["CPU"]) else f", on: {', '.join(entry['devices'])}"
 
 
-def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry]) -> str:
-    """Return a study's part of a page: findings, tables, and how they were made."""
-    lines = [f"## {chosen.name}", "", chosen.question, ""]
+def _titles(folder: Path, name: str) -> dict[str, str]:
+    """Return the titles of a study's sections by scale: its name, and for a second one which scale it is of."""
+    scales = [scale for scale in (Scale.SMALL, Scale.FULL) if (folder / f"{name}-{scale}.parquet").exists()]
+    return {str(scale): f"{name} at {scale}" if place else name for place, scale in enumerate(scales)}
+
+
+def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry], title: str | None = None) -> str:
+    """Return a study's part of a page: findings, tables, and how they were made.
+
+    Args:
+        title: of the section; by default the study's name.
+    """
+    lines = [f"## {title or chosen.name}", "", chosen.question, ""]
     if entries:
         lines += [
             "| verdict | of | claim | found | claim holds | what is measured |",
@@ -114,7 +125,7 @@ def holds(entry: Entry) -> str:
     return f"{words[1]} {write(bound)}"
 
 
-def _findings(entries: Sequence[Entry]) -> str:
+def _findings(entries: Sequence[Entry], folder: Path) -> str:
     lines = [
         "# Findings",
         "",
@@ -149,7 +160,8 @@ def _findings(entries: Sequence[Entry]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for each in _sorted(entries):
-        link = f"[{each['study']}](results/{_file(each['paper'])}.md#{each['study']})"
+        title = _titles(folder, each["study"])[each["scale"]]
+        link = f"[{title}](results/{_file(each['paper'])}.md#{title.replace(' ', '-')})"
         lines.append(
             f"| {each['verdict']} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
             f"| {each['statistic']} | {link} |"

@@ -440,3 +440,10 @@ def test_cells_have_means_and_intervals():
 def test_tables_are_listed_in_the_order_of_their_numbers():
     places = ["Table 10", "Figure 2", "appendix B", "Table 9"]
     assert sorted(places, key=pages._order) == ["Figure 2", "Table 9", "Table 10", "appendix B"]
+
+
+def test_a_study_of_two_scales_has_two_sections(tmp_path):
+    for name in ("synthetic-small", "synthetic-full", "recipe-full"):
+        (tmp_path / f"{name}.parquet").touch()
+    assert pages._titles(tmp_path, "synthetic") == {"small": "synthetic", "full": "synthetic at full"}
+    assert pages._titles(tmp_path, "recipe") == {"full": "recipe"}
