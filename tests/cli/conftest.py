@@ -9,8 +9,15 @@ from tests.command import World, confide
 
 
 def finished(folder: Path, tiny: Path, **changes) -> World:
-    """A run that has released what a few loud steps have taught it: it differs from its base."""
-    changes = {"train__learning_rate": 0.2, "privacy__noise_multiplier": 0.1} | changes
+    """A run that has released what a few loud steps have taught it: it differs from its base.
+
+    One in five such runs with `tensor-adamw` says one word for ever, which no test of sampling can use.
+    """
+    changes = {
+        "train__learning_rate": 0.2,
+        "train__optimizer": "adamw",
+        "privacy__noise_multiplier": 0.1,
+    } | changes
     world = World(folder, tiny).set(**changes)
     trained = confide("train", world.path)
     assert trained.code == 0, trained
