@@ -99,10 +99,9 @@ class Writes:
         asked = _mails(str(run.config.data.eval))
         mails = _mails(run.config.data.train)
         some = [mails[at] for at in generator(key, "real mails").permutation(len(mails))[: self.documents]]
-        real, theirs = [mail["text"] for mail in some], [mail["topic"] for mail in some]
-        found: Row = {"by real": _accuracy(real, theirs, asked)}
         held = [mail["text"] for mail in asked]
-        named, of_held = predictions(real, theirs, texts), predictions(real, theirs, held)
+        named, of_held = _named(some, texts, held)
+        found: Row = {"by real": _right(of_held, [mail["topic"] for mail in asked])}
         found |= nearness(texts, named, held, of_held)
         if topics:
             found["by synthetic"] = _accuracy(texts, topics, asked)
@@ -153,10 +152,7 @@ def yardstick(work: Work) -> Row:
     )
     ids = tokenizer([mail["text"] for mail in some], truncation=True, max_length=size["tokens"]).input_ids
     texts, held = tokenizer.batch_decode(ids, skip_special_tokens=True), [mail["text"] for mail in asked]
-    named, of_held = (
-        predictions([mail["text"] for mail in others], [mail["topic"] for mail in others], each)
-        for each in (texts, held)
-    )
+    named, of_held = _named(others, texts, held)
     columns = {"study": STUDY.name, "scale": str(work.scale), "text": TEXT, "arm": REAL, "part": "yardstick"}
     right = _right(named, [mail["topic"] for mail in some])
     return columns | nearness(texts, named, held, of_held) | {"as asked": right} | version()
@@ -185,6 +181,15 @@ def picked(written: Sequence[str], real: Sequence[str], count: int, drawn: np.ra
 
 def _mails(path: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+
+
+def _named(
+    mails: Sequence[Mapping[str, str]], texts: Sequence[str], held: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Teach one classifier by mails, and let it name the topics of written texts and of held-out mails."""
+    real, topics = [mail["text"] for mail in mails], [mail["topic"] for mail in mails]
+    found = predictions(real, topics, [*texts, *held])
+    return found[: len(texts)], found[len(texts) :]
 
 
 def _right(named: Sequence[str], topics: Sequence[str]) -> float:
