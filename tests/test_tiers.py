@@ -18,7 +18,7 @@ def defined(file: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("path", [tiers.EXHAUSTIVE, tiers.SLOW], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [tiers.EXHAUSTIVE, tiers.SLOW, tiers.IN_TURN], ids=lambda path: path.stem)
 def test_each_test_that_a_list_names_is_there(path, request):
     """Its cases are looked for among those that this session collected: among all of them where all tests run."""
     entries = tiers.listed(path)
@@ -145,6 +145,33 @@ def test_each_nth_case_of_a_sampled_test_stays(tmp_path):
     others = [Item("tests/a.py::test_other[x]"), Item("tests/a.py::test_one")]
     left_out = tiers.sampled([*items, *others], tmp_path / "sampled.txt")
     assert left_out == {items[1], items[2], items[4]}
+
+
+def test_each_test_has_one_turn_and_is_asked_for_by_all(monkeypatch):
+    class Item:
+        def __init__(self, nodeid):
+            self.nodeid = nodeid
+
+    monkeypatch.setattr(
+        tiers, "listed", lambda path: frozenset({"tests/a.py::test_dear", "tests/b.py::test_dear[x]"})
+    )
+    dear = [Item(f"tests/a.py::test_dear[{case}]") for case in range(4)] + [Item("tests/b.py::test_dear[x]")]
+    items = [Item("tests/a.py::test_cheap"), *dear, Item("tests/b.py::test_dear[y]")]
+    waits = [tiers.waiting(items, turn) for turn in range(tiers.TURNS)]
+    assert waits[0] == {dear[1], dear[2], dear[4]}
+    assert [sum(item not in each for each in waits) for item in dear] == [1] * len(dear)
+    assert not set().union(*waits) - set(dear)
+    assert tiers.waiting(items, tiers.turn_of("all")) == set()
+
+
+def test_a_turn_is_asked_for_or_follows_from_the_commit():
+    commits = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert tiers.turn_of(None) == int(commits.stdout) % tiers.TURNS
+    assert tiers.turn_of("2") == 2
+    with pytest.raises(pytest.UsageError, match="all or a number below 3, not 3"):
+        tiers.turn_of("3")
 
 
 def test_sampled_tests_are_there_and_keep_a_case_and_leave_one_out():

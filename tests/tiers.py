@@ -1,15 +1,20 @@
-"""Which tests are `exhaustive`, `slow` or start processes: conftest.py gives them these marks.
+"""Which tests are `exhaustive`, `slow`, run in turn or start processes: conftest.py gives them these marks.
 
-Three lists say the first two. `exhaustive.txt` and `slow.txt` have a test a line: `tests/folder/test_file.py::test`,
-with `[case]` for one case alone. A file alone stands for all of its tests. The name of a fixture stands for all tests
-that use it: else the first one that runs would pay for it. `sampled.txt` has tests of many cases, each with a number n:
-each n-th of its cases stays in the default suite, and the others are exhaustive. Lines that begin with # are comments.
+Four lists say the first three. `exhaustive.txt`, `slow.txt` and `in_turn.txt` have a test a line:
+`tests/folder/test_file.py::test`, with `[case]` for one case alone. A file alone stands for all of its tests. The name
+of a fixture stands for all tests that use it: else the first one that runs would pay for it. `sampled.txt` has tests of
+many cases, each with a number n: each n-th of its cases stays in the default suite, and the others are exhaustive. Lines
+that begin with # are comments.
+
+The tests of `in_turn.txt` take half of all the time. A run takes one of three parts of them. The number of commits says
+which, so that a commit has the same tests everywhere, and three commits in a row have all.
 
 Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
 them otherwise is marked by hand: `@pytest.mark.subprocess`.
 """
 
 import inspect
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -21,6 +26,8 @@ import pytest
 
 HERE = Path(__file__).parent
 EXHAUSTIVE, SLOW, SAMPLED = HERE / "exhaustive.txt", HERE / "slow.txt", HERE / "sampled.txt"
+IN_TURN = HERE / "in_turn.txt"
+TURNS = 3
 # Names that only code that starts processes has.
 STARTERS = {"subprocess", "Popen", "fork", "ProcessPoolExecutor", "get_context", "posix_spawn"}
 COLLECTED = pytest.StashKey[set[str]]()
@@ -47,6 +54,29 @@ def sampled(items: Sequence[pytest.Item], path: Path = SAMPLED) -> set[pytest.It
     return left_out
 
 
+def turn_of(chosen: str | None) -> int | None:
+    """Return whose turn it is, as asked for or by the number of commits; None if every test has its turn.
+
+    Raises:
+        pytest.UsageError: if what was asked for is neither `all` nor the number of a turn
+    """
+    if chosen == "all":
+        return None
+    if chosen in map(str, range(TURNS)):
+        return int(chosen)
+    if chosen is not None:
+        raise pytest.UsageError(f"--turn takes all or a number below {TURNS}, not {chosen}")
+    command = ["git", "rev-list", "--count", "HEAD"]
+    counted = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    return int(counted.stdout) % TURNS if counted.returncode == 0 else None
+
+
+def waiting(items: Sequence[pytest.Item], turn: int | None) -> set[pytest.Item]:
+    """Return those of the tests that run in turn of which it is not the turn. Neighbours wait for different turns."""
+    ours = [item for item in items if is_listed(IN_TURN, item)]
+    return set() if turn is None else {item for place, item in enumerate(ours) if place % TURNS != turn}
+
+
 def is_listed(path: Path, item: pytest.Item) -> bool:
     """Say whether the list names a test, this case of it, its file, or a fixture of it."""
     names = {item.nodeid, test_of(item.nodeid), item.nodeid.partition("::")[0]}
@@ -70,7 +100,7 @@ def gone(entries: frozenset[str], collected: set[str]) -> set[str]:
 
 
 def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark all tests, and leave the exhaustive ones out, unless all were asked for or one by its name."""
+    """Mark all tests, and leave out the exhaustive ones and those that wait, unless one is asked for by its name."""
     config.stash[COLLECTED] = {item.nodeid for item in items}
     for item in items:
         if is_listed(EXHAUSTIVE, item):
@@ -78,15 +108,19 @@ def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in sampled([item for item in items if not item.get_closest_marker("exhaustive")]):
         item.add_marker(pytest.mark.exhaustive)
     for item in items:
-        if is_listed(SLOW, item) or item.get_closest_marker("exhaustive"):
+        if is_listed(SLOW, item) or is_listed(IN_TURN, item) or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)
         if any(starts_processes(function) for function in _functions(item)):
             item.add_marker(pytest.mark.subprocess)
     if config.getoption("--all") or any("::" in name for name in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    others = [item for item in items if not item.get_closest_marker("exhaustive")]
+    waits = waiting(others, turn_of(config.getoption("--turn")))
+    kept = [item for item in others if item not in waits]
+    config.hook.pytest_deselected(
+        items=[item for item in items if item in waits or item.get_closest_marker("exhaustive")]
+    )
+    items[:] = kept
 
 
 def _fixtures(item: pytest.Item) -> Iterator[pytest.FixtureDef[Any]]:
