@@ -1,10 +1,10 @@
 """Which tests are `exhaustive`, `slow`, run in turn or start processes: conftest.py gives them these marks.
 
 Four lists say the first three. `exhaustive.txt`, `slow.txt` and `in_turn.txt` have a test a line:
-`tests/folder/test_file.py::test`, with `[case]` for one case alone. A file alone stands for all of its tests. The name
-of a fixture stands for all tests that use it: else the first one that runs would pay for it. `sampled.txt` has tests of
-many cases, each with a number n: each n-th of its cases stays in the default suite, and the others are exhaustive. Lines
-that begin with # are comments.
+`tests/folder/test_file.py::test`, with `[case]` for one case alone. A file alone stands for all of its tests. The
+name of a fixture stands for all tests that use it: else the first one that runs would pay for it. `sampled.txt` has
+tests of many cases, each with a number n: each n-th of its cases stays in the default suite, and the others are
+exhaustive. Lines that begin with # are comments.
 
 The tests of `in_turn.txt` take half of all the time. A run takes one of three parts of them. The number of commits says
 which, so that a commit has the same tests everywhere, and three commits in a row have all.
@@ -60,12 +60,11 @@ def turn_of(chosen: str | None) -> int | None:
     Raises:
         pytest.UsageError: if what was asked for is neither `all` nor the number of a turn
     """
-    if chosen == "all":
-        return None
-    if chosen in map(str, range(TURNS)):
-        return int(chosen)
     if chosen is not None:
-        raise pytest.UsageError(f"--turn takes all or a number below {TURNS}, not {chosen}")
+        turns = {"all": None} | {str(turn): turn for turn in range(TURNS)}
+        if chosen not in turns:
+            raise pytest.UsageError(f"--turn takes all or a number below {TURNS}, not {chosen}")
+        return turns[chosen]
     command = ["git", "rev-list", "--count", "HEAD"]
     counted = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     return int(counted.stdout) % TURNS if counted.returncode == 0 else None
