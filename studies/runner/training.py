@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from confide.config.loading import check
 from confide.distributed.ranks import Ranks
 from confide.randomness.seal import Seal
+from confide.runs.data_source import files_of, source_of
 from confide.runs.folder import Run
 from confide.runs.given import Given
 from confide.runs.job import Job
@@ -48,6 +50,27 @@ class Unreleased(Run):
     def once(self, name: str, compute: Callable[[], NDArray[Any]], ranks: Ranks, seal: Seal) -> NDArray[Any]:
         """Take the scores of rows from an earlier run of the same rows and model; they take half of a run."""
         return super().once(name, partial(self._shared, compute), ranks, seal)
+
+    def borrow_rows(self) -> None:
+        """Take the rows that an earlier run prepared, if their source and run key are the same: a third of a run."""
+        kept = self._kept_rows()
+        if kept.is_dir() and not self.data.exists():
+            shutil.copytree(kept, self.data, copy_function=os.link)
+
+    def lend_rows(self) -> None:
+        """Keep the rows for later runs."""
+        kept = self._kept_rows()
+        if not kept.exists():
+            own = kept.with_suffix(f".{os.getpid()}")
+            shutil.copytree(self.data, own, copy_function=os.link)
+            with suppress(OSError):  # another process has lent the same in the meantime
+                own.rename(kept)
+            shutil.rmtree(own, ignore_errors=True)
+
+    def _kept_rows(self) -> Path:
+        config = self.config
+        asked = json.dumps([source_of(config, self.given), files_of(config), config.privacy.published_key])
+        return self.folder.parent / f"rows-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
 
     def _shared(self, compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         config, rows = self.config, self.data / "train"
@@ -118,6 +141,7 @@ class Trained:
         began = time.monotonic()
         config = check(self.raw | {"run": str(self.folder)}, str(self.folder))
         run = Unreleased(config, self.is_twin, self.given)
+        run.borrow_rows()
         if not self.trains:
             found = Job.of(run, Console(quiet=True)).evaluate()
             assert found is not None
@@ -138,6 +162,7 @@ class Trained:
                 }
             if self.look is not None:
                 measured |= self.look(run, outcome)
+        run.lend_rows()
         measured |= {"seconds": round(time.monotonic() - began, 1), **version(), **device()}
         shutil.rmtree(self.folder, ignore_errors=True)
         return measured

@@ -17,6 +17,7 @@ from studies.runner.tables import change, losses, perplexity
 from studies.runner.texts import PARTS, TEXTS, Text, part_of
 from studies.runner.training import Trained, trained
 
+from confide.runs import preparation
 from confide.runs.given import Given
 from confide.runs.job import Job
 from confide.training import evaluation
@@ -239,6 +240,32 @@ def test_rows_are_scored_once_for_all_runs_that_have_the_same(tmp_path, monkeypa
     [alone] = trained(runs("alone", own), Work(None, tmp_path / "alone", Scale.TINY), "runs")
     assert len(scored) == 3
     assert alone["loss"] == second["loss"] != first["loss"]
+
+
+def test_rows_are_prepared_once_for_all_runs_of_a_source_and_a_key(tmp_path, monkeypatch):
+    """Another rate has the same rows, another length or key has its own, and a run's result stays as it was."""
+    prepared, prepare = [], preparation.prepare
+
+    def counted(*arguments):
+        prepared.append(prepare(*arguments))
+        return prepared[-1]
+
+    monkeypatch.setattr(preparation, "prepare", counted)
+
+    def losses(folder, *changes):
+        runs = []
+        for each in changes:
+            raw = config(tmp_path / "a", train__steps=1, **each).model_dump(mode="json", exclude={"run"})
+            raw["data"]["eval"] = raw["data"]["train"]
+            runs.append(Trained.of({}, raw, False, True, tmp_path / folder / "runs"))
+        return [row["loss"] for row in trained(runs, Work(None, tmp_path / folder, Scale.TINY), "runs")]
+
+    faster = {"train__learning_rate": 0.02}
+    shared = losses("shared", {}, faster, {"data__max_length": 8}, {"privacy__published_key": "another"})
+    assert len(prepared) == 3
+    assert losses("alone", faster) == shared[1:2]
+    assert len(prepared) == 4
+    assert len(set(shared)) == 4
 
 
 def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
