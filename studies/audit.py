@@ -30,7 +30,7 @@ from confide.runs.loop import fine_tune
 from confide.runs.verify import verify
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, percent_at_least, percent_at_most
-from studies import corpora
+from studies.runner import corpora
 from studies.runner.findings import Finding
 from studies.runner.models import stories
 from studies.runner.rows import version

@@ -16,6 +16,7 @@ import numpy as np
 
 from confide.planning.user_sampling import USERS, Split, measured_norms
 from confide.utils.chart import Panel, Points, panels_svg
+from studies.parts.user_sampling import COHORT, GROUP, ORACLE, OWN, PRINTED, RANDOM, strategies
 from studies.runner import users
 from studies.runner.findings import ABOVE, MARGIN, Finding
 from studies.runner.grid import NOTHING, Arm, Grid, config
@@ -25,7 +26,6 @@ from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
 from studies.runner.training import job_of
 from studies.runner.users import ULS
-from studies.user_sampling import COHORT, GROUP, ORACLE, OWN, PRINTED, RANDOM, strategies
 
 EPSILON, K, N = "privacy.epsilon", "privacy.rows_per_unit", "train.batch"
 NORM = "norm"

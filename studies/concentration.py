@@ -23,7 +23,7 @@ from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.rounding import at_most
-from studies import corpora
+from studies.runner import corpora
 from studies.runner.findings import Finding
 from studies.runner.models import stories
 from studies.runner.rows import version

@@ -24,7 +24,7 @@ from confide.runs.loop import Outcome
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.files import write_text
 from confide.utils.rounding import at_least, at_most
-from studies import corpora
+from studies.runner import corpora
 from studies.runner.findings import MARGIN, Finding, interval, paired
 from studies.runner.grid import NOTHING, Arm, Grid, Keys
 from studies.runner.models import gemma

@@ -13,11 +13,8 @@ import numpy as np
 from confide.planning.user_sampling import USERS, Split
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.rounding import at_most
-from studies.estimated_means import DELTA, D, K, N, Result, Setting, people, result
-from studies.runner.findings import ABOVE, Finding
-from studies.runner.rows import version
-from studies.runner.study import Plot, Row, Scale, Study, Table, Work
-from studies.user_sampling import (
+from studies.parts.estimated_means import DELTA, D, K, N, Result, Setting, people, result
+from studies.parts.user_sampling import (
     COHORT,
     GROUP,
     ORACLE,
@@ -29,6 +26,9 @@ from studies.user_sampling import (
     splits,
     strategies,
 )
+from studies.runner.findings import ABOVE, Finding
+from studies.runner.rows import version
+from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 
 START = Split(1, 16)
 

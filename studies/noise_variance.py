@@ -18,10 +18,10 @@ from scipy import stats
 from confide.planning.user_sampling import noise_variance
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.rounding import at_most
+from studies.parts.user_sampling import Target
 from studies.runner.findings import ABOVE, Finding
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
-from studies.user_sampling import Target
 
 N, K, STEPS, DELTA, NORM = 1024, 32, 1000, 1e-6, 10.0
 COHORTS = (4, 32, 256)  # M, users expected a step

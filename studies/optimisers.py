@@ -1,6 +1,6 @@
 """What moves the weights best under noise: AdamW's first beta by steps, and other optimisers. Beyond the papers.
 
-All arms have the same epsilon, steps, rows a step and number of trials. `studies/noisy_optimisers.py` has the
+All arms have the same epsilon, steps, rows a step and number of trials. `studies/parts/noisy_optimisers.py` has the
 optimisers, and says why the guarantee is that of any other run.
 """
 
@@ -18,7 +18,7 @@ from confide.config.schedule import share_of_peak
 from confide.planning.suggest import best_rate
 from confide.runs.given import Given
 from confide.training.optimisation import betas_of
-from studies import noisy_optimisers as noisy
+from studies.parts import noisy_optimisers as noisy
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys

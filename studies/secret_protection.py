@@ -28,7 +28,7 @@ from confide.privacy.row_weights import Spread
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.files import whole_file
 from confide.utils.rounding import at_least
-from studies import corpora
+from studies.runner import corpora
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.graphs import config_of, shape_of
 from studies.runner.grid import NOTHING, TRIAL, Arm, Grid

@@ -9,8 +9,7 @@ from typing import Any
 from scipy import stats
 
 from confide.utils.rounding import percent_at_least, percent_at_most
-from studies import corpora
-from studies.runner import twice
+from studies.runner import corpora, twice
 from studies.runner.findings import Finding, paired
 from studies.runner.grid import NOTHING
 from studies.runner.models import pretrained

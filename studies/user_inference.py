@@ -17,7 +17,7 @@ from confide.runs.job import Job
 from confide.runs.loop import Outcome
 from confide.utils.console import Console
 from confide.utils.rounding import at_least, at_most, percent_at_least, percent_at_most
-from studies import corpora
+from studies.runner import corpora
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work

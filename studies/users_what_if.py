@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from confide.data.shape import Shape
+from studies.parts.user_sampling import Target
 from studies.runner import users
 from studies.runner.findings import Finding, paired
 from studies.runner.grid import Arm, Grid, Keys, config
@@ -20,7 +21,6 @@ from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, losses, perplexity, target
 from studies.runner.training import job_of
 from studies.runner.users import ELS, ULS
-from studies.user_sampling import Target
 
 K = "privacy.rows_per_unit"
 TIMES, BUDGET = (

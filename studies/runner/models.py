@@ -15,7 +15,7 @@ from confide.models.names import BUNDLED, location
 from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from confide.utils.files import write_text
-from studies import corpora
+from studies.runner import corpora
 from studies.runner.study import Scale, Work
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from studies.user_sampling import Target
+from studies.parts.user_sampling import Target
 
 from confide.cli import show_plans
 from confide.config.loading import check

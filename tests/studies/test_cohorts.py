@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from studies.parts.user_sampling import COHORT, GROUP, ORACLE, OWN, PRINTED, RANDOM
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
-from studies.user_sampling import COHORT, GROUP, ORACLE, OWN, PRINTED, RANDOM
 
 from confide.planning.user_sampling import Split
 from studies import cohorts as study

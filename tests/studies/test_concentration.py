@@ -6,12 +6,13 @@ import lzma
 import numpy as np
 import pytest
 from studies.concentration import NEARNESS, NOISE, filter_noise, noises, sampling_noise
+from studies.runner import corpora
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, judged
 from studies.runner.study import Scale, Work
 
 from confide.planning.nearness import USERS, Nearness
 from confide.privacy.accounting.concentration import Filtered
-from studies import concentration, corpora
+from studies import concentration
 
 
 @pytest.fixture

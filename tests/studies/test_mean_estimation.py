@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from studies.estimated_means import D, K, N, People, Result, Setting, clipped_sum, drawn
 from studies.mean_estimation import Size, interval
+from studies.parts import estimated_means
+from studies.parts import user_sampling as ways
+from studies.parts.estimated_means import D, K, N, People, Result, Setting, clipped_sum, drawn
 from studies.runner.findings import REPRODUCED, judged
 
-from studies import estimated_means
 from studies import mean_estimation as study
-from studies import user_sampling as ways
 
 
 @pytest.fixture(scope="module")

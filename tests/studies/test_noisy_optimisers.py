@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from studies.parts import noisy_optimisers as noisy
 
 from confide.privacy.mechanisms.values import Aggregation
 from confide.training.optimisation import Optimisation
 from confide.utils.errors import InputError
-from studies import noisy_optimisers as noisy
 from tests import small
 from tests.training import test_tensor_adamw
 from tests.training.test_step import some_draw, step_of

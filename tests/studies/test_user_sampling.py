@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from studies.user_sampling import (
+from studies.parts.user_sampling import (
     Target,
     greedy_local_oracle,
     max_cohort,

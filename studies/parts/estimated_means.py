@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from studies.user_sampling import Target
+from studies.parts.user_sampling import Target
 
 N, K, D = 256, 16, 32  # users, rows of each, coordinates
 DELTA = 1e-6
