@@ -377,7 +377,7 @@ def test_a_vocabulary_larger_than_the_embeddings_is_refused(root):
 
 def llama_tokenizer(shared, folder):
     """A folder that a user can make of a model that came with bare pieces: a tokenizer.json beside the weights."""
-    from studies.corpora import stories
+    from studies.runner.corpora import stories
 
     return stories(shared / "data", folder)
 

@@ -255,7 +255,7 @@ NOT_CLAIMED = {
     ("runs/personalise.py", "rate"),
     ("runs/personalise.py", "rates[0]"),
     ("runs/verify.py", "most"),
-    ("studies/user_sampling.py", "most"),
+    ("studies/parts/user_sampling.py", "most"),
     ("sensitive/redaction/page.py", "100 * tally['share_of_tokens'] / most"),
     ("cli/show.py", "rate"),
     ("cli/tune.py", "row['most']"),
