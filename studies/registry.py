@@ -40,6 +40,7 @@ _MODULES = {
     "synthetic": "synthetic",
     "user-level": "user_level",
     "recipe": "recipe",
+    "rows-or-chunks": "rows_or_chunks",
     "suggestion": "suggestion",
     "optimisers": "optimisers",
     "audit": "audit",
