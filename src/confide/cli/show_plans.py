@@ -46,7 +46,8 @@ def plan(found: dict[str, Any]) -> None:
         for warning in found["warnings"]:
             print(f"  warning: {warning}")
         for sentence in Guarantee.from_json(found["guarantee"]).weakness():
-            print(f"  {sentence}")
+            if sentence not in found["warnings"]:
+                print(f"  {sentence}")
         print()
     phases = found.get("stages", [])
     if len(phases) > 1:

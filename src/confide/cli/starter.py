@@ -91,6 +91,11 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
             if unit
             else []
         ),
+        *(
+            ["  # selection: random        # for short texts, read from their start: rows and no chunks"]
+            if mechanism == "uls"
+            else []
+        ),
         "train:",
         "  steps: 200",
         "  learning_rate: 0.002      # of the bundled model; 0.004 with thousands of users, less for larger models"
