@@ -161,7 +161,15 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    heads = ["text", "epsilon", "held-out text is read", CHUNKS, ROWS, "rows against chunks"]
+    heads = [
+        "text",
+        "epsilon",
+        "held-out text is read",
+        CHUNKS,
+        ROWS,
+        "rows against chunks",
+        "learning rates",
+    ]
     cells = [
         [
             text,
@@ -169,14 +177,16 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             words,
             *(perplexity(at(rows, text, arm, epsilon, read)) for arm in (CHUNKS, ROWS)),
             change(gap(rows, text, epsilon, read)),
+            " and ".join(users.settings(rows, text, arm, epsilon) for arm in (CHUNKS, ROWS)),
         ]
         for text in users.texts_of(rows)
         for epsilon in users.values(rows, EPSILON)
         for read, words in READ.items()
     ]
     note = (
-        "Test perplexity; intervals are of 95% over run keys, and differences are paired by key. Learning rates are "
-        "chosen on validation rows, for each arm and epsilon. From random places: four chunks of each test user."
+        "Test perplexity; intervals are of 95% over run keys, and differences are paired by key. Of two learning rates "
+        "the better one on validation rows is taken, for each arm and epsilon; where that is the larger one, a still "
+        "larger one might be better. From random places: four chunks of each test user."
     )
     return [Table("Training on rows or on chunks", heads, cells, note)]
 

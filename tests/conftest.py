@@ -63,6 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Find once whose turn it is: a commit may be made while workers start, and all must collect the same tests."""
+    if not hasattr(config, "workerinput"):
+        turn = tiers.turn_of(config.getoption("--turn"))
+        config.option.turn = "all" if turn is None else str(turn)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Half a million objects are here to stay: each full collection of garbage would look at all of them again."""
     gc.collect()

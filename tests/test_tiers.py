@@ -147,7 +147,7 @@ def test_each_nth_case_of_a_sampled_test_stays(tmp_path):
     assert left_out == {items[1], items[2], items[4]}
 
 
-def test_each_test_has_one_turn_and_is_asked_for_by_all(monkeypatch):
+def test_each_test_has_one_turn_whatever_runs_beside_it(monkeypatch):
     class Item:
         def __init__(self, nodeid):
             self.nodeid = nodeid
@@ -155,23 +155,40 @@ def test_each_test_has_one_turn_and_is_asked_for_by_all(monkeypatch):
     monkeypatch.setattr(
         tiers, "listed", lambda path: frozenset({"tests/a.py::test_dear", "tests/b.py::test_dear[x]"})
     )
-    dear = [Item(f"tests/a.py::test_dear[{case}]") for case in range(4)] + [Item("tests/b.py::test_dear[x]")]
+    dear = [Item(f"tests/a.py::test_dear[{case}]") for case in range(20)] + [Item("tests/b.py::test_dear[x]")]
     items = [Item("tests/a.py::test_cheap"), *dear, Item("tests/b.py::test_dear[y]")]
     waits = [tiers.waiting(items, turn) for turn in range(tiers.TURNS)]
-    assert waits[0] == {dear[1], dear[2], dear[4]}
     assert [sum(item not in each for each in waits) for item in dear] == [1] * len(dear)
     assert not set().union(*waits) - set(dear)
+    assert min(len(dear) - len(each) for each in waits) > 2
+    assert tiers.waiting(items[5:], 1) == waits[1] & set(items[5:])
     assert tiers.waiting(items, tiers.turn_of("all")) == set()
 
 
-def test_a_turn_is_asked_for_or_follows_from_the_commit():
-    commits = subprocess.run(
-        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert tiers.turn_of(None) == int(commits.stdout) % tiers.TURNS
+def test_a_turn_is_asked_for_or_follows_from_the_commits(tmp_path, monkeypatch):
     assert tiers.turn_of("2") == 2
     with pytest.raises(pytest.UsageError, match="all or a number below 3, not 3"):
         tiers.turn_of("3")
+    asked = tiers.asked_git
+
+    def turn_in(folder):
+        monkeypatch.setattr(tiers, "asked_git", functools.partial(asked, folder=folder))
+        return tiers.turn_of(None)
+
+    def git(*arguments):
+        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *own, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    turns = []
+    for _ in range(4):
+        git("commit", "--quiet", "--allow-empty", "-m", "a commit")
+        turns.append(turn_in(tmp_path))
+    assert turns == [1, 2, 0, 1]
+    git("clone", "--quiet", "--depth", "1", tmp_path.as_uri(), "shallow")
+    assert turn_in(tmp_path / "shallow") == int(asked("rev-parse", "HEAD", folder=tmp_path), 16) % tiers.TURNS
+    (nothing := tmp_path.parent / "nothing").mkdir()
+    assert turn_in(nothing) is None
 
 
 def test_sampled_tests_are_there_and_keep_a_case_and_leave_one_out():

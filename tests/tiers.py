@@ -7,7 +7,7 @@ tests of many cases, each with a number n: each n-th of its cases stays in the d
 exhaustive. Lines that begin with # are comments.
 
 The tests of `in_turn.txt` take half of all the time. A run takes one of three parts of them. The number of commits says
-which, so that a commit has the same tests everywhere, and three commits in a row have all.
+which, so that a commit has the same tests everywhere, and runs of three commits in a row have all.
 
 Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
 them otherwise is marked by hand: `@pytest.mark.subprocess`.
@@ -15,6 +15,7 @@ them otherwise is marked by hand: `@pytest.mark.subprocess`.
 
 import inspect
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -57,6 +58,8 @@ def sampled(items: Sequence[pytest.Item], path: Path = SAMPLED) -> set[pytest.It
 def turn_of(chosen: str | None) -> int | None:
     """Return whose turn it is, as asked for or by the number of commits; None if every test has its turn.
 
+    In a clone that lacks the older commits, the last one's name decides in place of their number.
+
     Raises:
         pytest.UsageError: if what was asked for is neither `all` nor the number of a turn
     """
@@ -65,15 +68,26 @@ def turn_of(chosen: str | None) -> int | None:
         if chosen not in turns:
             raise pytest.UsageError(f"--turn takes all or a number below {TURNS}, not {chosen}")
         return turns[chosen]
-    command = ["git", "rev-list", "--count", "HEAD"]
-    counted = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-    return int(counted.stdout) % TURNS if counted.returncode == 0 else None
+    if not (commit := asked_git("rev-parse", "HEAD")):
+        return None
+    if asked_git("rev-parse", "--is-shallow-repository") == "true":
+        return int(commit, 16) % TURNS
+    return int(asked_git("rev-list", "--count", "HEAD")) % TURNS
+
+
+def asked_git(*arguments: str, folder: Path = HERE) -> str:
+    """Return what git answers, or nothing if it does not."""
+    command = ["git", *arguments]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def waiting(items: Sequence[pytest.Item], turn: int | None) -> set[pytest.Item]:
-    """Return those of the tests that run in turn of which it is not the turn. Neighbours wait for different turns."""
+    """Return those of the tests that run in turn of which it is not the turn. A test's name says which one it has."""
+    if turn is None:
+        return set()
     ours = [item for item in items if is_listed(IN_TURN, item)]
-    return set() if turn is None else {item for place, item in enumerate(ours) if place % TURNS != turn}
+    return {item for item in ours if zlib.crc32(item.nodeid.encode()) % TURNS != turn}
 
 
 def is_listed(path: Path, item: pytest.Item) -> bool:

@@ -52,7 +52,10 @@ class Unreleased(Run):
         return super().once(name, partial(self._shared, compute), ranks, seal)
 
     def borrow_rows(self) -> None:
-        """Take the rows that an earlier run prepared, if their source and run key are the same: a third of a run."""
+        """Take the rows that an earlier run prepared, if code, source and run key are the same.
+
+        To prepare rows takes a third of a run with redaction.
+        """
         kept = self._kept_rows()
         if kept.is_dir() and not self.data.exists():
             shutil.copytree(kept, self.data, copy_function=os.link)
@@ -62,6 +65,7 @@ class Unreleased(Run):
         kept = self._kept_rows()
         if not kept.exists():
             own = kept.with_suffix(f".{os.getpid()}")
+            shutil.rmtree(own, ignore_errors=True)  # of a process of that number that was killed
             shutil.copytree(self.data, own, copy_function=os.link)
             with suppress(OSError):  # another process has lent the same in the meantime
                 own.rename(kept)
@@ -69,8 +73,10 @@ class Unreleased(Run):
 
     def _kept_rows(self) -> Path:
         config = self.config
-        asked = json.dumps([source_of(config, self.given), files_of(config), config.privacy.published_key])
-        return self.folder.parent / f"rows-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
+        asked = json.dumps(
+            [version(), source_of(config, self.given), files_of(config), config.privacy.published_key]
+        )
+        return self.root.parent / f"rows-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
 
     def _shared(self, compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         config, rows = self.config, self.data / "train"
@@ -79,7 +85,7 @@ class Unreleased(Run):
             asked.update(f"{part}\n".encode())
         for file in ("tokens.bin", "row_offsets.bin"):
             asked.update(hashlib.sha256((rows / file).read_bytes()).digest())
-        kept = self.folder.parent / f"scores-{asked.hexdigest()[:16]}.npy"
+        kept = self.root.parent / f"scores-{asked.hexdigest()[:16]}.npy"
         if not kept.exists():
             own = kept.with_suffix(f".{os.getpid()}.npy")  # other processes may compute the same
             np.save(own, compute())

@@ -255,17 +255,19 @@ def test_rows_are_prepared_once_for_all_runs_of_a_source_and_a_key(tmp_path, mon
     def losses(folder, *changes):
         runs = []
         for each in changes:
+            is_twin = each is twin
             raw = config(tmp_path / "a", train__steps=1, **each).model_dump(mode="json", exclude={"run"})
             raw["data"]["eval"] = raw["data"]["train"]
-            runs.append(Trained.of({}, raw, False, True, tmp_path / folder / "runs"))
+            runs.append(Trained.of({}, raw, is_twin, True, tmp_path / folder / "runs"))
         return [row["loss"] for row in trained(runs, Work(None, tmp_path / folder, Scale.TINY), "runs")]
 
-    faster = {"train__learning_rate": 0.02}
-    shared = losses("shared", {}, faster, {"data__max_length": 8}, {"privacy__published_key": "another"})
+    faster, twin = {"train__learning_rate": 0.02}, {}
+    others = {"data__max_length": 8}, {"privacy__published_key": "another"}
+    shared = losses("shared", {}, faster, twin, *others)
     assert len(prepared) == 3
     assert losses("alone", faster) == shared[1:2]
     assert len(prepared) == 4
-    assert len(set(shared)) == 4
+    assert len(set(shared)) == 5
 
 
 def test_trials_are_measured_by_their_loss_alone(posts, monkeypatch):
