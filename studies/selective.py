@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from confide.utils.rounding import at_most
 from studies.runner import twice
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.grid import NOTHING, Arm
-from studies.runner.members import Attacked
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity
-from studies.runner.texts import TEXTS
-from studies.runner.training import Look
 from studies.runner.twice import DPSGD, ENTITIES, LEVELS, NONE, TOKENS, jft, redacted
 from studies.runner.users import texts_of
 
@@ -21,9 +19,6 @@ CRT = "CRT, the noise of JFT"
 STRICTEST = LEVELS[-1]
 PHASE = "loss after redacted"
 """The column of the loss between the phases of fine-tuning twice: the paper's redacted model."""
-
-ATTACKED = (NONE, DPSGD, redacted(ENTITIES), jft(ENTITIES))
-"""The arms whose models `membership` attacks, as they are trained here."""
 
 # Shi et al. 2022, sections 6.1, 6.3, A.2: perplexity of GPT-2 small, as the text of the paper has it.
 PAPER_DIALOGUES = {NOTHING: "13.60", DPSGD: "8.31"}  # of ABCD
@@ -64,7 +59,7 @@ def size(work: Work) -> Mapping[str, Any]:
     return _SIZES[work.scale]
 
 
-def arms(work: Work, text: str) -> list[Arm]:
+def arms(work: Work, steps: int) -> list[Arm]:
     """Return what is compared, but for CRT, whose noise is that of a run."""
     own = size(work)
     options = {"train.learning_rate": own["rates"]}
@@ -72,17 +67,14 @@ def arms(work: Work, text: str) -> list[Arm]:
     for level in own["levels"]:
         found += [
             twice.redacted_arm(level, options),
-            twice.jft_arm(level, own["steps"], options),
+            twice.jft_arm(level, steps, options),
         ]
-    return [looked(arm, text) for arm in found]
+    return [looked(arm) for arm in found]
 
 
-def looked(arm: Arm, text: str) -> Arm:
-    """Return an arm whose runs are looked at: at their claim, and if `membership` is about them, at their members."""
-    looks: tuple[Look, ...] = (twice.Claimed(),)
-    if arm.name in ATTACKED:
-        looks += (Attacked(1 if text == "dialogues" else 2, TEXTS[text].unit),)
-    return Arm(arm.name, arm.keys, arm.options, arm.derived, twice.Looks(looks))
+def looked(arm: Arm) -> Arm:
+    """Return an arm whose runs are looked at for their claim."""
+    return replace(arm, look=twice.Looks((twice.Claimed(),)))
 
 
 def measure(work: Work) -> list[Row]:
@@ -90,10 +82,10 @@ def measure(work: Work) -> list[Row]:
     own = size(work)
     options = {"train.learning_rate": own["rates"]}
     for text in work.chosen(own["texts"]):
-        found = twice.grid(STUDY.name, work, text, own, arms(work, text)).measured(work)
+        found = twice.grid(STUDY.name, work, text, own, arms(work, own["steps"])).measured(work)
         noise = twice.value(found, text, jft(ENTITIES), "noise_multiplier")
         assert noise is not None
-        crt = looked(twice.crt_arm(CRT, own["steps"], noise, options), text)
+        crt = looked(twice.crt_arm(CRT, own["steps"], noise, options))
         more = twice.grid(STUDY.name, work, text, own, [crt]).measured(work)
         rows += found + [row for row in more if row["arm"] != NOTHING]
     return rows

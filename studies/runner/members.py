@@ -27,6 +27,9 @@ FPR = 0.01
 BEFORE = "auroc before"
 """The column of the loss attack on the model before training: 1/2 if the two sides are of one kind."""
 
+READS = "reads"
+"""The column of how often a run reads each row of its text, in the mean."""
+
 
 @dataclass(frozen=True)
 class Attacked:
@@ -62,7 +65,8 @@ class Attacked:
         untrained = membership.compare(losses[0], losses[1], (_units(sides[0]), _units(sides[1])), (FPR,))
         shutil.rmtree(plain.folder, ignore_errors=True)
         plain.folder.with_suffix(".jsonl").unlink()
-        return dict(_measured(found)) | {BEFORE: untrained.attacks["loss"].auroc.value}
+        reads = job.mechanism.all_steps * run.config.train.batch / job.prepared.train.n_rows
+        return dict(_measured(found)) | {BEFORE: untrained.attacks["loss"].auroc.value, READS: reads}
 
     def _plain(self, run: Run) -> Run:
         """Return a run that is never trained, on some of the documents as they were before redaction."""

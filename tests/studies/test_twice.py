@@ -76,7 +76,7 @@ def test_those_held_against_members_are_not_those_that_rmia_compares_with():
 
 def test_all_seven_attacks_become_rows_and_the_best_of_each_key_counts():
     row = dict.fromkeys(("study", "scale", "text", "arm", "part", "version"), "x")
-    row |= {"loss": 1.0, "epsilon": 3.0, "auroc before": 0.5}
+    row |= {"loss": 1.0, "epsilon": 3.0, "auroc before": 0.5, "reads": 5.0}
     rows = []
     for key in (1, 2):
         aurocs = {
@@ -87,6 +87,8 @@ def test_all_seven_attacks_become_rows_and_the_best_of_each_key_counts():
         rows += membership.by_attack(row | {"key": key} | aurocs)
     assert len(rows) == 14
     assert membership.most(rows, "x", "x", "auroc") == (0.56, 0.62)
+    [table] = membership.tables(rows)
+    assert "Each member is read 5.0 times or more" in table.note
 
 
 def of_phases(before, after):
