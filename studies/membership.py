@@ -29,13 +29,10 @@ PUBLIC = 0.6
 
 CHANCE = 0.55
 """An accuracy up to here counts as chance, and a distance from 1/2 up to this one's as none."""
-
-
 ATTACKED = (NONE, DPSGD, redacted(ENTITIES), jft(ENTITIES))
-_SMALL: dict[str, Any] = {"documents": 60, "steps": 16}
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: {"documents": 8, "steps": 2},
-    Scale.SMALL: _SMALL,
+    Scale.SMALL: {"documents": 60, "steps": 16},
     Scale.FULL: {"documents": 5000, "steps": 400},
 }
 

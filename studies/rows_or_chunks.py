@@ -123,9 +123,7 @@ def at(rows: Sequence[Row], text: str, arm: str, epsilon: float, read: str) -> d
     """Return the loss by run key of an arm at an epsilon, where held-out text is read in one of the two ways."""
     place = (text, arm, epsilon, "test")
     return {
-        row["key"]: row[read]
-        for row in rows
-        if (row["text"], row["arm"], row[EPSILON], row["part"]) == place and row["key"]
+        row["key"]: row[read] for row in rows if (row["text"], row["arm"], row[EPSILON], row["part"]) == place
     }
 
 
@@ -138,10 +136,10 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     found = []
     for text in users.texts_of(rows):
         for epsilon in users.values(rows, EPSILON):
-            at = f"at epsilon {target(epsilon)} ({text})"
+            where = f"at epsilon {target(epsilon)} ({text})"
             found += [
                 Finding(
-                    f"Where text is read as rows, training on rows is better by more than 1% {at}.",
+                    f"Where text is read as rows, training on rows is better by more than 1% {where}.",
                     "beyond the papers",
                     "loss with rows less that with chunks, on held-out rows",
                     gap(rows, text, epsilon, STARTS),
@@ -149,7 +147,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     family=f"{text}, as rows",
                 ),
                 Finding(
-                    f"Where text is read from random places on, training on chunks is better by more than 1% {at}.",
+                    f"Where text is read from random places on, training on chunks is better by more than 1% {where}.",
                     "beyond the papers",
                     "loss with rows less that with chunks, on held-out chunks",
                     gap(rows, text, epsilon, ANYWHERE),

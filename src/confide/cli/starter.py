@@ -92,7 +92,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
             else []
         ),
         *(
-            ["  # selection: random        # for short texts, read from their start: rows and no chunks"]
+            ["  # selection: random        # whole rows in place of random chunks: docs/concepts.md"]
             if mechanism == "uls"
             else []
         ),
