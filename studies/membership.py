@@ -1,11 +1,13 @@
 """Membership inference on models that are trained as in the study `selective` (Shi et al. 2022, section 6.4; 004).
 
 They learn from few documents, so that each row is read several times: of rows that a run does not draw there is nothing
-to tell.
+to tell. The documents lie at equal distances in the text: a text may begin with many of one kind, and then their kind
+tells members from others.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +40,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 
 
 def arms(work: Work, text: str) -> list[Arm]:
-    """Return the arms of `selective` that are attacked, on the first documents of the first units."""
+    """Return the arms of `selective` that are attacked, on documents of some of the units."""
     attacked = Attacked(1 if text == "dialogues" else 2, TEXTS[text].unit)
     keys = {"data.train": str(members(work, text, attacked))}
     look = twice.Looks((twice.Claimed(), attacked))
@@ -52,10 +54,16 @@ def arms(work: Work, text: str) -> list[Arm]:
 def members(work: Work, text: str, attacked: Attacked) -> Path:
     """Write the text that is trained on, or find it."""
     whole, count = marked(work, text), _SIZES[work.scale]["documents"]
-    path = whole.with_name(f"{whole.stem}-members-{count}.jsonl")
+    path = whole.with_name(f"{whole.stem}-spread-{count}.jsonl")
     if not path.exists():
         lines = whole.read_text("utf-8").splitlines(keepends=True)
-        write_text(path, "".join(list(attacked.some(lines))[:count]))
+        by_unit: dict[str, list[str]] = {}
+        for line in attacked.some(lines):
+            by_unit.setdefault(json.loads(line)[attacked.unit], []).append(line)
+        documents = list(by_unit.values())
+        units = min(len(documents), count // attacked.of_unit)
+        spread = (documents[i * len(documents) // units] for i in range(units))
+        write_text(path, "".join(line for unit in spread for line in unit))
     return path
 
 
