@@ -1,13 +1,18 @@
 """A row's loss is a function of that row and the weights alone: pitfalls 11 and 27."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from confide.clipping import ClippedSum
 from confide.config import registry
 from confide.config.loading import check
 from confide.models import loading as models
+from confide.models.fast import switch as fast
 from confide.randomness.streams import RunKey
 from confide.training.tasks import IGNORE
 from confide.training.tasks.masked_lm import MaskedLM
@@ -161,6 +166,58 @@ def test_token_losses_count_what_is_predicted(load, kind, task_kind):
     assert counted.sum(1).tolist() == expected
     assert bool((loss[~counted] == 0).all())
     assert torch.allclose(loss.sum(1), mean * counted.sum(1).clamp(min=1), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_the_output_layer_of_a_masked_model_runs_where_tokens_are_hidden(load, kind):
+    model, task = load(kind, "masked-lm")
+    batch, seen = collate(task, rows_of()), []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda module, given, output: seen.append(tuple(output.shape[:2])))
+    most = int((batch["labels"] != IGNORE).sum(1).max())
+    sums = []
+    try:
+        for switch in (nullcontext, fast.off):
+            clipped = ClippedSum(model, task.packed_loss, 0.05)
+            with switch():
+                norms = clipped.add(batch, torch.arange(len(LENGTHS)), torch.ones(len(LENGTHS)))
+            sums.append((norms, clipped.take()))
+    finally:
+        handle.remove()
+    assert most <= 8 < max(LENGTHS)
+    assert seen == [(len(LENGTHS), 8), (len(LENGTHS), max(LENGTHS))]
+    (norms, found), (same, expected) = sums
+    assert torch.allclose(norms, same, rtol=5e-4)  # each is rounded up, by a bound on its own error
+    assert norms.gt(0.05).sum() > 1  # or nothing would be clipped
+    for name, values in expected.items():
+        assert float((found[name] - values).norm()) <= 5e-4 * float(values.norm()) + 1e-9, name
+
+
+class Lined(torch.nn.Module):
+    """A masked model whose output layer gets the tokens of all rows in one line."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(small.VOCABULARY, 8), torch.nn.Linear(8, small.VOCABULARY)
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids, attention_mask):
+        logits = self.head(self.embed(input_ids).flatten(0, 1)).unflatten(0, input_ids.shape)
+        return type("Output", (), {"logits": logits})
+
+
+def test_other_output_layers_run_everywhere():
+    task, model = replace(small.task("masked-lm"), extra=frozenset()), Lined()
+    rows = [row % small.VOCABULARY for row in rows_of()]
+    batch = collate(task, rows)
+    logits = model(batch["input_ids"], batch["real"]).logits
+    expected = functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+    counts = (batch["labels"] != IGNORE).sum(1)
+    assert counts.sum() > 0
+    means = expected.view(batch["labels"].shape).sum(1) / counts.clamp(min=1)
+    assert torch.allclose(task.row_loss(model, batch), means)
 
 
 def test_correct_is_the_most_likely_token():

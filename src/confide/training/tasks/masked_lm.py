@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from confide.config.task_facts import MASKED_LM, TaskFacts
 from confide.models.fast.cross_entropy import IGNORE
+from confide.models.fast.logits import logits_at
 from confide.randomness.streams import Stream
 from confide.training.tasks.base import Batch, Task
 
 MASKED_SHARE = 0.15  # as in BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
+_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class MaskedLM(Task):
         if hide is None or len(hide) != len(rows):
             raise ValueError(f"{self.facts.name} needs a stream for each row to choose the hidden tokens")
         hidden, targets = self._hide(batch["input_ids"], batch["real"], rows, hide)
-        return batch | {"input_ids": hidden, "labels": targets}
+        return batch | {"input_ids": hidden, "labels": targets, "places": _counted(targets)}
 
     def _hide(
         self, ids: torch.Tensor, real: torch.Tensor, rows: list[np.ndarray], hide: Sequence[Stream]
@@ -47,4 +51,17 @@ class MaskedLM(Task):
         return torch.where(chosen & (lots[1] >= 0.9), random, hidden), labels
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        return batch["labels"]
+        return batch["labels"].gather(1, batch["places"])
+
+    def predicted(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return logits_at(model, batch["places"], partial(self.logits, model, batch))
+
+
+def _counted(labels: torch.Tensor) -> torch.Tensor:
+    """Return the places that count of each row, and where it has fewer than others some that do not: int64[B, n].
+
+    n is a multiple of 8 where rows are as long as that: few shapes, for which memory need not be asked for anew.
+    """
+    counts = labels != IGNORE
+    most = -(-max(1, int(counts.sum(1).max())) // _TOGETHER) * _TOGETHER
+    return (~counts).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
