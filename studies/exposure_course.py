@@ -3,6 +3,8 @@
 "My ID is 341752" stands once, 10 or 100 times in the text, each time with a number of its own, and at some steps the
 exact rank of each number among all of its length is looked up. The detector catches the numbers or misses them; in
 Figure 4 ten numbers are all that is sensitive, and it catches a share of them.
+
+The documents are few, so that a run reads each row several times: what it hardly reads nobody needs to hide.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from studies.runner.grid import Keys, nested
 from studies.runner.marked import marked
 from studies.runner.models import stories
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
-from studies.runner.texts import TEXTS
+from studies.runner.texts import TEXTS, spread
 from studies.runner.twice import ENTITIES, EPSILON
 from studies.runner.users import texts_of
 
@@ -42,10 +44,7 @@ _PRIVATE: Keys = {"privacy.epsilon": EPSILON, "privacy.delta": 1e-5}
 _LIGHT: Keys = {
     "redacted.mode": "light-noise",
     "redacted.epsilon": EPSILON / 3,
-    "redacted.missing_rate": [
-        0.01,
-        0.03,
-    ],  # of words: 444 short rows among some 14,000, and what else is missed
+    "redacted.missing_rate": [0.02, 0.05],  # of words: the numbers that are missed are 2.5% to 3.6% of all
 }
 
 
@@ -87,13 +86,14 @@ ONLY: Mapping[str, Keys] = {
 }
 _SMALL: dict[str, Any] = {
     "texts": ("articles", "dialogues"),
+    "documents": 100,
     "arms": (*ARMS, *ONLY),
     "digits": 6,
     "each": 4,  # numbers that stand so often
     "ten_times": 100,
     "batch": 192.0,
     "steps": 24,
-    "every": 6,
+    "every": 12,
     "rate": 5e-3,
     "seeds": 3,
 }
@@ -101,6 +101,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
     | {
         "texts": ("articles",),
+        "documents": 8,
         "arms": (NONE, LIGHT, with_recall(0.0)),
         "digits": 2,
         "each": 1,
@@ -111,7 +112,8 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "seeds": 1,
     },
     Scale.SMALL: _SMALL,
-    Scale.FULL: _SMALL | {"batch": 1024.0, "steps": 400, "every": 40, "rate": 1e-4, "ten_times": 1},
+    Scale.FULL: _SMALL
+    | {"documents": None, "batch": 1024.0, "steps": 400, "every": 40, "rate": 1e-4, "ten_times": 1},
 }
 
 
@@ -131,7 +133,7 @@ def asked(work: Work, text: str) -> Iterator[Course]:
         )
         ten = ((size["ten_times"], ten[0][1]),)
         paths = [
-            planted(marked(work, text), folder / f"{text}-{key}-{name}.jsonl", groups)
+            planted(marked(work, text), folder / f"{text}-{key}-{name}.jsonl", groups, size["documents"])
             for name, groups in (("few", few), ("ten", ten))
         ]
         for arm in size["arms"]:
@@ -165,10 +167,12 @@ def _keys(work: Work, text: str, path: Path, key: int, own: Keys) -> Keys:
     }
 
 
-def planted(source: Path, path: Path, groups: Sequence[tuple[int, Sequence[str]]]) -> Path:
-    """Write a text with numbers planted in documents of their own, and the spans of every detector."""
-    lines = []
-    for document in map(json.loads, source.read_text("utf-8").splitlines()):
+def planted(
+    source: Path, path: Path, groups: Sequence[tuple[int, Sequence[str]]], documents: int | None
+) -> Path:
+    """Write some documents of a text, numbers planted in documents of their own, and the spans of every detector."""
+    lines, every = [], source.read_text("utf-8").splitlines()
+    for document in map(json.loads, every if documents is None else spread(every, documents)):
         fields = {_CAUGHT: document[ENTITIES], _MISSED: document[ENTITIES]}
         lines.append({"text": document["text"], **fields, **{_field(recall): [] for recall in RECALLS}})
     for times, numbers in groups:
@@ -201,6 +205,12 @@ def last(rows: Sequence[Row], text: str, arm: str, times: int | None, column: st
     return {row["key"]: row[column] for row in own if row["step"] == steps}
 
 
+def learnt(rows: Sequence[Row], text: str, arm: str, times: int | None) -> bool:
+    """Tell whether this training without privacy exposes the numbers: if not, there is nothing to hide."""
+    found = last(rows, text, arm, times, "exposure").values()
+    return bool(found) and sum(found) / len(found) >= EXPOSED
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
     return [
         finding
@@ -226,7 +236,7 @@ def _exposures(rows: Sequence[Row], text: str) -> Iterator[Finding]:
             low=EXPOSED,
             unit="bits",
         )
-        for arm in (DPSGD, CRT, REDACTED, JFT, LIGHT):
+        for arm in (DPSGD, CRT, REDACTED, JFT, LIGHT) if learnt(rows, text, NONE, times) else ():
             yield Finding(
                 f"With {arm}, a number that stands {times} times is not exposed ({text}).",
                 place,
@@ -249,7 +259,7 @@ def _exposures(rows: Sequence[Row], text: str) -> Iterator[Finding]:
 
 
 def _missed(rows: Sequence[Row], text: str) -> Iterator[Finding]:
-    for times in TIMES[1:]:
+    for times in (each for each in TIMES[1:] if learnt(rows, text, NONE, each)):
         place = "Figure 2" if times == 10 else "beyond Figure 2"
         for missed, caught in ((REDACTED_MISSED, REDACTED), (JFT_MISSED, JFT)):
             yield Finding(
@@ -293,6 +303,16 @@ def _utility(rows: Sequence[Row], text: str) -> Iterator[Finding]:
 
 
 def _ten(rows: Sequence[Row], text: str) -> Iterator[Finding]:
+    yield Finding(
+        f"Without privacy, the ten numbers are exposed ({text}).",
+        "Figure 4",
+        f"mean exposure at the end; from {EXPOSED:g} bits on counts as exposed",
+        tuple(last(rows, text, ONLY_NONE, None, "exposure").values()),
+        low=EXPOSED,
+        unit="bits",
+    )
+    if not learnt(rows, text, ONLY_NONE, None):
+        return
     for high, low in pairwise(RECALLS):
         yield Finding(
             f"A detector of recall {high:g} exposes ten numbers less than one of {low:g} ({text}).",
@@ -341,6 +361,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         for figure, times in _groups(rows, text):
             own = [row for row in rows if (row["text"], row["figure"], row["times"]) == (text, figure, times)]
             steps = sorted({row["step"] for row in own})
+            reads = min(row["reads"] for row in own if row["step"] == steps[-1])
             cells = [
                 [
                     arm,
@@ -353,7 +374,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             ]
             note = (
                 f"Mean exposure in bits of {own[0]['numbers']} numbers a run, at the test perplexity of that step; "
-                "means over run keys. 1.44 is chance on average. A run of JFT is a redacted model for the first half "
+                f"means over run keys. 1.44 is chance on average. Each number is read {reads:.0f} times or more by the "
+                "end, in the mean. A run of JFT is a redacted model for the first half "
                 f"of its steps. Private arms have epsilon {at_most(EPSILON, 3)} for one row at the end, not for all "
                 "rows that hold a number. The paper has plots, not numbers."
             )

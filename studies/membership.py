@@ -21,7 +21,7 @@ from studies.runner.grid import NOTHING, TRIAL, Arm
 from studies.runner.marked import marked
 from studies.runner.members import BEFORE, FPR, READS, Attacked
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.texts import TEXTS
+from studies.runner.texts import TEXTS, spread
 from studies.runner.twice import DPSGD, ENTITIES, NONE, jft, redacted
 from studies.runner.users import texts_of
 
@@ -60,10 +60,8 @@ def members(work: Work, text: str, attacked: Attacked) -> Path:
         by_unit: dict[str, list[str]] = {}
         for line in attacked.some(lines):
             by_unit.setdefault(json.loads(line)[attacked.unit], []).append(line)
-        documents = list(by_unit.values())
-        units = min(len(documents), count // attacked.of_unit)
-        spread = (documents[i * len(documents) // units] for i in range(units))
-        write_text(path, "".join(line for unit in spread for line in unit))
+        units = spread(list(by_unit.values()), count // attacked.of_unit)
+        write_text(path, "".join(line for unit in units for line in unit))
     return path
 
 

@@ -49,8 +49,8 @@ _NOISED: Mapping[str, tuple[Accountant, dict[str, str]]] = {
 }
 _SMALL: dict[str, Any] = {
     "ranks": (2000, 6000),  # of words by document frequency
-    "quiet": tuple(2.0 ** (-k / 2) for k in range(11)),
-    "noised": tuple(2.0**-k for k in range(5)),
+    "quiet": tuple(2.0**-k for k in range(6)),
+    "noised": (1.0, 2.0**-2, 2.0**-4),
     "rates": (3e-4, 1e-3, 3e-3),
     "batch": 128.0,
     "steps": 40,

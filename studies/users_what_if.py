@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from confide.data.shape import Shape
+from confide.privacy.selection import cap_of
 from studies.parts.user_sampling import Target
 from studies.runner import users
 from studies.runner.findings import Finding, paired
@@ -22,7 +23,7 @@ from studies.runner.tables import change, losses, perplexity, target
 from studies.runner.training import job_of
 from studies.runner.users import ELS, ULS
 
-K = "privacy.rows_per_unit"
+K, RATE, MEDIAN = "privacy.rows_per_unit", "train.learning_rate", "median"
 TIMES, BUDGET = (
     "times_users",
     "rows_a_step",
@@ -32,12 +33,12 @@ _SMALL: dict[str, Any] = {
     "text": "articles",
     "steps": 16,
     "times": (1, 10, 100),
-    "tuned_times": (1, 100),
     "budgets": (24, 96, 384),
-    "tuned_budgets": (24, 384),
-    "ks": {ELS: (4, 16), ULS: (1, 4)},
-    "rates": (2e-3, 5e-3),
-    "seeds": 3,
+    "options": {
+        ELS: {K: (MEDIAN,), RATE: (2.5e-3, 5e-3, 1e-2, 2e-2)},
+        ULS: {K: (1, 4), RATE: (5e-3, 1e-2)},
+    },
+    "seeds": 5,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
@@ -46,8 +47,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "steps": 1,
         "times": (1, 10),
         "budgets": (8,),
-        "ks": {ELS: (2,), ULS: (2,)},
-        "rates": (5e-3,),
+        "options": {ELS: {K: (MEDIAN,), RATE: (5e-3,)}, ULS: {K: (2,), RATE: (5e-3,)}},
         "seeds": 2,
     },
     Scale.SMALL: _SMALL,
@@ -55,8 +55,10 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
     | {
         "steps": 2000,
         "budgets": (64, 512, 4096),
-        "tuned_budgets": (64, 4096),
-        "ks": {ELS: ("median",), ULS: (1, 4, 16)},
+        "options": {
+            ELS: {K: (MEDIAN,), RATE: (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)},
+            ULS: {K: (1, 4, 16), RATE: (5e-4, 2e-3)},
+        },
     },
 }
 
@@ -70,7 +72,7 @@ def accounted(kind: str, shape: Shape, keys: Keys) -> Keys:
     """
     made = {name: value for name, value in keys.items() if name not in (TIMES, BUDGET)}
     asked = Target(EPSILON, DELTA, keys["train.steps"], keys[TIMES] * shape.units)
-    k, budget = keys[K], keys[BUDGET]
+    k, budget = cap_of(keys[K], shape), keys[BUDGET]
     if kind == ULS:
         batch, noise = budget / k, _uls_noise(asked, budget / k)
     else:
@@ -93,7 +95,7 @@ def grid(work: Work, shape: Shape) -> Grid:
     size = _SIZES[work.scale]
 
     def arm(kind: str) -> Arm:
-        options = {K: size["ks"][kind], "train.learning_rate": size["rates"]}
+        options = size["options"][kind]
         made = users.arm(kind, None, options)
         return Arm(kind, made.keys, options, lambda keys: accounted(kind, shape, keys))
 
@@ -104,7 +106,7 @@ def grid(work: Work, shape: Shape) -> Grid:
         keys=users.keys(size["steps"]),
         arms=(arm(ELS), arm(ULS)),
         at={TIMES: size["times"], BUDGET: size["budgets"]},
-        tuned_at={TIMES: size["tuned_times"], BUDGET: size["tuned_budgets"]},
+        tuned_at={TIMES: size["times"], BUDGET: size["budgets"]},
         seeds=size["seeds"],
     )
 
@@ -204,7 +206,7 @@ STUDY = Study(
     tables=tables,
     minutes=30,
     deviations="stories260K on WikiText-2 articles in place of a model of 350 million weights on CC-News; rows a step "
-    "are the budget; G and k are chosen of two each on validation text, in place of the median and "
-    "Estimate-and-Double; one delta for all.",
+    "are the budget; k is chosen of two on validation text, in place of Estimate-and-Double, and for that "
+    "ELS has twice as many learning rates; one delta for all.",
     reads=("20newsgroups", "wikitext-2"),
 )

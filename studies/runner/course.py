@@ -73,6 +73,7 @@ class Course:
         held_out = job.evaluate()
         assert held_out is not None
         numbers = np.array([int(number) for _, some in self.groups for number in some])
+        draws = step * run.config.train.batch / job.prepared.train.n_rows  # of each row, in the mean
         exposures = iter(exact(job.model, _trie(self.raw["model"], self.digits), numbers))
         for times, some in self.groups:
             bits = [next(exposures).exposure for _ in some]
@@ -82,6 +83,7 @@ class Course:
                 "step": step,
                 "times": times,
                 "numbers": len(some),
+                "reads": times * draws,
                 "loss": held_out["loss"],
                 "perplexity": held_out["perplexity"],
                 "exposure": sum(bits) / len(bits),

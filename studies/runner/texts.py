@@ -12,12 +12,12 @@ import lzma
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import confide
 from studies.runner.study import Scale, Work
@@ -28,6 +28,16 @@ _SHARE = 0.1  # of the units, for validation and for the test each
 _HEADING = re.compile(r"= [^=].*[^=] =")  # of an article; sections have more signs
 
 Document = dict[str, Any]
+T = TypeVar("T")
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """Return so many items, at equal distances; all of them, if there are no more.
+
+    The first ones may be of one kind: a text often begins with many documents of one.
+    """
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 @dataclass(frozen=True)
