@@ -110,7 +110,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 )
             )
         least, most = epsilons[0], epsilons[-1]
-        smallest, *_, largest, _ = named
+        smallest, largest = named[0], named[-2]  # the median comes last
         if least < most:
             dear, cheap = (_gap(rows, text, largest, smallest, epsilon) for epsilon in (least, most))
             found.append(

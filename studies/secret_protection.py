@@ -430,7 +430,7 @@ STUDY = Study(
     deviations="2,663 abstracts in place of 1.9 million, read up to 128 tokens; the words of ranks 2,001 to 6,000, "
     "most of which stand in 3 to 7 abstracts; a masked model of BERT-Tiny's shape with the bundled tokenizer, "
     "pretrained here on WikiText-2; 40 steps of 128 rows. The paper divides its noise by ten to stand for a larger "
-    "data set; this does not. c falls to 1/32 in half octaves: less would leave less weight than a batch. Abstracts "
+    "data set; this does not. c falls to 1/32, halved each time: less would leave less weight than a batch. Abstracts "
     "without secrets stay.",
     reads=("arxiv-abstracts-small", "wikitext-2"),
     plots=plots,

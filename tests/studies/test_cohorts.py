@@ -85,8 +85,26 @@ def test_claims_follow_the_outcome():
 
 
 def test_a_rule_that_does_not_double_rows_alone_is_not_what_the_paper_printed():
-    steep = rows(middling, norm=lambda k: {1: 1.0, 2: 1.3, 4: 1.4}[k])
-    assert verdicts(steep)[5] == NOT_REPRODUCED
+    steep = judged(study.findings(rows(middling, norm=lambda k: {1: 1.0, 2: 1.3, 4: 1.4}[k])))
+    (printed,) = (each for each in steep if "always doubles rows" in each.finding.claim)
+    assert printed.verdict == NOT_REPRODUCED
+
+
+def test_strategies_are_compared_where_they_choose_otherwise():
+    def norm(k):  # at budget 16 it takes most users, at 32 it does not
+        return {1: 1.0, 2: 0.8, 4: 0.3}[k]
+
+    def noise(n):
+        return {8.0: 1.0, 16.0: 1.1, 32.0: 1.8}[n]
+
+    made = rows(middling, norm=norm, noise=noise)
+    found = study.measured(made)
+    assert study.differ(found, COHORT).tolist() == [[False, True], [False, True]]
+    (claim,) = (each for each in study.findings(made) if each.claim.endswith(f"than {COHORT}."))
+    least = [found[1.0].lost(name, 32.0) for name in (COHORT, OWN)]
+    assert claim.values == pytest.approx(tuple(least[0] - least[1]))
+    always = study.findings(rows(middling))  # it takes most users everywhere
+    assert not any(each.claim.endswith(f"than {COHORT}.") for each in always)
 
 
 def test_tables_mark_the_best_split_of_each_budget():
