@@ -231,6 +231,16 @@ def test_products_are_timed_both_ways():
     assert all(0 < row[way] < 1 for row in rows for way in ways)
 
 
+def test_a_masked_model_is_timed_with_logits_of_hidden_tokens_and_of_all():
+    command = [sys.executable, str(BENCHMARKS / "masked.py"), "--json", "--rounds", "1"]
+    command += ["--vocabulary", "200", "--rows", "4", "--length", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 16 <= found["places"] <= 24
+    assert found["ratio"] == pytest.approx(found["seconds_hidden"] / found["seconds_all"])
+
+
 def test_ranks_that_load_by_parts_hold_each_weight_once() -> None:
     command = [sys.executable, str(BENCHMARKS / "loading.py"), "--gigabytes", "0.2", "--train", "full"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -16,7 +16,7 @@ from confide.randomness.streams import Stream
 from confide.training.tasks.base import Batch, Task
 
 MASKED_SHARE = 0.15  # as in BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
-_TOGETHER = 8
+_LEAST, _TOGETHER = 4, 8  # logits are made of a row's tokens by 4 or more, rounded up to a multiple of 8
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ class MaskedLM(Task):
 def _counted(labels: torch.Tensor) -> torch.Tensor:
     """Return the places that count of each row, and where it has fewer than others some that do not: int64[B, n].
 
-    n is a multiple of 8 where rows are as long as that: few shapes, for which memory need not be asked for anew.
+    n is a quarter of a row's tokens, unless a row of the batch has more that count: few shapes, so that memory seldom
+    has to be asked for anew.
     """
     counts = labels != IGNORE
-    most = -(-max(1, int(counts.sum(1).max())) // _TOGETHER) * _TOGETHER
-    return (~counts).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    most = max(int(counts.sum(1).max()), labels.shape[1] // _LEAST)
+    together = -(-most // _TOGETHER) * _TOGETHER
+    return (~counts).to(torch.uint8).argsort(dim=1, stable=True)[:, :together]
