@@ -6,8 +6,8 @@ RUNS = [
     Fault(
         "15",
         "a resumed run forgets what its optimiser knew",
-        "training/step.py::PrivateStep.restore",
-        "self.optimizer.load_state_dict({**optimizer, 'state': split})",
+        "training/step_state.py::put_back",
+        "optimizer.load_state_dict({**state['optimizer'], 'state': split})",
         "",
         "tests/training/test_step.py::test_state_restores_to_the_bit",
     ),
@@ -251,7 +251,7 @@ RUNS = [
     Fault(
         "ledger",
         "a gap in the ledger is not seen",
-        "runs/loop.py::_refuse_gaps",
+        "privacy/ledger.py::Ledger.refuse_gaps",
         "recorded != list(range(len(recorded)))",
         "False",
         "tests/test_bad_run_folder.py tests/test_resume.py",

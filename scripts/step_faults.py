@@ -148,7 +148,7 @@ STEPS = [
     Fault(
         "sweep",
         "every trial leaves a release with the guarantee of the best",
-        "runs/loop.py::Loop.go",
+        "runs/loop.py::Loop._finish",
         "if self.job.run.releases:\n    recheck_claim(...)\n    self._release(guarantee)\n"
         "    if self.metrics is not None:\n        self.metrics.guarantee(guarantee.to_json())",
         "if True:\n    self._release(guarantee)",

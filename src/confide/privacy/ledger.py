@@ -121,6 +121,18 @@ class Ledger:
         self._write(wanted)
         self.entries.append(wanted)
 
+    def refuse_gaps(self) -> None:
+        """Check that every step has its line.
+
+        Raises:
+            InputError: one has none.
+        """
+        recorded = [entry.get("step") for entry in self.entries[1:]]
+        if recorded != list(range(len(recorded))):
+            raise InputError(
+                f"{self.path} does not record every step: lines are missing, and it cannot be trusted"
+            )
+
     def _repeat(self, number: int, old: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Check an entry against the one already in the file."""
         names = dict.fromkeys([*old, *wanted])

@@ -1,7 +1,6 @@
 """Turn a job into a trained, released model: step, record, resume, release."""
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,22 +15,17 @@ from confide.privacy.ledger import Ledger, versions
 from confide.privacy.mechanisms.statement import recheck_claim, warnings
 from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import generator
-from confide.runs import histograms
+from confide.runs import histograms, telling
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.provenance import code_version
 from confide.runs.release import release
 from confide.training.metrics import Metrics
-from confide.training.step import Report
+from confide.training.step_report import Report
 from confide.training.trackers import trackers_of
 from confide.utils.console import Console
 from confide.utils.errors import InputError
-from confide.utils.rounding import at_least, at_most
-
-_NO_MEAN = (
-    "train.average: the steps of the mean had not begun, so the weights are those of the last step; a mean over fewer "
-    "steps is of the last ones planned, `ema` of the last ones taken"
-)
+from confide.utils.interrupts import interruptible
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ def opened(
     with run.locked():
         run.bind()
         job = job or Job.of(run, console, ranks)
-        console.say(_opening(job))
+        console.say(telling.opening(job))
         for warning in warnings(job.setting, run.config):
             console.say(f"warning: {warning}")
         ledger = Ledger(run.ledger_path)
@@ -140,7 +134,7 @@ class Loop:
             self.metrics = Metrics(run.metrics_path, trackers)
         if checkpoint is not None:
             if ledger is not None:
-                _refuse_gaps(ledger)
+                ledger.refuse_gaps()
             self.phase_runner.restore(checkpoint.load(job.seal, job.run.ledger_path))
             if self.train.micro_tokens != "auto":
                 for step in self.phase_runner.each():
@@ -149,8 +143,35 @@ class Loop:
             self.metrics.resume(self.done)
 
     def go(self, until: int | None) -> Outcome:
+        """Take the steps that are left, up to `until`. Release the model after the last."""
         last = self.steps if until is None else min(until, self.steps)
-        halted: str | None = None
+        self._begin()
+        halted = self._impatient()
+        with (
+            self.console.track("step", self.steps, self.done) as track,
+            interruptible() as interrupted,
+        ):
+            while halted is None and self.done < last and not self.ranks.any(interrupted()):
+                taken = self.take()
+                if isinstance(taken, StopTraining):
+                    halted = taken.reason
+                    break
+                track(1, telling.step(taken))
+                if self.done % self.train.checkpoint_every == 0:
+                    self._checkpoint()
+                if self.done < self.steps:
+                    self._look()
+                    halted = self._impatient()
+        self._checkpoint()
+        self._say_how_it_ended(halted)
+        guarantee = self.job.guarantee(self.done)
+        finished = self.done == self.steps or halted is not None
+        if finished:
+            self._finish(guarantee)
+        return self._outcome(finished, guarantee, halted)
+
+    def _begin(self) -> None:
+        """Say where the run stands, and evaluate the base model if it is at its beginning."""
         if self.done == self.steps:
             again = ": releasing again" if self.job.run.releases else ""
             self.console.say(f"all {self.done} steps are taken already{again}")
@@ -158,50 +179,34 @@ class Loop:
             self.console.say(f"resuming after step {self.done}")
         elif self.train.eval_on_start and not self.job.run.twin:  # a twin starts from the private run's base
             self._evaluate("base")
-        halted = self._impatient()
-        with (
-            self.console.track("step", self.steps, self.done) as track,
-            _interruptible() as interrupted,
-        ):
-            while halted is None and self.done < last and not self.ranks.any(interrupted()):
-                taken = self.take()
-                if isinstance(taken, StopTraining):
-                    halted = taken.reason
-                    break
-                track(1, _note(taken))
-                if self.done % self.train.checkpoint_every == 0:
-                    self._checkpoint()
-                if self.done < self.steps:
-                    self._look()
-                    halted = self._impatient()
-        self._checkpoint()
+
+    def _say_how_it_ended(self, halted: str | None) -> None:
         if halted is not None:
             self.console.say(f"ended after step {self.done} of {self.steps}: {halted}")
             if not self.phase_runner.has_begun_mean:
-                self.console.say(_NO_MEAN)
+                self.console.say(telling.NO_MEAN)
         taken_by = versions(self.job.run.ledger_path)
         if len(taken_by) > 1:
             self.console.say(f"the steps of this run were taken by confide {', '.join(taken_by)}")
-        finished = self.done == self.steps or halted is not None
-        guarantee = self.job.guarantee(self.done)
-        if finished:
-            known = self.metrics is not None and self.metrics.is_evaluated("final", self.held_out)
-            if not self.ranks.any(known):  # a run that was finished earlier
-                self._evaluate("final")
-            if self.job.run.releases:
-                recheck_claim(self.job.setting, self.job.counted(self.done))
-                self._release(guarantee)
-                if self.metrics is not None:
-                    self.metrics.guarantee(guarantee.to_json())
+
+    def _finish(self, guarantee: Guarantee) -> None:
+        """Evaluate the trained model and release it, once no further step follows."""
+        known = self.metrics is not None and self.metrics.is_evaluated("final", self.held_out)
+        if not self.ranks.any(known):  # a run that was finished earlier
+            self._evaluate("final")
+        if self.job.run.releases:
+            recheck_claim(self.job.setting, self.job.counted(self.done))
+            self._release(guarantee)
+            if self.metrics is not None:
+                self.metrics.guarantee(guarantee.to_json())
+
+    def _outcome(self, finished: bool, guarantee: Guarantee, halted: str | None) -> Outcome:
         base = final = None
         after = {}
         if self.metrics is not None:
             base, final = self.metrics.last("base"), self.metrics.last("final")
             if base is not None and final is not None and final["loss"] > base["loss"]:
-                self.console.say(
-                    "warning: on held-out text the trained model is worse than the base model: try a smaller "
-                    "train.learning_rate, more epsilon or more units a step"
-                )
+                self.console.say(telling.WORSE)
             found = {
                 phase.name: self.metrics.last(f"after {phase.name}") for phase in self.phase_runner.phases
             }
@@ -292,7 +297,7 @@ class Loop:
         if found is not None and self.metrics is not None:
             self.metrics.evaluation(what, self.done, found, self.held_out)
             when = f"step {self.done} of {self.steps}" if what == "during" else f"{what} model"
-            self.console.say(f"{when}, held out: {_measured(found)}")
+            self.console.say(f"{when}, held out: {telling.evaluation(found)}")
 
     def _release(self, guarantee: Guarantee) -> None:
         self.job.check_still()
@@ -302,72 +307,3 @@ class Loop:
                 release(self.job, guarantee, weights)
                 for doubt in histograms.doubts(self.job.run.release):
                     self.console.say(f"warning: {doubt}")
-
-
-def _refuse_gaps(ledger: Ledger) -> None:
-    recorded = [entry.get("step") for entry in ledger.entries[1:]]
-    if recorded != list(range(len(recorded))):
-        raise InputError(
-            f"{ledger.path} does not record every step: lines are missing, and it cannot be trusted"
-        )
-
-
-def _opening(job: Job) -> str:
-    """Say in five lines what a run will do: who is protected, how strongly, at what cost, how long, where."""
-    parameters, setting, config = job.setting.parameters, job.setting, job.run.config
-    privacy = config.privacy
-    if job.mechanism.protects:
-        asked = f" at epsilon {at_most(privacy.epsilon)}" if privacy.epsilon is not None else ""
-        noise = f"delta {at_most(setting.delta, 3)}, noise multiplier {at_least(setting.noise_multiplier, 5)}"
-        who, strength = job.mechanism.unit, f"{job.mechanism.name}{asked}, {noise}"
-        strength += "" if job.mechanism.histograms is None else f"; with it, {job.mechanism.histograms.short}"
-    else:
-        who, strength = "nobody", "no privacy"
-    count = f"{parameters.units:,} units with {parameters.rows:,} rows"
-    lines = {
-        "who": f"{who} ({count})",
-        "how strongly": strength,
-        "cost": f"{job.mechanism.all_steps:,} steps, about {parameters.expected_batch:g} {job.mechanism.draws} in each",
-        "time": "told after the first steps; Ctrl-C stops, and the same command goes on",
-        "where": f"{job.run.folder}; all settings are in {job.run.config_path.name}",
-    }
-    return "\n".join(f"  {name:<14}{line}" for name, line in lines.items())
-
-
-def _measured(found: dict[str, float | int]) -> str:
-    """Format the loss, and the perplexity or, if rows have classes, the accuracy."""
-    if "perplexity" in found:
-        return f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
-    return f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
-
-
-def _note(report: Report) -> str:
-    parts = [f"{report.units} clipped together" if report.units != report.rows else f"{report.rows} rows"]
-    if report.loss is not None:
-        parts.append(f"loss {report.loss:.3f}")
-    if report.clipped is not None:
-        parts.append(f"{report.clipped:.0%} clipped")
-    if report.left_out:
-        parts.append(f"{report.left_out} with no finite gradient, counted as zero")
-    return ", ".join(parts)
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end the loop after the current step; a second Ctrl-C ends it at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    try:
-        before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
-    except ValueError:  # not the main thread: the calling program handles signals
-        before = []
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

@@ -8,7 +8,8 @@ from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.values import Phase
 from confide.privacy.sampling import Draw, StopTraining
 from confide.training.averaging import Averages
-from confide.training.step import PrivateStep, Report
+from confide.training.step import PrivateStep
+from confide.training.step_report import Report
 
 Build = Callable[[Phase], PrivateStep]
 

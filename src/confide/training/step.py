@@ -4,9 +4,7 @@ Sources: Chua et al. 2024, Algorithm 2; Charles et al. 2024, Algorithms 1 and 2.
 programs share this step.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 
 from confide.distributed.ranks import Ranks
-from confide.distributed.sharding import first_index, like, part, part_of, whole
+from confide.distributed.sharding import first_index, like, part
 from confide.models import loading as models
 from confide.privacy.correlated_noise import BandedNoise
 from confide.privacy.mechanisms.values import Aggregation, Sampler
@@ -25,6 +23,8 @@ from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
 from confide.training.draw_ahead import DrawAhead
 from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.optimisation import Optimisation
+from confide.training.step_report import Report, reported
+from confide.training.step_state import put_back, taken
 from confide.training.tasks import Task
 from confide.training.unit_comparison import UnitComparison
 from confide.utils.memory import ran_out
@@ -38,26 +38,6 @@ class Observer(Protocol):
 
     def read(self, step: int, known: Vectors, total: Vectors) -> None:
         """Read the noised sum of a step and the known part of it, both scaled."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Report of one step. Private: made from private rows, for the metrics file only.
-
-    Attributes:
-        loss: mean over the rows whose loss is finite.
-        clipped: share of the units that were clipped.
-        left_out: number of units whose gradient was not finite; each counted as zero.
-    """
-
-    step: int
-    rows: int
-    units: int
-    tokens: int
-    loss: float | None
-    clipped: float | None
-    learning_rate: float
-    left_out: int = 0
 
 
 class PrivateStep:
@@ -162,7 +142,9 @@ class PrivateStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None:
             self.scheduler.step()
-        return self._report(step, draw, norms, rate)
+        return reported(
+            step, draw, self.gradients.losses.take(), norms, self.aggregation.clip_norm, rate, self.ranks
+        )
 
     def _prepare(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor], Vectors] | StopTraining:
         """Return what the observer knows of the sum, the norms of this rank's units, and the noised sum, scaled.
@@ -267,68 +249,21 @@ class PrivateStep:
         stream = self.noise_key.stream(self.phase, "noise", step, name)
         return FastStream(stream, self.ranks.device) if self.fast else stream
 
-    def _report(self, step: int, draw: Draw, norms: list[torch.Tensor], rate: float) -> Report:
-        losses = self.gradients.losses.take()
-        clip = self.aggregation.clip_norm
-        loss = torch.cat(losses).double() if losses else torch.zeros(0)
-        loss = loss[loss.isfinite()]
-        norm = torch.cat([values.cpu() for values in norms]) if norms else torch.zeros(0)
-        over, out = (norm > (clip or math.inf)).sum(), norm.isinf().sum()
-        seen = torch.tensor(
-            [float(loss.sum()), len(loss), float(over), len(norm), float(out)],
-            dtype=torch.float64,
-            device=self.ranks.device,
-        )
-        self.ranks.add_up([seen])
-        total, rows, clipped, units, left_out = seen.tolist()
-        return Report(
-            step=step,
-            rows=len(draw.rows),
-            units=draw.groups,
-            tokens=sum(len(row) for row in draw.rows),
-            loss=total / rows if rows else None,
-            clipped=clipped / units if units and clip is not None else None,
-            learning_rate=rate,
-            left_out=int(left_out),
-        )
-
     def state(self) -> dict[str, object] | None:
         """Return the state needed to resume, apart from the constructor's arguments.
 
         Full (unsharded) CPU tensors; they may alias the model's memory. All ranks must call this together; the
         first gets the state, the others None.
         """
-        weights = {name: self._kept(p) for name, p in self.parameters.items()}
-        optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {
-            index: {
-                name: self._kept(value) if torch.is_tensor(value) else value for name, value in state.items()
-            }
-            for index, state in optimizer["state"].items()
-        }
+        weights, optimizer = taken(self.parameters, self.optimizer, self.ranks)
         if not self.ranks.first:
             return None
         state = {"weights": weights, "optimizer": optimizer, "micro_tokens": self.gradients.micro_tokens}
         return state | ({"scheduler": self.scheduler.state_dict()} if self.scheduler is not None else {})
 
-    def _kept(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        found = whole(tensor.detach())
-        return found.cpu() if self.ranks.first else None
-
     def restore(self, state: dict[str, object]) -> None:
         """Continue from a full state, which every rank must hold."""
-        weights, optimizer = state["weights"], state["optimizer"]
-        assert isinstance(weights, dict)
-        assert isinstance(optimizer, dict)
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(part_of(weights[name], parameter))
-        parameters = list(self.parameters.values())
-        split = {
-            index: {name: _split_like(parameters[index], value) for name, value in values.items()}
-            for index, values in optimizer["state"].items()
-        }
-        self.optimizer.load_state_dict({**optimizer, "state": split})
+        put_back(self.parameters, self.optimizer, state)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])  # type: ignore[arg-type]
         now = self.gradients.micro_tokens
@@ -337,9 +272,3 @@ class PrivateStep:
         if before < now:
             self.gradients.say(f"micro-batches of {before:,} tokens, as before")
         self.gradients.micro_tokens = min(before, now)  # the checkpoint may come from a larger machine
-
-
-def _split_like(parameter: torch.Tensor, value: object) -> object:
-    """Split an optimiser's value like its parameter, if it has the parameter's shape."""
-    is_alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-    return part_of(value, parameter) if is_alike else value  # type: ignore[arg-type]
