@@ -76,5 +76,4 @@ def test_claims_follow_the_outcome():
     verdicts = [each.verdict for each in judged(findings(otherwise))]
     assert verdicts == [REPRODUCED] + [NOT_REPRODUCED] * 3 + [REPRODUCED]
     nothing = rows({None: (2.9, 0.1), 0.0: (3.0, 0.1), 1e-3: (3.0, 0.1), 1.0: (4.0, 0.1)})
-    learnt_and_fallen = [each.verdict for each in judged(findings(nothing))][0:3:2]
-    assert learnt_and_fallen == [NOT_REPRODUCED] * 2  # where nothing was learnt, no noise can help
+    assert [each.verdict for each in judged(findings(nothing))] == [NOT_REPRODUCED]  # no noise can help then
