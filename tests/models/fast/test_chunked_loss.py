@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig
 
 from confide.clipping import ClippedSum
 from confide.config import registry
@@ -14,6 +14,7 @@ from confide.models import adapters
 from confide.models import loading as models
 from confide.models.fast import chunked_loss
 from confide.models.fast.chunked_loss import chunk_of
+from confide.randomness.streams import RunKey
 from confide.utils import memory
 from tests import small
 
@@ -90,6 +91,26 @@ def test_evaluations_are_those_of_whole_logits(autocast, on_this_device):
             for one, other in zip(expected, found, strict=True):
                 assert torch.allclose(one.double(), other.double(), atol=1e-5)
         assert whole.token_losses(model, batch)[1].any()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_masked_model_makes_logits_of_hidden_tokens_alone(kind, on_this_device):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(small.family(kind))
+    for module in model.modules():
+        models.drop_nothing(module)
+    model = adapters.adapt(model, Adapter(kind="lora", rank=2), "masked-lm")
+    extra = frozenset({"token_type_ids"}) if kind == "bert" else frozenset()
+    whole = registry.task("masked-lm")(1, 2, small.TOKENS, (0, 1), extra, False, CPU)
+    pieces = replace(whole, chunk=chunk_of(model, CPU))
+    assert pieces.chunk == 3
+    hide = [RunKey.from_text("test").stream("test", "hide", i) for i in range(5)]
+    batch = whole.collate([(row + 3) % small.TOKENS for row in rows()], hide=hide)
+    assert (batch["labels"] >= 0).sum() > 3
+    assert torch.allclose(pieces.row_loss(model, batch), whole.row_loss(model, batch), rtol=1e-5)
+    with torch.no_grad():
+        for one, other in zip(*(task.token_losses(model, batch) for task in (whole, pieces)), strict=True):
+            assert torch.allclose(one.double(), other.double(), atol=1e-5)
 
 
 def test_rows_that_share_lines(on_this_device):
