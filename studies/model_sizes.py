@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import Finding, paired
+from studies.runner.findings import ABOVE, MARGIN, Finding, paired
 from studies.runner.grid import NOTHING, Grid
 from studies.runner.models import one_million, stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -105,20 +106,37 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     few, many = ks[0], ks[-1]
     found = []
     for model in _models(rows):
-        if epsilons[0] < epsilons[-1]:
+        before = next(iter(losses(rows, {"model": model, "arm": NOTHING}).values()))
+        learns = {}
+        for arm in (GROUP, ULS):
+            for epsilon in epsilons:
+                gains = [loss - before for loss in _at(rows, model, arm, epsilon, few).values()]
+                learns[arm, epsilon] = mean(gains) < -MARGIN
+                found.append(
+                    Finding(
+                        f"With {model} weights and epsilon {target(epsilon)}, {arm} teaches something.",
+                        "a check of the study",
+                        f"loss at k = {few} less that before training",
+                        tuple(gains),
+                        high=-MARGIN,
+                        family="learning",
+                        is_beyond=True,
+                    )
+                )
+        if epsilons[0] < epsilons[-1] and all(learns[GROUP, each] for each in (epsilons[0], epsilons[-1])):
             small, large = (more(rows, model, GROUP, epsilon) for epsilon in (epsilons[0], epsilons[-1]))
             found.append(
                 Finding(
-                    f"With {model} weights, group privacy favours a larger k at the larger epsilon.",
+                    f"With {model} weights, the larger epsilon shifts what group privacy favours towards larger k.",
                     "Table 10",
                     f"loss at k = {many} less that at k = {few}: at epsilon {target(epsilons[0])} less that at "
                     f"{target(epsilons[-1])}",
                     tuple(a - b for a, b in zip(small, large, strict=True)),
-                    low=0.0,
+                    low=ABOVE,
                     family="group privacy",
                 )
             )
-        for epsilon in epsilons:
+        for epsilon in (each for each in epsilons if learns[ULS, each]):
             found.append(
                 Finding(
                     f"With {model} weights and epsilon {target(epsilon)}, user-wise DP-SGD does better with k = {many} "
@@ -126,7 +144,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     "Table 11",
                     f"loss at k = {many} less that at k = {few}",
                     more(rows, model, ULS, epsilon),
-                    high=0.0,
+                    high=-ABOVE,
                     family="user-wise DP-SGD",
                 )
             )

@@ -129,11 +129,10 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         )
         found.append(
             Finding(
-                f"At {level}, the private phase changes nothing on SST-2.",
+                f"At {level}, the private phase does not improve the redacted model on SST-2.",
                 "section 6.1",
-                f"accuracy after both phases less that after the first; {POINT:.0%} counts as a change",
+                f"accuracy after both phases less that after the first; {POINT:.0%} counts as better",
                 paired(accuracies(rows, jft(level)), accuracies(rows, jft(level), AFTER)),
-                low=-POINT,
                 high=POINT,
                 family="phases",
                 unit="share",
@@ -151,11 +150,11 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     )
     found.append(
         Finding(
-            f"Redaction alone at {STRICTEST} costs less than 3 points of accuracy.",
+            f"Redaction alone at {STRICTEST} costs at most 4 points of accuracy.",
             "section 6.1",
-            "accuracy of redaction less that of training without privacy",
+            "accuracy of redaction less that of training without privacy; the paper has 3.6 points, elsewhere 2.9",
             gap(rows, redacted(STRICTEST), NONE),
-            low=-0.03,
+            low=-0.04,
             unit="share",
         )
     )
@@ -167,6 +166,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             tuple(value - 0.5 for value in accuracies(rows, DPSGD).values()),
             low=POINT,
             unit="share",
+            is_beyond=True,
         )
     )
     return found

@@ -3,13 +3,22 @@
 import math
 
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.grid import NOTHING
 from studies.runner.study import Scale, Work
 
 from studies import adapters as study
 
 
-def rows(losses):
-    return [
+def rows(losses, before=5.0):
+    untrained = {
+        "text": study.TEXT,
+        "arm": NOTHING,
+        "key": 0,
+        "part": "test",
+        "loss": before,
+        study.EPSILON: None,
+    }
+    return [untrained] + [
         {
             "text": study.TEXT,
             "arm": arm,
@@ -33,14 +42,22 @@ def test_ranks_are_read_from_the_arms_the_largest_first():
 
 
 def test_claims_follow_the_losses():
-    assert [each.verdict for each in judged(study.findings(made(4.0, 4.01, 4.03)))] == [REPRODUCED] * 4
+    assert [each.verdict for each in judged(study.findings(made(4.0, 4.01, 4.03)))] == [REPRODUCED] * 5
     assert [each.verdict for each in judged(study.findings(made(4.0, 3.8, 3.7)))] == [
+        REPRODUCED,
         REPRODUCED,
         REPRODUCED,
         NOT_REPRODUCED,
         NOT_REPRODUCED,
     ]
-    assert [each.verdict for each in judged(study.findings(made(4.0, 4.2, 4.3)))][:2] == [NOT_REPRODUCED] * 2
+    assert [each.verdict for each in judged(study.findings(made(4.0, 4.2, 4.3)))][1:3] == [NOT_REPRODUCED] * 2
+
+
+def test_what_teaches_nothing_costs_nothing():
+    found = judged(
+        study.findings(rows({study.FULL: 4.0, "LoRA, r = 64": 4.01, "LoRA, r = 16": 4.02}, before=4.0))
+    )
+    assert [each.verdict for each in found] == [NOT_REPRODUCED]
 
 
 def test_a_part_of_the_weights_is_held_against_all_of_them():
@@ -77,5 +94,5 @@ def test_each_arm_trains_its_own_part_with_as_many_rows(tmp_path):
         ("modules", None),
     ]
     assert [each.get("adapter.targets") for each in keys[4:]] == [["h"], ["h.2", "h.3"]]
-    assert [arm.options["train.learning_rate"] for arm in grid.arms[4:]] == [(1e-3, 4e-3)] * 2
+    assert [arm.options["train.learning_rate"] for arm in grid.arms[4:]] == [(1e-3, 2e-3, 4e-3)] * 2
     assert {each["train.batch"] for each in keys} == {48.0}

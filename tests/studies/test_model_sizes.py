@@ -2,13 +2,23 @@
 
 import pytest
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.grid import NOTHING
 from studies.runner.users import GROUP, ULS
 
 from studies import model_sizes as study
 
 
-def rows(loss):
-    return [
+def rows(loss, before=5.0):
+    untrained = {
+        "arm": NOTHING,
+        "key": 0,
+        "part": "test",
+        "loss": before,
+        "text": "newsgroups",
+        "settings": "{}",
+    }
+    untrained |= {study.EPSILON: None, study.K: None}
+    return [{**untrained, "model": model} for model in ("small", "large")] + [
         {
             "text": "newsgroups",
             "model": model,
@@ -36,10 +46,16 @@ def as_claimed(model, arm, epsilon, k):
 
 def test_claims_are_judged_for_each_model_by_itself():
     found = [each.verdict for each in judged(study.findings(rows(as_claimed)))]
-    assert found == [REPRODUCED] * 6
+    assert found == [REPRODUCED] * 14  # of each model four that it learns, and three of the paper
     only_small = rows(lambda model, *at: as_claimed(model, *at) * (1 if model == "small" else -1))
     found = [each.verdict for each in judged(study.findings(only_small))]
-    assert found == [REPRODUCED] * 3 + [NOT_REPRODUCED] * 3
+    assert found == [REPRODUCED] * 11 + [NOT_REPRODUCED] * 3
+
+
+def test_where_nothing_is_learnt_nothing_is_claimed_of_k():
+    found = judged(study.findings(rows(as_claimed, before=3.5)))
+    assert [each.verdict for each in found] == [NOT_REPRODUCED] * 8
+    assert all("teaches something" in each.finding.claim for each in found)
 
 
 def test_more_rows_are_held_against_fewer_of_the_same_key():

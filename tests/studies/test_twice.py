@@ -124,7 +124,7 @@ def test_a_detector_catches_its_share_of_the_ten():
 def test_numbers_are_planted_as_often_as_they_should_and_marked_where_they_are_caught(tmp_path):
     source = tmp_path / "source.jsonl"
     source.write_text(json.dumps({"text": "Jane", "high-entity": [[0, 4, "PERSON"]]}) + "\n")
-    path = planted(source, tmp_path / "planted.jsonl", [(2, [f"{i:02d}" for i in range(10)])])
+    path = planted(source, tmp_path / "planted.jsonl", [(2, [f"{i:02d}" for i in range(10)])], None)
     first, *rest, marked = map(json.loads, path.read_text().splitlines())
     assert first["missed"] == first["caught"] == [[0, 4, "PERSON"]]
     assert first["recall 1"] == []
