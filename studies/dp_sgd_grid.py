@@ -239,7 +239,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=45,
+    minutes=50,
     deviations="stories260K, trained whole, in place of GPT-2 small; the first 500 paragraphs of WikiText-2's "
     "articles, in rows of 64 tokens, in place of all of it; 1, 3 and 9 epochs in place of 10 to 600; Poisson draws. "
     "Two learning rates are tried at each place of the grid.",
