@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import ABOVE, MARGIN, Finding, paired, slopes
+from studies.runner.findings import ABOVE, MARGIN, Finding, has_taught, paired, slopes, taught
 from studies.runner.grid import NOTHING, Arm, Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -117,18 +116,9 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     for epsilon in users.values(rows, EPSILON):
         gains = tuple(loss - before for loss in users.at(rows, TEXT, FULL, epsilon).values())
         is_beyond = math.isfinite(epsilon)  # the paper's perplexities are those of runs without noise
-        found.append(
-            Finding(
-                f"At epsilon {target(epsilon)}, training every weight teaches something.",
-                "a check of the study",
-                "loss of training every weight less that before",
-                gains,
-                high=-MARGIN,
-                family="learning",
-                is_beyond=True,
-            )
-        )
-        if mean(gains) > -MARGIN:
+        what = f"At epsilon {target(epsilon)}, training every weight"
+        found.append(taught(what, "loss of training every weight less that before", gains))
+        if not has_taught(gains):
             continue  # what teaches nothing costs nothing
         for rank in ranks(rows):
             found.append(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import ABOVE, MARGIN, Finding, paired
+from studies.runner.findings import ABOVE, Finding, has_taught, paired, taught
 from studies.runner.grid import NOTHING, Grid
 from studies.runner.models import one_million, stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -111,18 +110,9 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for arm in (GROUP, ULS):
             for epsilon in epsilons:
                 gains = [loss - before for loss in _at(rows, model, arm, epsilon, few).values()]
-                learns[arm, epsilon] = mean(gains) < -MARGIN
-                found.append(
-                    Finding(
-                        f"With {model} weights and epsilon {target(epsilon)}, {arm} teaches something.",
-                        "a check of the study",
-                        f"loss at k = {few} less that before training",
-                        tuple(gains),
-                        high=-MARGIN,
-                        family="learning",
-                        is_beyond=True,
-                    )
-                )
+                learns[arm, epsilon] = has_taught(gains)
+                what = f"With {model} weights and epsilon {target(epsilon)}, {arm}"
+                found.append(taught(what, f"loss at k = {few} less that before training", gains))
         if epsilons[0] < epsilons[-1] and all(learns[GROUP, each] for each in (epsilons[0], epsilons[-1])):
             small, large = (more(rows, model, GROUP, epsilon) for epsilon in (epsilons[0], epsilons[-1]))
             found.append(

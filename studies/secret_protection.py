@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.files import whole_file
 from confide.utils.rounding import at_least
 from studies.runner import corpora
-from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.findings import MARGIN, Finding, has_taught, paired, taught
 from studies.runner.graphs import config_of, shape_of
 from studies.runner.grid import NOTHING, TRIAL, Arm, Grid
 from studies.runner.models import pretrained
@@ -50,7 +49,7 @@ _NOISED: Mapping[str, tuple[Accountant, dict[str, str]]] = {
 }
 _SMALL: dict[str, Any] = {
     "ranks": (2000, 6000),  # of words by document frequency
-    # Just above halves: a secret of 16 rows may keep one at c = 1/16, and none below, where caps are whole.
+    # Greedy caps are whole. At c = 1/16 the most frequent secrets may have 0.9 to 1.05 rows: rounding would decide.
     "quiet": (1.0, *(9 * 2.0**-k for k in range(4, 10))),
     "noised": (1.0, 9 * 2.0**-5, 9 * 2.0**-7),
     "rates": (1e-3, 3e-3, 1e-2),
@@ -275,17 +274,9 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         ),
     ]
     base = next(row["loss"] for row in rows if row["arm"] == NOTHING)
-    found.append(
-        Finding(
-            "Without noise, fine-tuning on all rows teaches something.",
-            "a check of the study",
-            "test loss at c = 1 less that of the model before",
-            tuple(loss - base for loss in _at(rows, QUIET, 1.0).values()),
-            high=-MARGIN,
-            unit="loss",
-            is_beyond=True,
-        )
-    )
+    gains = tuple(loss - base for loss in _at(rows, QUIET, 1.0).values())
+    statistic = "test loss at c = 1 less that of the model before"
+    found.append(taught("Without noise, fine-tuning on all rows", statistic, gains, unit="loss"))
     for arm in (KL, BLOW_UP):
         c = chosen_c(rows, arm)
         if c is None:
@@ -298,12 +289,12 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 f"test loss at c = {c:.3g} less that of the model before",
                 gains,
                 high=-MARGIN,
-                family="learning",
+                family="noised",
                 unit="loss",
                 is_beyond=arm != KL,
             )
         )
-        if mean(gains) > -MARGIN:
+        if not has_taught(gains):
             continue  # where noise drowns everything, weights of rows change nothing
         found.append(
             Finding(

@@ -154,6 +154,30 @@ def judged(findings: Iterable[Finding]) -> list[Judged]:
     return [_judged(each, confidences[id(each)]) for each in listed]
 
 
+def taught(what: str, statistic: str, gains: Sequence[float], unit: str = "nats") -> Finding:
+    """Return a check of the study: that a training lowered the loss, without which no claim about it means anything.
+
+    Args:
+        what: the training, as the subject of a sentence.
+        gains: the loss after it less that before, by run key.
+    """
+    return Finding(
+        f"{what} teaches something.",
+        "a check of the study",
+        statistic,
+        tuple(gains),
+        high=-MARGIN,
+        family="learning",
+        unit=unit,
+        is_beyond=True,
+    )
+
+
+def has_taught(gains: Sequence[float]) -> bool:
+    """Tell whether a training lowered the loss by what counts as a difference, in the mean over run keys."""
+    return float(np.mean(gains)) <= -MARGIN
+
+
 def _confidences(family: Sequence[Finding]) -> list[tuple[Finding, float]]:
     """Return the confidence that each claim of a family is judged with (Holm 1979): the clearest first.
 

@@ -16,7 +16,10 @@ from confide.randomness.streams import Stream
 from confide.training.tasks.base import Batch, Task
 
 MASKED_SHARE = 0.15  # as in BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
-_LEAST, _TOGETHER = 4, 8  # logits are made of a row's tokens by 4 or more, rounded up to a multiple of 8
+_PART, _TOGETHER = (
+    4,
+    8,
+)  # logits are made of a quarter of a row's tokens at least, rounded up to a multiple of 8
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,6 @@ def _counted(labels: torch.Tensor) -> torch.Tensor:
     has to be asked for anew.
     """
     counts = labels != IGNORE
-    most = max(int(counts.sum(1).max()), labels.shape[1] // _LEAST)
-    together = -(-most // _TOGETHER) * _TOGETHER
-    return (~counts).to(torch.uint8).argsort(dim=1, stable=True)[:, :together]
+    most = max(int(counts.sum(1).max()), labels.shape[1] // _PART)
+    width = -(-most // _TOGETHER) * _TOGETHER
+    return (~counts).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
