@@ -10,9 +10,7 @@ try:
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 except ImportError as error:
-    raise InputError(
-        "PrivateSFTTrainer needs TRL, an optional extra: pip install -c constraints.txt 'confide[trl]'"
-    ) from error
+    raise InputError("PrivateSFTTrainer needs TRL, an optional extra: pip install 'confide[trl]'") from error
 
 
 class PrivateSFTTrainer(PrivateLoop, SFTTrainer):  # type: ignore[misc]

@@ -291,9 +291,7 @@ def check_ready(tracking: Tracking, kind: str) -> None:
         InputError: it is not.
     """
     if importlib.util.find_spec(kind) is None:
-        raise InputError(
-            f"tracking.to: {kind} is not installed: pip install -c constraints.txt 'confide[{kind}]'"
-        )
+        raise InputError(f"tracking.to: {kind} is not installed: pip install 'confide[{kind}]'")
     if kind == "mlflow" and not tracking.offline and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(
             "tracking.offline: false needs the server in MLFLOW_TRACKING_URI, which is not set; with tracking.offline: "
