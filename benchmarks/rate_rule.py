@@ -19,7 +19,7 @@ from studies.runner import store
 from studies.runner.register import KEPT
 from studies.runner.study import Scale, Work
 
-from confide.planning.suggest import best_rate
+from confide.planning.progress import best_rate
 from studies import recipe, synthetic, user_level
 
 RATE, SCHEDULE, STEPS, EPSILON = "train.learning_rate", "train.schedule", "train.steps", "privacy.epsilon"

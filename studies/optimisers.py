@@ -15,7 +15,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 from confide.config.schedule import share_of_peak
-from confide.planning.suggest import best_rate
+from confide.planning.progress import best_rate
 from confide.runs.given import Given
 from confide.training.optimisation import betas_of
 from studies.parts import noisy_optimisers as noisy

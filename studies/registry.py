@@ -39,6 +39,7 @@ _MODULES = {
     "user-inference": "user_inference",
     "synthetic": "synthetic",
     "user-level": "user_level",
+    "users-needed": "users_needed",
     "recipe": "recipe",
     "rows-or-chunks": "rows_or_chunks",
     "suggestion": "suggestion",

@@ -21,20 +21,15 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from confide.config.loading import check
-from confide.models import loading as models
-from confide.planning.cost import Size
-from confide.planning.suggest import SQUARES, log_progress, suggest
-from confide.runs.folder import Run
-from confide.runs.job import prepared_data
+from confide.planning.progress import SQUARES, log_progress
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding
-from studies.runner.grid import OWN_OPTIMISER, TRIAL, Arm, Grid, Keys, nested
+from studies.runner.grid import OWN_OPTIMISER, TRIAL, Arm, Grid, Keys, config
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.suggested import suggested
 from studies.runner.tables import change, percent, perplexity, target
-from studies.runner.texts import TEXTS
 from studies.runner.twins import without_repeats
 
 TEXT = "newsgroups"
@@ -138,35 +133,16 @@ def _as_suggested(suggested: Mapping[float, Keys], keys: Keys) -> Keys:
 
 def suggestions(work: Work) -> dict[float, Keys]:
     """Return what the first setting of `plan --suggest` sets in the config, at each epsilon."""
-    size, parts = _SIZES[work.scale], TEXTS[TEXT].parts(work)
-    raw: Keys = {
+    size, uls = _SIZES[work.scale], {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
+    keys = {
         **users.keys(size["steps"][0]),
-        "model": str(bundled(work)),
-        "data.train": str(parts["train"]),
-        "data.eval": str(parts["validation"]),
-        "data.text": TEXTS[TEXT].template,
-        "data.unit": TEXTS[TEXT].unit,
-        "data.duplicates": False,
-        "privacy.mechanism": "uls",
-        "privacy.selection": "random-chunk",
+        **uls,
         K: size["ks"][-1],
-        "privacy.published_key": "study suggestion",
         "train.batch": 4.0,
         RATE: size["rates"][-1],
-        "run": str(work.folder / "suggestion"),
     }
-    starts = {
-        epsilon: check(nested({**raw, EPSILON: epsilon}), "study suggestion") for epsilon in size["epsilons"]
-    }
-    first = next(iter(starts.values()))  # they have the same data
-    tokenizer = models.load_tokenizer(first)
-    prepared = prepared_data(Run(first), tokenizer, work.console)
-    shape = prepared.train.shape()
-    weights = Size.of(models.load_model(first, prepared.classes, len(tokenizer)))
-    return {
-        epsilon: dict(suggest(start, shape, weights, size["rows"], count=1)["ranked"][0]["settings"])
-        for epsilon, start in starts.items()
-    }
+    raw = config(work, bundled(work), TEXT, keys) | {"run": str(work.folder / "suggestion")}
+    return suggested(work, raw, size["epsilons"], size["rows"])[1]
 
 
 def measure(work: Work) -> list[Row]:

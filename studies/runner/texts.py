@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -55,6 +55,7 @@ class Text:
         of_unit_at_full: the same at `full`.
         tiny: how many documents are read at `tiny`; the training part then has two of a unit, if `of_unit` is given.
         held_out: how many documents validation and test have at `small`, each.
+        units: how many units the training part has, the first that are met; None for all.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Text:
     of_unit_at_full: int | None = None
     tiny: int = 200
     held_out: int = 160
+    units: int | None = None
 
     def parts(self, work: Work) -> dict[str, Path]:
         """Write the three parts, or find them as they were written: JSON lines, by the names of `PARTS`."""
@@ -75,6 +77,7 @@ class Text:
         read = f"{Path(self.source).parts[0]}{self.documents.__name__}"
         of_unit = self.of_unit_at_full if work.scale is Scale.FULL else self.of_unit
         name = "-".join(str(part or "all") for part in (read, most, of_unit, held_out))
+        name += f"-{self.units}" if self.units else ""
         folder = work.folder / "texts" / name
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
         if not folder.exists():
@@ -91,7 +94,7 @@ class Text:
     def _write(
         self, source: Path, most: int | None, held_out: int | None, is_tiny: bool, folder: Path
     ) -> None:
-        of_part, of_unit = Counter[str](), Counter[str]()
+        of_part, of_unit, met = Counter[str](), Counter[str](), set[str]()
         most_of_unit = _HELD_OUT_OF_UNIT if is_tiny and self.of_unit else self.of_unit
         with ExitStack() as opened:
             files = {
@@ -110,6 +113,10 @@ class Text:
                     in_all, of_one = None, self.of_unit_at_full
                 if _is_full(of_part[part], in_all) or _is_full(of_unit[unit], of_one):
                     continue
+                if part == "train" and unit not in met and _is_full(len(met), self.units):
+                    continue
+                if part == "train":
+                    met.add(unit)
                 of_part[part] += 1
                 of_unit[unit] += 1
                 files[part].write(json.dumps(document) + "\n")
@@ -224,6 +231,15 @@ def _sentences(lines: IO[str]) -> Iterator[Document]:
         yield {"text": row["sentence"].strip(), "label": row["label"]}
 
 
+_HELPDESK = Bundled(
+    "mails of 2,000 invented customers to a helpdesk",
+    "bundled/helpdesk.jsonl.xz",
+    "customer",
+    "{text}",
+    _tickets,
+    held_out=400,
+)
+
 TEXTS = {
     "newsgroups": Text(
         "20 Newsgroups, the first 4,000 posts",
@@ -252,14 +268,9 @@ TEXTS = {
     "sentences": Sentences(
         "SST-2, the first 20,000 phrases", "glue/SST-2", "text", "{text}", _sentences, 20_000
     ),
-    "helpdesk": Bundled(
-        "mails of 2,000 invented customers to a helpdesk",
-        "bundled/helpdesk.jsonl.xz",
-        "customer",
-        "{text}",
-        _tickets,
-        held_out=400,
-    ),
+    "helpdesk": _HELPDESK,
+    "64 customers": replace(_HELPDESK, title="mails of 64 invented customers to a helpdesk", units=64),
+    "256 customers": replace(_HELPDESK, title="mails of 256 invented customers to a helpdesk", units=256),
     "more newsgroups": Text(
         "20 Newsgroups, the first 12,000 posts",
         "20newsgroups/20_newsgroups.jsonl.xz",

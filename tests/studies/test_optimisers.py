@@ -6,7 +6,7 @@ from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, judge
 from studies.runner.study import Scale, Work
 from studies.runner.training import Trained
 
-from confide.planning.suggest import best_rate
+from confide.planning.progress import best_rate
 from confide.training.optimisation import betas_of
 from confide.utils.errors import InputError
 from studies import optimisers as study

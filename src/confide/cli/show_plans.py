@@ -160,7 +160,7 @@ def suggestions(found: dict[str, Any]) -> None:
     """Show settings of one target and budget, the most promising first, and what to write into the config."""
     import yaml
 
-    columns = "mechanism sampling rows_per_unit batch steps noise_multiplier noise_per_gradient".split()
+    columns = "mechanism sampling rows_per_unit batch steps learning_rate noise_multiplier noise_per_gradient".split()
     rows = [
         [
             str(row["place"]),
@@ -185,13 +185,19 @@ def suggestions(found: dict[str, Any]) -> None:
             f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )
-    if rates := found["learning_rates"]:
-        print(
-            f"the ranking is for a learning rate of {rates['of_ranking']:g}; by the same rule the first one goes "
-            f"farthest at about {rates['by_rule']:g} ({rates['steps']} steps, {rates['schedule']} schedule). Its "
-            "constant is of the bundled model and plain AdamW. Another model may want half or twice of it: try that "
-            "with `confide tune`, which counts its trials, or on public text"
-        )
+    if rate := found["learning_rate"]:
+        way = f"{rate['steps']} steps with the schedule {rate['schedule']}"
+        if rate["is_set"]:
+            print(
+                f"the learning rate is the rule's as well: {rate['by_rule']:g} for {way}; "
+                f"your config has {rate['of_config']:g}"
+            )
+        else:
+            print(
+                f"the learning rate is not set: your config has {rate['of_config']:g}. The bundled model would take "
+                f"{rate['by_rule']:g} for {way}. Of other models the rule knows none: try some with `confide tune`, "
+                "which counts its trials, or on public text"
+            )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():
         section, _, name = key.partition(".")

@@ -1,10 +1,8 @@
 """Suggest a setting: try many at one target and one compute budget, ranked by what they promise.
 
-The ranking uses three things: the noise on a gradient relative to the gradient, the number of steps, and the
-learning rate. It is a rule of thumb for Adam, which divides by the length of both gradient and noise. Let the
-variance of the noise be `ratio` times that of the gradient. Then a step goes 1 / sqrt(1 + ratio) of its way along
-the gradient. The rest is a random walk, which destroys progress in proportion to the squares of the learning
-rates. The noise of every setting is accounted, and that of the first ones is certified.
+The ranking follows `progress.py`, a rule of thumb. Each setting is ranked at its own learning rate, which follows from
+its steps and its noise: what is best at one rate for all would follow from that rate more than from anything else. The
+noise of every setting is accounted, and that of the first ones is certified.
 """
 
 import math
@@ -14,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
+from confide.models.names import BUNDLED
 from confide.planning.cost import Size
 from confide.planning.plan import rival
+from confide.planning.progress import (
+    SQUARES,
+    WALK,
+    gradients_in_noise,
+    lengths_of_thumb,
+    log_progress,
+    own_rate,
+    signal,
+)
 from confide.privacy import mechanisms
 from confide.privacy.accounting import nearly_least_noise
 from confide.privacy.correlated_noise import noise_in_weights
@@ -32,7 +40,8 @@ STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
 _AS_LARGE = 1.05
-"""A batch that is so many times as large as that of a whole number of steps an epoch is not dealt into bins."""
+_AS_SMALL = 0.99
+"""A batch is dealt into bins if that of a whole number of steps an epoch is smaller or larger by no more than this."""
 
 _BANDS = (2, 4, 8, 16, 32, 64)
 """Steps over which noise may be correlated; these are tried for the first setting."""
@@ -40,31 +49,9 @@ _BANDS = (2, 4, 8, 16, 32, 64)
 SUGGESTED = 5
 """Number of first settings that are certified and shown with a reason, unless more are asked for."""
 
-SHORTER = 0.43
-"""Share of the squared norm of one row's gradient that is its own and not its user's.
-
-L(k)^2 is (1 - SHORTER) + SHORTER / k, in units of L(1)^2. Measured on the senders of 20 Newsgroups at the bundled
-model (docs/configuring.md).
-"""
-
-DIMENSIONS = 0.11
-"""Share of the trainable weights in which noise is felt, over the squared length of the mean clipped gradient."""
-
-WALK = 2100.0
-"""Drop of the logarithm of progress for each unit of the sum of squared learning rates.
-
-Like `DIMENSIONS`, it is fitted to runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at
-the rate of 4e-3. `confide study suggestion` fits both anew, and reports their predictions for an epsilon that was left
-out and for half the rate.
-"""
-
-SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
-"""Mean square of a schedule's learning rates, in units of the peak's square."""
-
-
 _BY_SHAPE = (
     "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; its "
-    "constants are of the bundled model with all weights and AdamW; all with independent noise (privacy.bands: 1)"
+    "constants are of the bundled model with all weights; all with independent noise (privacy.bands: 1)"
 )
 _MEASURED = (
     "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
@@ -94,7 +81,9 @@ class Candidate:
         noise: standard deviation of the noise on the mean clipped gradient, in clip norms.
         signal: the part of a gradient's length that is left in the mean, relative to single rows: L(1) / L(k).
         ratio: variance of the noise over that of what a step follows.
-        progress: its `log_progress`.
+        rate: peak learning rate at which it is ranked.
+        walk: what the random walk takes from the logarithm of its progress.
+        progress: logarithm of the learning rate, summed over steps as far as they follow the gradient.
         reach: the most rows of the data that it computes, each counted once.
     """
 
@@ -105,27 +94,10 @@ class Candidate:
     noise: float
     signal: float
     ratio: float
+    rate: float
+    walk: float
     progress: float
     reach: float
-
-
-def log_progress(steps: int, ratio: float, squared_rate: float, walk: float = WALK) -> float:
-    """Compute what T steps are worth: the log of a number of steps without noise and without a random walk.
-
-    Args:
-        squared_rate: mean square of the learning rates.
-    """
-    return math.log(steps) - math.log1p(ratio) / 2 - walk * steps * squared_rate
-
-
-def best_rate(steps: int, schedule: str) -> float:
-    """Compute the peak learning rate with which so many noised steps go farthest, by the rule that ranks settings.
-
-    *An estimate*: in T steps the weights go T times the rate, times exp(-walk T s rate^2), where s is the mean square
-    of the schedule. That is most at 1 / sqrt(2 walk T s). `confide study optimisers` tries it on a model that the
-    constant was not fitted to.
-    """
-    return 1 / math.sqrt(2 * WALK * steps * SQUARES[schedule])
 
 
 def suggest(
@@ -153,7 +125,8 @@ def suggest(
             batch, steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the
             `settings` to run it. `correlated`: the `bands`, and the `sampling` that goes with them, with which the
             first would have the least noise in its weights, and how much, relative to its own; None if none would
-            have less. `learning_rates`: that of the ranking, and that of `best_rate`; None with adapters.
+            have less. `learning_rate`: the rule's for the first one, and whether the settings hold it; None with
+            adapters.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -179,8 +152,7 @@ def suggest(
             f"{budget:g} rows: a suggestion takes {STEPS[0]} steps at least, of a row or more each"
         )
     target = Target(config.privacy.epsilon, config.privacy.delta or parameters.delta)
-    lengths = norms or _rule_of_thumb
-    squared_rate = SQUARES[config.train.schedule] * config.train.learning_rate**2
+    lengths, schedule = norms or lengths_of_thumb, config.train.schedule
     found: list[Candidate] = []
     refused = 0
     for family in _families(own, config):
@@ -195,7 +167,7 @@ def suggest(
                 near.clear()
             else:
                 near.append(noise)
-                found.append(_candidate(mechanism, parameters, shape, noise, lengths, size, squared_rate))
+                found.append(_candidate(mechanism, parameters, shape, noise, lengths, size, schedule))
             progress(1)
     if not found:
         way = "fewer" if budget > shape.units else "more"
@@ -204,7 +176,7 @@ def suggest(
         )
     considered = len(found) + refused
     found.sort(key=_order)
-    dealt = [_dealt(each, target, shape, lengths, size, squared_rate) for each in found[:count]]
+    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:count]]
     found = sorted([*dealt, *found[count:]], key=_order)
     first = found[0]
     correlated = _correlated(first, target, shape, config)
@@ -214,29 +186,33 @@ def suggest(
         "impossible": refused,
         "basis": _MEASURED if norms else _BY_SHAPE,
         "ranked": [
-            _row(place, each, first, target, shape, size, config, squared_rate)
+            _row(place, each, first, target, shape, size, config)
             for place, each in enumerate(found[:count], 1)
         ],
         "correlated": correlated,
-        "learning_rates": _rates(first, config),
+        "learning_rate": _named(first, config),
     }
 
 
-def _rates(first: Candidate, config: "Config") -> dict[str, Any] | None:
-    """Compare the learning rate of the ranking with that of the rule, for the steps of the first setting.
+def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
+    """Say which learning rate the rule names for the first setting.
 
-    The rule's constant is of a model whose own weights train. Adapters bear other rates, so of them it says nothing.
+    The rule's constants are of a model whose own weights train. Adapters bear other rates, so of them it says nothing.
     """
     if config.adapter.kind != "full":
         return None
-    steps, schedule = first.mechanism.steps, config.train.schedule
-    by_rule = float(f"{best_rate(steps, schedule):.2g}")
     return {
-        "of_ranking": config.train.learning_rate,
-        "by_rule": by_rule,
-        "steps": steps,
-        "schedule": schedule,
+        "by_rule": _to_write(first.rate),
+        "of_config": config.train.learning_rate,
+        "is_set": config.model == BUNDLED,
+        "steps": first.mechanism.steps,
+        "schedule": config.train.schedule,
     }
+
+
+def _to_write(rate: float) -> float:
+    """Round a learning rate to two digits."""
+    return float(f"{rate:.2g}")
 
 
 def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, Any] | None:
@@ -297,25 +273,25 @@ def _dealt(
     shape: Shape,
     lengths: Callable[[int], float],
     size: Size,
-    squared_rate: float,
+    schedule: str,
 ) -> Candidate:
     """Return the same setting with balls in bins if it then needs less noise, else as it is.
 
-    An epoch of bins has a whole number of steps, so the batch is a little smaller.
+    An epoch of bins has a whole number of steps, so the batch is a little smaller, or larger by a percent at most.
     """
     mechanism, rate = each.mechanism, each.parameters.sampling.rate
-    bins = math.ceil(1 / rate)
+    bins = math.ceil(_AS_SMALL / rate)
     if not mechanism.deals or bins < 2 or bins * rate > _AS_LARGE:
         return each
     other = replace(mechanism, sampling="bins", batch=_round(mechanism.batch / (bins * rate)))
     parameters = other.parameters(shape)
-    if parameters.sampling.rate > rate:  # rounded, the batch would be one of fewer steps an epoch
+    if parameters.sampling.rate > rate / _AS_SMALL:  # rounded, the batch would be one of fewer steps an epoch
         return each
     try:
         noise = nearly_least_noise(parameters.process, target.epsilon, target.delta, each.noise_multiplier)
     except InputError:
         return each
-    found = _candidate(other, parameters, shape, noise, lengths, size, squared_rate)
+    found = _candidate(other, parameters, shape, noise, lengths, size, schedule)
     return found if found.noise < each.noise else each
 
 
@@ -326,24 +302,6 @@ def _next(near: list[float]) -> float:
     return near[-1] ** 2 / near[-2]
 
 
-def _rule_of_thumb(k: int) -> float:
-    return math.sqrt(1 - SHORTER + SHORTER / k)
-
-
-def _signal(mechanism: Mechanism, cap: int, lengths: Callable[[int], float]) -> float:
-    return lengths(1) / lengths(cap if mechanism.draws == "units" else 1)
-
-
-def gradients_in_noise(mechanism: Mechanism, cap: int, noise: float, size: Size) -> float:
-    """Compute the ratio of the variance of a step's noise to that of what it follows, by the rule of thumb.
-
-    Args:
-        cap: rows of a unit.
-        noise: on the mean clipped gradient, in clip norms.
-    """
-    return DIMENSIONS * size.trainable * (noise / _signal(mechanism, cap, _rule_of_thumb)) ** 2
-
-
 def _candidate(
     mechanism: Mechanism,
     parameters: PrivacyParameters,
@@ -351,21 +309,25 @@ def _candidate(
     noise_multiplier: float,
     lengths: Callable[[int], float],
     size: Size,
-    squared_rate: float,
+    schedule: str,
 ) -> Candidate:
     cap = mechanism.cap(shape)
-    signal = _signal(mechanism, cap, lengths)
+    left = signal(mechanism, cap, lengths)
     noise = noise_multiplier / parameters.divisor
-    ratio = DIMENSIONS * size.trainable * (noise / signal) ** 2
+    ratio = gradients_in_noise(noise, left, size)
+    rate = own_rate(mechanism.steps, schedule, ratio)
+    squared = SQUARES[schedule] * rate**2
     return Candidate(
         mechanism,
         parameters,
         cap,
         noise_multiplier,
         noise,
-        signal,
+        left,
         ratio,
-        log_progress(mechanism.steps, ratio, squared_rate),
+        rate,
+        WALK * mechanism.steps * squared,
+        math.log(rate) + log_progress(mechanism.steps, ratio, squared),
         min(float(parameters.rows), mechanism.rows_computed(parameters)),
     )
 
@@ -378,7 +340,6 @@ def _row(
     shape: Shape,
     size: Size,
     config: "Config",
-    squared_rate: float,
 ) -> dict[str, Any]:
     setting = calibrate(each.mechanism, shape, target.epsilon, None, target.delta)
     rows = each.mechanism.rows_computed(each.parameters)
@@ -393,10 +354,11 @@ def _row(
         "sampling_probability": each.parameters.sampling.rate,
         "noise_multiplier": setting.noise_multiplier,
         "noise_per_gradient": setting.noise_per_gradient(),
+        "learning_rate": _to_write(each.rate),
         "rows_seen": rows,
         "operations": size.operations(tokens),
         "progress": math.exp(each.progress),
-        "reason": _reason(each, first, squared_rate),
+        "reason": _reason(each, first),
         "settings": _settings(each, setting, config),
     }
 
@@ -415,6 +377,10 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
     found["train.steps"] = each.mechanism.steps
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
+    if (
+        config.adapter.kind == "full" and config.model == BUNDLED
+    ):  # of other models the rule's rate is a guess
+        found["train.learning_rate"] = _to_write(each.rate)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
 
 
@@ -423,27 +389,27 @@ def _warmup(config: "Config", steps: int) -> int:
     return config.train.warmup * steps // config.train.steps
 
 
-def _reason(each: Candidate, first: Candidate, squared_rate: float) -> str:
+def _reason(each: Candidate, first: Candidate) -> str:
     """Explain the place of a setting in the ranking, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
     if each is first and steps == STEPS[0]:
-        return f"{facts}: the fewest that are tried, since more would wander too far; a lower learning rate bears more"
+        return f"{facts}: the fewest that are tried, since the noise of each grows fast with their number"
     if each is first and steps == STEPS[-1]:
-        return f"{facts}: the most that are tried; a higher learning rate may do with fewer"
+        return f"{facts}: the most that are tried; more might go further"
     if each is first:
         return f"{facts}: with more steps the noise of each would grow, with fewer little could be learned"
     lost = {
         "noise": math.log(each.noise / first.noise),
         "signal": math.log(first.signal / each.signal),
-        "steps": math.log(most / steps),
-        "walk": WALK * squared_rate * (steps - most),
+        "steps": math.log(most * first.rate / (steps * each.rate)),
+        "walk": each.walk - first.walk,
     }
     why = {
         "noise": f"{each.noise / first.noise:.3g} times the noise per gradient of the first",
         "signal": f"{each.cap} rows of a unit at a time tell less of what units share than {first.cap}",
-        "steps": f"{steps} steps where the first takes {most}",
-        "walk": f"{steps} steps at this learning rate, which wander further than {most}",
+        "steps": f"{steps} steps at a rate of {each.rate:.2g}, where the first takes {most} at {first.rate:.2g}",
+        "walk": f"{steps} steps at their rate, which wander further than {most}",
     }
     worst = max(lost, key=lambda name: lost[name])
     if lost[worst] < ALIKE:

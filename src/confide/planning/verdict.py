@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
-from confide.planning.suggest import gradients_in_noise
+from confide.planning.progress import gradients_in_noise, signal
 from confide.privacy import mechanisms
 from confide.utils.rounding import at_most
 
@@ -48,7 +48,8 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer in ADAMS
     if not known or not chosen.noise_multiplier:
         return None
-    times = math.sqrt(gradients_in_noise(mechanism, chosen.rows_per_unit, chosen.noise_per_gradient, size))
+    left = signal(mechanism, chosen.rows_per_unit)
+    times = math.sqrt(gradients_in_noise(chosen.noise_per_gradient, left, size))
     expect = "most" if times <= MOST else "part" if times <= PART else "little"
     units = {name: _about(shape.units * times / limit) for name, limit in (("part", PART), ("most", MOST))}
     return {
