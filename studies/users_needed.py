@@ -39,7 +39,7 @@ _MOST_DRAWN = 0.85
 """The share of the users that a step draws at most: fewer leave each some chance not to be drawn."""
 
 _SMALL: dict[str, Any] = {
-    "texts": ("64 customers", "256 customers", "helpdesk"),
+    "texts": ("64 customers", "helpdesk"),
     "rows": 4608,  # as `confide quickstart`
     "steps": (16, 48),
     "rates": (2e-3, 4e-3, 8e-3),
@@ -47,10 +47,10 @@ _SMALL: dict[str, Any] = {
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
-    Scale.TINY: _SMALL
-    | {"texts": ("64 customers", "helpdesk"), "rows": 16, "steps": (1,), "rates": (5e-3,), "seeds": 2},
+    Scale.TINY: _SMALL | {"rows": 16, "steps": (1,), "rates": (5e-3,), "seeds": 2},
     Scale.SMALL: _SMALL,
-    Scale.FULL: _SMALL | {"steps": (16, 24, 32, 48), "seeds": 5},
+    Scale.FULL: _SMALL
+    | {"texts": ("64 customers", "256 customers", "helpdesk"), "steps": (16, 24, 32, 48), "seeds": 5},
 }
 
 

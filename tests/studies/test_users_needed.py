@@ -18,7 +18,7 @@ NUMBERS = {"64 customers": 64, "256 customers": 256, "helpdesk": 1603}
 def test_every_setting_of_a_search_computes_as_many_rows_and_draws_no_more_users_than_there_are(
     tmp_path, text, count
 ):
-    for grid in grids(Work(None, tmp_path, Scale.SMALL), text, count, {}):
+    for grid in grids(Work(None, tmp_path, Scale.FULL), text, count, {}):
         for arm in grid.arms:
             for settings in arm.trials() if arm.name != SUGGESTED else ():
                 keys = arm.derived({**grid.keys, **settings})
