@@ -1,6 +1,7 @@
 """Define `confide tune`: a sweep over settings, whose cost is counted or declared as not covered."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.privacy.accounting import Trials
+    from confide.reporting.facts import Facts
     from confide.runs.folder import Run
     from confide.tuning.search import Search
     from confide.tuning.sweep import Executor, Swept
@@ -110,15 +112,22 @@ class _Asked:
 
 
 def _sweep(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
+    from confide.reporting.facts import Facts
+    from confide.reporting.written import write_report
     from confide.tuning.space import Space
     from confide.tuning.sweep import sweep
     from confide.utils.console import Console
 
     found = sweep(run, Space.of(space), asked.search(), Console(), asked.executor())
-    print_json(_facts(found, run)) if as_json else _show(found, run)
+    facts = Facts.of(run.root, with_measured=True)
+    page = write_report(facts.without_measured(), run.root)
+    if as_json:
+        print_json(_json(found, run) | {"report": str(page)})
+    else:
+        _show(found, run, facts, page)
 
 
-def _facts(found: "Swept", run: "Run") -> dict[str, Any]:
+def _json(found: "Swept", run: "Run") -> dict[str, Any]:
     tried = [{"trial": t.number, "settings": t.candidate, "evaluation": t.evaluation} for t in found.trials]
     return {
         "private": {"trials": tried, "best": found.best.number},
@@ -130,9 +139,8 @@ def _facts(found: "Swept", run: "Run") -> dict[str, Any]:
     }
 
 
-def _show(found: "Swept", run: "Run") -> None:
+def _show(found: "Swept", run: "Run", facts: "Facts", page: Path) -> None:
     from confide.cli import show
-    from confide.reporting.facts import Facts
 
     keys = list(found.best.candidate)
     second = "perplexity" if "perplexity" in found.best.evaluation else "accuracy"
@@ -146,7 +154,7 @@ def _show(found: "Swept", run: "Run") -> None:
     ]
     show.table(["trial", *keys, "held-out loss", second], rows)
     print("\nThis table is private, the number of its rows too: the guarantee is about the release alone.\n")
-    show.outcome(found.outcome, run, Facts.of(run.root, with_measured=True))
+    show.outcome(found.outcome, run, facts, page)
 
 
 def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
