@@ -267,6 +267,7 @@ def test_the_command_prints_a_private_table_and_the_guarantee(world):
     assert as_json["settings"]["train.learning_rate"] in (0.01, 0.02)
     assert as_json["guarantee"]["epsilon"] > 0
     assert as_json["release"] == str(world.run / "release")
+    assert as_json["report"] == str(world.run / "report.html")
     page = Path(as_json["report"]).read_text("utf-8")
     assert page.startswith("<!doctype html>")
     for tried in as_json["private"]["trials"]:  # what the sweep saw stays in the house
