@@ -1,9 +1,8 @@
 """Does `plan --suggest` choose as well as a search? Its first setting against the best of twelve, at three epsilons.
 
-The search chooses on validation users; the suggestion sees the shape of the data alone, and keeps the learning rate
-that it is given. Both are measured on other users. The planner's two constants are fitted to the trials of one chunk at
-the higher rate; what they predict of an epsilon that is left out, of the other rate, and of half and twice the budget
-is held against the trials there.
+The search chooses on validation users; the suggestion sees the shape of the data alone. Both are measured on other
+users. The planner's two constants are fitted to the trials of one chunk at the higher rate. What they predict of an
+epsilon that is left out, of the other rate, and of half and twice the budget is held against the trials there.
 
 At the largest epsilon, beside them: noise that is correlated over all steps, and averages of the weights.
 """
@@ -50,7 +49,7 @@ _SMALL: dict[str, Any] = {
     "rows": 3840,  # computed in all, by every setting
     "ks": (1, 2),
     "steps": (16, 32, 64),
-    "rates": (2e-3, 4e-3),  # the last is the one that a suggestion is given
+    "rates": (2e-3, 4e-3),
     "faster": 6e-3,
     "averages": AVERAGES,
     "epsilons": (1.0, 3.0, 8.0),

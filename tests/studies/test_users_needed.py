@@ -9,7 +9,7 @@ from studies.runner.grid import NOTHING, TRIAL
 from studies.runner.study import Scale, Work
 from studies.runner.texts import TEXTS
 from studies.runner.twins import EPSILON
-from studies.users_needed import BARE, SEARCHED, STEPS, SUGGESTED, K, findings, grids, spent, tables
+from studies.users_needed import BARE, NOISE, SEARCHED, STEPS, SUGGESTED, K, findings, grids, spent, tables
 
 NUMBERS = {"64 customers": 64, "256 customers": 256, "helpdesk": 1603}
 
@@ -27,7 +27,12 @@ def test_every_setting_of_a_search_computes_as_many_rows_and_draws_no_more_users
 
 
 def test_few_users_have_several_rows_each_and_many_have_one():
-    assert spent(4608, 1603, {STEPS: 48})[K] == 1
+    assert spent(4608, 1603, {STEPS: 48}) == {
+        STEPS: 48,
+        K: 1,
+        "train.batch": 96.0,
+        "privacy.sampling": "bins",
+    }
     assert spent(4608, 256, {STEPS: 16})[K] == 2
     assert spent(4608, 64, {STEPS: 16})[K] == 8
 
@@ -51,12 +56,12 @@ def test_fewer_customers_train_and_the_same_are_held_out(tmp_path):
     assert kept == [mail for mail in mails if mail["customer"] in units["train"]]  # all of each
 
 
-def rows(losses, expected):
+def rows(losses, noises):
     """Runs of three keys: before training the loss is 6, and without privacy 2."""
     found = []
     for text, count in NUMBERS.items():
         common = {"text": text, "part": "test", "users": count, "settings": json.dumps({STEPS: 16})}
-        common |= {"noise over gradient": 3.0, "expected": expected[text]}
+        common |= {NOISE: noises[text]}
         found.append(common | {"arm": NOTHING, "key": TRIAL, EPSILON: None, "loss": 6.0})
         searched, suggested = losses[text]
         for arm, epsilon, loss in (
@@ -64,23 +69,27 @@ def rows(losses, expected):
             (SUGGESTED, 8.0, suggested),
             (BARE, math.inf, 2.0),
         ):
-            settings = json.dumps({STEPS: 16, "train.batch": 9, K: 1, "privacy.sampling": "bins"})
+            settings = {STEPS: 16, "train.batch": 9, K: 1, "privacy.sampling": "bins"}
+            settings = json.dumps(settings | {"privacy.mechanism": "uls"})
             for key in (1, 2, 3):
                 more = {"arm": arm, EPSILON: epsilon, "key": key, "loss": loss + key / 1000}
                 found.append(common | more | {"settings": settings})
     return found
 
 
-EXPECTED = {"64 customers": "little", "256 customers": "part", "helpdesk": "most"}
+NOISES = {"64 customers": 50.0, "256 customers": 10.0, "helpdesk": 1.0}  # little, part, most
 
 
-def verdicts(losses, expected=EXPECTED):
-    return [(each.finding.family, each.verdict) for each in judged(findings(rows(losses, expected)))]
+def verdicts(losses, noises=NOISES, bare=2.0):
+    found = rows(losses, noises)
+    for row in found:
+        row["loss"] += (bare - 2.0) if row["arm"] == BARE else 0.0
+    return [(each.finding.family, each.verdict) for each in judged(findings(found))]
 
 
 def test_claims_follow_the_outcome():
     good = verdicts({"64 customers": (5.6, 5.6), "256 customers": (4.4, 4.4), "helpdesk": (3.2, 3.2)})
-    assert len(good) == 8
+    assert len(good) == 11
     assert {verdict for _, verdict in good} == {REPRODUCED}
     bad = verdicts({"64 customers": (3.2, 3.6), "256 customers": (5.4, 5.8), "helpdesk": (5.6, 5.9)})
     assert [family for family, verdict in bad if verdict == NOT_REPRODUCED] == [
@@ -89,14 +98,25 @@ def test_claims_follow_the_outcome():
     ]
 
 
+def test_a_model_that_got_worse_bears_out_no_verdict():
+    worse = verdicts(dict.fromkeys(NUMBERS, (6.5, 6.5)), dict.fromkeys(NUMBERS, 50.0))
+    assert {verdict for family, verdict in worse if family == "verdict"} == {NOT_REPRODUCED}
+
+
+def test_where_nothing_could_be_learnt_nothing_is_claimed_of_plans():
+    found = verdicts(dict.fromkeys(NUMBERS, (6.5, 6.5)), bare=6.2)
+    assert {family for family, _ in found} == {"learning", "more users"}
+    assert {verdict for family, verdict in found if family == "learning"} == {NOT_REPRODUCED}
+
+
 def test_the_table_names_the_settings_of_both():
-    found = rows(dict.fromkeys(NUMBERS, (4.0, 4.2)), EXPECTED)
+    found = rows(dict.fromkeys(NUMBERS, (4.0, 4.2)), NOISES)
     (table,) = tables(found)
     assert len(table.cells) == 6
     said = [dict(zip(table.columns, cells, strict=True)) for cells in table.cells]
     assert {row["way"]: row["settings"] for row in said} == {
         SEARCHED: "16 steps",
-        SUGGESTED: "16 steps, 9 users, 1 rows of each, bins",
+        SUGGESTED: "16 steps, uls: 9 users, 1 row of each, bins",
     }
     assert said[1]["against the search"].startswith("+22")
     assert said[0]["share of the gain"].startswith("50%")

@@ -161,6 +161,8 @@ def suggestions(found: dict[str, Any]) -> None:
     import yaml
 
     columns = "mechanism sampling rows_per_unit batch steps learning_rate noise_multiplier noise_per_gradient".split()
+    if found["learning_rate"] is None:
+        columns.remove("learning_rate")
     rows = [
         [
             str(row["place"]),
@@ -174,6 +176,9 @@ def suggestions(found: dict[str, Any]) -> None:
     print()
     for row in found["ranked"]:
         print(f"{row['place']}. {row['reason']}")
+    fewest, most = found["nearly"]
+    if fewest < most:
+        print(f"\nby this rule some settings of {fewest} to {most} steps come within a tenth of the first")
     print(
         f"\n{found['considered']:,} settings that compute {found['budget_rows']:,.0f} rows, "
         f"{found['impossible']:,} of them not possible; {found['basis']}"
@@ -186,18 +191,16 @@ def suggestions(found: dict[str, Any]) -> None:
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )
     if rate := found["learning_rate"]:
-        way = f"{rate['steps']} steps with the schedule {rate['schedule']}"
-        if rate["is_set"]:
-            print(
-                f"the learning rate is the rule's as well: {rate['by_rule']:g} for {way}; "
-                f"your config has {rate['of_config']:g}"
-            )
-        else:
-            print(
-                f"the learning rate is not set: your config has {rate['of_config']:g}. The bundled model would take "
-                f"{rate['by_rule']:g} for {way}. Of other models the rule knows none: try some with `confide tune`, "
-                "which counts its trials, or on public text"
-            )
+        print(
+            f"the learning rate follows from the rule, too: {rate['by_rule']:g} for {rate['steps']} steps with the "
+            f"schedule {rate['schedule']}, in place of {rate['of_config']:g}"
+        )
+    else:
+        print(
+            "the order supposes that each setting has a learning rate that suits it. The rule knows the rates of the "
+            "bundled model alone, when all its weights learn to write: yours is kept. Try others with `confide tune`, "
+            "which counts its trials, or on public text"
+        )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():
         section, _, name = key.partition(".")

@@ -98,7 +98,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         ),
         "train:",
         "  steps: 200",
-        "  learning_rate: 0.002      # of the bundled model; 0.004 with thousands of users, less for larger models"
+        "  learning_rate: 0.002      # of the bundled model; `confide plan --suggest` names one for batch and steps"
         if fits is None
         else "  learning_rate: 0.001      # of LoRA; try half and twice as much",
         "  schedule: linear",

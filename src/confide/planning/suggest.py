@@ -64,6 +64,9 @@ ALIKE = 0.03
 Settings within one step are ordered by how many rows they can reach, and by progress if these are equal.
 """
 
+NEARLY = 0.1
+"""What a setting loses, in the logarithm of progress, that is told of as nearly as good."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -82,8 +85,8 @@ class Candidate:
         signal: the part of a gradient's length that is left in the mean, relative to single rows: L(1) / L(k).
         ratio: variance of the noise over that of what a step follows.
         rate: peak learning rate at which it is ranked.
-        walk: what the random walk takes from the logarithm of its progress.
-        progress: logarithm of the learning rate, summed over steps as far as they follow the gradient.
+        walk: what the random walk takes from `progress`.
+        progress: the rule's value of the setting: `log_progress` of its steps, and the logarithm of the rate.
         reach: the most rows of the data that it computes, each counted once.
     """
 
@@ -121,12 +124,13 @@ def suggest(
         progress: called after each setting.
 
     Returns:
-        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit,
-            batch, steps, noise_multiplier, noise_per_gradient, rows_seen, operations, progress, reason, and the
-            `settings` to run it. `correlated`: the `bands`, and the `sampling` that goes with them, with which the
-            first would have the least noise in its weights, and how much, relative to its own; None if none would
-            have less. `learning_rate`: the rule's for the first one, and whether the settings hold it; None with
-            adapters.
+        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit, batch,
+            steps, learning_rate (None if the rule knows none), noise_multiplier, noise_per_gradient, rows_seen,
+            operations, progress, reason, and the `settings` to run it. `nearly`: the fewest and the most steps of
+            settings that come within a tenth of the first. `correlated`: the `bands`, and the `sampling` that goes
+            with them, with which the first would have the least noise in its weights, and how much, relative to its
+            own; None if none would have less. `learning_rate`: the rule's for the first one, and the config's; None if
+            the rule knows none.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -176,9 +180,11 @@ def suggest(
         )
     considered = len(found) + refused
     found.sort(key=_order)
-    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:count]]
-    found = sorted([*dealt, *found[count:]], key=_order)
+    shown = max(count, SUGGESTED)  # so that what comes first does not depend on how many are asked for
+    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:shown]]
+    found = sorted([*dealt, *found[shown:]], key=_order)
     first = found[0]
+    nearly = [each.mechanism.steps for each in found if first.progress - each.progress < NEARLY]
     correlated = _correlated(first, target, shape, config)
     return {
         "budget_rows": budget,
@@ -189,22 +195,27 @@ def suggest(
             _row(place, each, first, target, shape, size, config)
             for place, each in enumerate(found[:count], 1)
         ],
+        "nearly": (min(nearly), max(nearly)),
         "correlated": correlated,
         "learning_rate": _named(first, config),
     }
 
 
-def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
-    """Say which learning rate the rule names for the first setting.
+def _knows_rate(config: "Config") -> bool:
+    """Return True if the rule knows learning rates: its constants are of one model, whose own weights write text.
 
-    The rule's constants are of a model whose own weights train. Adapters bear other rates, so of them it says nothing.
+    Adapters and other models bear other rates. The head of a classifier is new, and takes a far higher one.
     """
-    if config.adapter.kind != "full":
+    return config.model == BUNDLED and config.adapter.kind == "full" and config.task == "causal-lm"
+
+
+def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
+    """Say which learning rate the rule has for the first setting, beside that of the config."""
+    if not _knows_rate(config):
         return None
     return {
         "by_rule": _to_write(first.rate),
         "of_config": config.train.learning_rate,
-        "is_set": config.model == BUNDLED,
         "steps": first.mechanism.steps,
         "schedule": config.train.schedule,
     }
@@ -354,7 +365,7 @@ def _row(
         "sampling_probability": each.parameters.sampling.rate,
         "noise_multiplier": setting.noise_multiplier,
         "noise_per_gradient": setting.noise_per_gradient(),
-        "learning_rate": _to_write(each.rate),
+        "learning_rate": _to_write(each.rate) if _knows_rate(config) else None,
         "rows_seen": rows,
         "operations": size.operations(tokens),
         "progress": math.exp(each.progress),
@@ -377,9 +388,7 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
     found["train.steps"] = each.mechanism.steps
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
-    if (
-        config.adapter.kind == "full" and config.model == BUNDLED
-    ):  # of other models the rule's rate is a guess
+    if _knows_rate(config):
         found["train.learning_rate"] = _to_write(each.rate)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
 
@@ -393,26 +402,23 @@ def _reason(each: Candidate, first: Candidate) -> str:
     """Explain the place of a setting in the ranking, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
-    if each is first and steps == STEPS[0]:
-        return f"{facts}: the fewest that are tried, since the noise of each grows fast with their number"
-    if each is first and steps == STEPS[-1]:
-        return f"{facts}: the most that are tried; more might go further"
     if each is first:
-        return f"{facts}: with more steps the noise of each would grow, with fewer little could be learned"
+        return f"{facts}: the best of the numbers of steps that are tried and possible"
+    if first.progress - each.progress < ALIKE:
+        reached = f", but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
+        return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"
+    noise, signal_lost = math.log(each.noise / first.noise), math.log(first.signal / each.signal)
+    in_noise = (math.log1p(each.ratio) - math.log1p(first.ratio)) / 2
     lost = {
-        "noise": math.log(each.noise / first.noise),
-        "signal": math.log(first.signal / each.signal),
+        "noise": in_noise if noise >= signal_lost else -math.inf,
+        "signal": in_noise if signal_lost > noise else -math.inf,
         "steps": math.log(most * first.rate / (steps * each.rate)),
         "walk": each.walk - first.walk,
     }
     why = {
         "noise": f"{each.noise / first.noise:.3g} times the noise per gradient of the first",
         "signal": f"{each.cap} rows of a unit at a time tell less of what units share than {first.cap}",
-        "steps": f"{steps} steps at a rate of {each.rate:.2g}, where the first takes {most} at {first.rate:.2g}",
-        "walk": f"{steps} steps at their rate, which wander further than {most}",
+        "steps": f"{steps} steps go less far than {most}, each at a rate that suits it",
+        "walk": f"{steps} steps wander further than {most}, each at a rate that suits it",
     }
-    worst = max(lost, key=lambda name: lost[name])
-    if lost[worst] < ALIKE:
-        reached = f", but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
-        return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"
-    return f"{facts}: {why[worst]}"
+    return f"{facts}: {why[max(lost, key=lambda name: lost[name])]}"

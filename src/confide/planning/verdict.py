@@ -50,7 +50,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         return None
     left = signal(mechanism, chosen.rows_per_unit)
     times = math.sqrt(gradients_in_noise(chosen.noise_per_gradient, left, size))
-    expect = "most" if times <= MOST else "part" if times <= PART else "little"
+    expect = expected(times)
     units = {name: _about(shape.units * times / limit) for name, limit in (("part", PART), ("most", MOST))}
     return {
         "noise_over_gradient": times,
@@ -60,6 +60,11 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         "units_for_most": units["most"],
         "words": _in_words(expect, times, shape.units, units, chosen.epsilon),
     }
+
+
+def expected(times: float) -> str:
+    """Return what to expect of a step's noise that is so many times as long as the gradient: a key of `GRADES`."""
+    return "most" if times <= MOST else "part" if times <= PART else "little"
 
 
 def _about(number: float) -> int:
