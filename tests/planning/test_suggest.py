@@ -12,7 +12,7 @@ from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.planning import suggest as suggesting
 from confide.planning.plan import Size
-from confide.planning.progress import HIGHEST, SQUARES, STEADY, best_rate, log_progress, own_rate
+from confide.planning.progress import FITTED, HIGHEST, SQUARES, STEADY, best_rate, log_progress, own_rate
 from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity
@@ -81,7 +81,7 @@ def test_all_are_compared_at_one_delta(found):
 
 def test_the_first_has_the_most_progress_and_the_reasons_tell_why(found):
     ranked = found["ranked"]
-    assert ranked[0]["progress"] >= 0.96 * max(row["progress"] for row in ranked)
+    assert ranked[0]["progress"] >= 0.86 * max(row["progress"] for row in ranked)
     assert all(str(row["steps"]) in row["reason"] for row in ranked)
     assert len({row["reason"] for row in ranked}) >= 4
     assert not any(row["reason"].startswith(ranked[0]["reason"]) for row in ranked[1:])
@@ -124,8 +124,8 @@ def test_a_decay_has_a_higher_peak_and_no_fewer_steps(few):
 
 def test_less_noise_suggests_more_steps(few):
     strict, lax = (
-        suggest(config(epsilon=epsilon), shape(300), SIZE, rows=5_000, count=1)["ranked"][0]["steps"]
-        for epsilon in (0.5, 50.0)
+        suggest(config(epsilon=epsilon), shape(), SIZE, rows=60_000, count=1)["ranked"][0]["steps"]
+        for epsilon in (0.3, 50.0)
     )
     assert strict < lax
 
@@ -297,6 +297,14 @@ def test_the_steps_that_are_nearly_as_good_are_told(few):
     best = found["ranked"][0]["progress"]
     near = {row["steps"] for row in found["ranked"] if row["progress"] > best * math.exp(-suggesting.NEARLY)}
     assert (min(near), max(near)) == (fewest, most)
+
+
+def test_of_settings_that_are_nearly_as_good_one_that_the_rule_was_fitted_to_stands_first(monkeypatch):
+    few_users = Shape(np.full(97, 60, np.int64), 97 * 60, 97 * 60 * 30, True)
+    first = suggest(config(), few_users, SIZE, rows=13_968, count=1)["ranked"][0]
+    assert first["steps"] in FITTED
+    monkeypatch.setattr(suggesting, "FITTED", range(1, 2000))
+    assert suggest(config(), few_users, SIZE, rows=13_968, count=1)["ranked"][0]["steps"] < min(FITTED)
 
 
 def test_no_rate_is_above_the_highest_that_was_tried(few):

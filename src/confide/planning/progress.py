@@ -30,6 +30,9 @@ the rate of 4e-3. `confide study suggestion` fits both anew, and reports their p
 out and for half the rate.
 """
 
+FITTED = range(16, 65)
+"""Numbers of steps of the runs that the constants are fitted to."""
+
 STEADY = 2e-3
 """The rate that training without noise bears.
 

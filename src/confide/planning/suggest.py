@@ -16,6 +16,7 @@ from confide.models.names import BUNDLED
 from confide.planning.cost import Size
 from confide.planning.plan import rival
 from confide.planning.progress import (
+    FITTED,
     SQUARES,
     WALK,
     gradients_in_noise,
@@ -65,7 +66,10 @@ Settings within one step are ordered by how many rows they can reach, and by pro
 """
 
 NEARLY = 0.1
-"""What a setting loses, in the logarithm of progress, that is told of as nearly as good."""
+"""What a setting loses, in the logarithm of progress, that is told of as nearly as good.
+
+So much a setting must gain to stand first with other numbers of steps than the rule was fitted to.
+"""
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,8 @@ def _round(batch: float) -> float:
 
 
 def _order(each: Candidate) -> tuple[float, ...]:
-    return -round(each.progress / ALIKE), -round(each.reach), -each.progress
+    worth = each.progress - (0.0 if each.mechanism.steps in FITTED else NEARLY)
+    return -round(worth / ALIKE), -round(each.reach), -worth
 
 
 def _dealt(
@@ -403,7 +408,7 @@ def _reason(each: Candidate, first: Candidate) -> str:
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
     if each is first:
-        return f"{facts}: the best of the numbers of steps that are tried and possible"
+        return f"{facts}: the best by this rule, of the settings that are possible"
     if first.progress - each.progress < ALIKE:
         reached = f", but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
         return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"
