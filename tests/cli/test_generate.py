@@ -343,3 +343,32 @@ def test_a_chat_ends_where_its_template_ends_a_turn(model, monkeypatch):
     found = voice("Well?", heard.append)
     assert (found.text, found.stopped) == ("Yes.", "end of turn")
     assert "".join(heard) == "Yes."
+
+
+# a release without its run ------------------------------------------------------------------------------------------
+@pytest.fixture
+def alone(each, tmp_path):
+    """A copy of a release, as somebody is given it."""
+    return shutil.copytree(each.run / "release", tmp_path / "given")
+
+
+def test_a_copy_of_a_release_says_what_the_run_says(each, alone, tmp_path):
+    wanted = said(each, *GREEDY)["said"]["release"]["text"]
+    kept = tmp_path / "run"  # a run folder of which only the release was kept
+    shutil.copytree(alone, kept / "release")
+    based = ("--base", location(each.raw["model"])) if (alone / "adapter_config.json").exists() else ()
+    for folder in (alone, kept, each.run / "release"):
+        found = confide(
+            "generate", folder, PROMPT, *GREEDY, *(based if folder != each.run / "release" else ())
+        )
+        assert found.code == 0, found.err
+        assert found.out == wanted + "\n"
+        assert ("was not checked" in found.err) == (folder != each.run / "release")
+
+
+def test_a_release_without_its_run_has_nothing_beside_it(whole, tmp_path):
+    given = shutil.copytree(whole.run / "release", tmp_path / "given")
+    refused(confide("generate", given, PROMPT, *GREEDY, "--beside", "base"), "has nothing beside it")
+    found = confide("generate", given, PROMPT, *GREEDY, "--beside", "twin")
+    assert "no twin beside it" in found.err
+    refused(confide("generate", whole.run, PROMPT, "--base", "gpt2"), "names its base itself")

@@ -47,6 +47,9 @@ def _all_verbs(
 
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config file, or a run folder")]
+RunOrRelease = Annotated[
+    Path, typer.Argument(metavar="RUN", help="a run folder, or the release of one", show_default=False)
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
 Overrides = Annotated[
     list[str] | None,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.cli.base import Json, RunFolder, Stopped, app, print_json, verb
+from confide.cli.base import Json, RunOrRelease, Stopped, app, print_json, verb
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from confide.runs.generate import Options, Prompter, Voice
-    from confide.runs.released import Released
+    from confide.runs.released import Alone, Released
 
 _SIDES = ("base", "twin")
 
@@ -20,7 +20,7 @@ _SIDES = ("base", "twin")
 @app.command()
 @verb
 def generate(
-    run: RunFolder,
+    run: RunOrRelease,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT]", help="what to go on from; default: asked for, or standard input"),
@@ -46,6 +46,12 @@ def generate(
         typer.Option("--chat/--no-chat", help="use the tokenizer's chat template; default: if it has one"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="system message, for a chat template")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="of an adapter without its run: a folder or hub name; default: as it says"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Try what a released model says.
@@ -54,7 +60,7 @@ def generate(
 
     The guarantee covers whatever the released model says, to any prompt (post-processing). It does not cover
     what the twin says: keep that in the house. Without PROMPT at a terminal, prompts are asked for one after
-    another, and each stands alone; Ctrl-D leaves.
+    another, and each stands alone; Ctrl-D leaves. RUN may be a copy of a release, without its run.
     """
     from confide.runs.generate import MOST_SEED, Options, new_seed
 
@@ -76,16 +82,21 @@ def generate(
     seed = new_seed() if seed is None else seed
     options = Options(max_new_tokens, temperature, top_p, seed, chat, system)
     try:
-        _generate(run, given, sides, options, as_json)
+        _generate(run, base, given, sides, options, as_json)
     except KeyboardInterrupt:
         print()
         raise Stopped("stopped") from None
 
 
-def _generate(run: Path, given: str | None, sides: list[str], options: "Options", as_json: bool) -> None:
-    from confide.runs.generate import Prompter, writer
+def _generate(
+    run: Path, base: str | None, given: str | None, sides: list[str], options: "Options", as_json: bool
+) -> None:
+    from confide.runs.generate import Prompter, writer_of
+    from confide.runs.released import Alone
 
-    found = writer(run)
+    found = writer_of(run, base)
+    if isinstance(found, Alone):
+        _note("a release without its run: whether it is what the run released was not checked")
     prompter = Prompter(found.tokenizer, options)
     if prompter.chat and options.chat is None:
         _note("prompts go through the tokenizer's chat template; --no-chat leaves it out")
@@ -107,11 +118,12 @@ def _generate(run: Path, given: str | None, sides: list[str], options: "Options"
 class _Voices:
     """The released model and those beside it, each loaded when it is first needed."""
 
-    def __init__(self, found: "Released", prompter: "Prompter", run: Path, sides: list[str]):
+    def __init__(self, found: "Released | Alone", prompter: "Prompter", run: Path, sides: list[str]):
         self.found, self.prompter, self.run = found, prompter, run
         self.twin = self._twin() if "twin" in sides else None
         wanted = ["release", *dict.fromkeys(sides)]
         self.names = [name for name in wanted if name != "twin" or self.twin is not None]
+        self.titles = {name: self._title(name) for name in self.names}
         self.loaded: dict[str, Voice] = {}
 
     def _twin(self) -> "Released | None":
@@ -138,7 +150,7 @@ class _Voices:
                 model = self.twin.model()
             else:
                 model = self.found.model()
-            self.loaded[name] = Voice(self._title(name), model, self.prompter)
+            self.loaded[name] = Voice(self.titles[name], model, self.prompter)
         return self.loaded[name]
 
     def _title(self, name: str) -> str:

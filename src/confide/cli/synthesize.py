@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from confide.cli.base import Cluster, Json, Processes, Stopped, app, crew_of, print_json, verb
+from confide.cli.base import Cluster, Json, Processes, RunOrRelease, Stopped, app, crew_of, print_json, verb
 from confide.utils.errors import InputError
 
 
@@ -14,9 +14,7 @@ from confide.utils.errors import InputError
 @verb
 def synthesize(
     context: typer.Context,
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="a run folder, or the release of one", show_default=False)
-    ],
+    run: RunOrRelease,
     out: Annotated[Path, typer.Option(metavar="FILE", help="what to write: .jsonl or .parquet")] = Path(
         "synthetic.jsonl"
     ),

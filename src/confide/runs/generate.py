@@ -4,13 +4,14 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from confide.data.chat import end_mark
 from confide.models import released as model_of
-from confide.runs.released import Released
+from confide.runs.released import Alone, Released
 from confide.utils.errors import InputError
 
 MOST_SEED = 1 << 31
@@ -58,7 +59,7 @@ def new_seed() -> int:
     return secrets.randbelow(MOST_SEED)
 
 
-def writer(root: Any, twin: bool = False) -> Released:
+def writer(root: Path, twin: bool = False) -> Released:
     """Find the released model of a run, which must be one that writes text.
 
     Raises:
@@ -70,6 +71,25 @@ def writer(root: Any, twin: bool = False) -> Released:
             f"{root}: a model of task {found.facts.name} writes no text; `confide generate` is for a causal-lm"
         )
     return found
+
+
+def writer_of(root: Path, base_at: str | None = None) -> Released | Alone:
+    """Find the released model of a run, or a release without its run.
+
+    Args:
+        root: a run folder, its `release/`, or a copy of that.
+        base_at: the base of an adapter without its run.
+
+    Raises:
+        InputError: as `writer`; or a base is given for a run, which knows its own.
+    """
+    if root.name == "release" and (root.parent / "config.yaml").is_file():
+        root = root.parent
+    if found := Alone.of(root, base_at):
+        return found
+    if base_at is not None:
+        raise InputError(f"--base is for a release without its run: {root} names its base itself")
+    return writer(root)
 
 
 class Prompter:

@@ -130,6 +130,56 @@ class Released:
         return prepared.classes
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A released causal language model without its run, as whoever was given it has it.
+
+    Nothing says whether it is what a run released.
+
+    Attributes:
+        folder: what was released.
+        base_at: an adapter's base, a folder or a hub name; None: the one that the adapter names.
+    """
+
+    folder: Path
+    base_at: str | None = None
+
+    @classmethod
+    def of(cls, root: Path, base_at: str | None = None) -> "Alone | None":
+        """Find a release where there is no run: a copy of it, or a run folder of which only it was kept."""
+        if (root / "config.yaml").exists() or is_sweep(root):
+            return None
+        folders = (folder for folder in (root, root / "release") if (folder / GUARANTEE).is_file())
+        return next((cls(folder, base_at) for folder in folders), None)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.load(self.folder / GUARANTEE)
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        from confide.models.released import load_alone
+
+        return load_alone(self.folder, self.base_at)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._loaded[1]
+
+    @property
+    def base_name(self) -> str:
+        """Raise InputError, as `base` does."""
+        raise InputError(f"--beside: {self.folder} is a release without its run, and has nothing beside it")
+
+    def base(self) -> Any:
+        """Raise InputError: only the run knows which model it began with, and how."""
+        return self.base_name
+
+    def model(self) -> Any:
+        """Load the released model: whole, or its base with the adapter on it."""
+        return self._loaded[0]
+
+
 def _of_sweep(root: Path) -> tuple[Run, Path]:
     """Find what a sweep has released, and the config of the trial that it comes from."""
     release = root / "release"
