@@ -1,8 +1,9 @@
 """Does `plan --suggest` choose as well as a search? Its first setting against the best of twelve, at three epsilons.
 
 The search chooses on validation users; the suggestion sees the shape of the data alone. Both are measured on other
-users. The planner's two constants are fitted to the trials of one chunk at the higher rate. What they predict of an
-epsilon that is left out, of the other rate, and of half and twice the budget is held against the trials there.
+users. At `full` the planner knows no learning rate, and the suggestion keeps the highest of the search. The planner's
+two constants are fitted to the trials of one chunk at the higher rate. What they predict of an epsilon that is left
+out, of the other rate, and of half and twice the budget is held against the trials there.
 
 At the largest epsilon, beside them: noise that is correlated over all steps, and averages of the weights.
 """
@@ -27,21 +28,14 @@ from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import OWN_OPTIMISER, TRIAL, Arm, Grid, Keys, config
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.suggested import suggested
+from studies.runner.suggested import EPSILON, RATE, SEARCHED, STEPS, SUGGESTED, K, as_suggested, suggested
 from studies.runner.tables import change, percent, perplexity, target
 from studies.runner.twins import without_repeats
 
 TEXT = "newsgroups"
-SEARCHED, SUGGESTED = "best of the search", "suggested"
 INDEPENDENT, CORRELATED = "at the higher rate", "the same with noise correlated over all steps"
 REFERENCE, AVERAGED = "in the middle of the search", "the same, {} of weights, {} rate"
 AVERAGES = (("ema", "linear"), ("ema", "constant"), ("tail", "constant"))
-EPSILON, K, STEPS, RATE = (
-    "privacy.epsilon",
-    "privacy.rows_per_unit",
-    "train.steps",
-    "train.learning_rate",
-)
 BEHIND = math.log(1.02)
 """What a suggestion may lose against a search: 2% of the perplexity."""
 
@@ -103,7 +97,7 @@ def grids(work: Work, suggested: Mapping[float, Keys]) -> list[Grid]:
     for kind, schedule in size["averages"]:
         more = {"train.average.kind": kind, "train.schedule": schedule}
         beside.append(Arm(AVERAGED.format(kind, schedule), {**middle, **more}, derived=spent))
-    given = Arm(SUGGESTED, {**uls, RATE: rates[-1]}, derived=partial(_as_suggested, suggested))
+    given = Arm(SUGGESTED, {**uls, RATE: rates[-1]}, derived=partial(as_suggested, suggested))
     middle_epsilon = size["epsilons"][len(size["epsilons"]) // 2]
     budgets = [
         grid([_at_budget(budget, tried, {**uls, K: 1, RATE: rates[-1]})], (middle_epsilon,), seeds=0)
@@ -124,10 +118,6 @@ def _at_budget(budget: int, tried: Sequence[int], keys: Keys) -> Arm:
 def _spent(rows: int, keys: Keys) -> Keys:
     """Add the users of a step with which a run computes so many rows in all."""
     return {**keys, "train.batch": rows / (keys[K] * keys[STEPS])}
-
-
-def _as_suggested(suggested: Mapping[float, Keys], keys: Keys) -> Keys:
-    return {**keys, **suggested[keys[EPSILON]]}
 
 
 def suggestions(work: Work) -> dict[float, Keys]:
@@ -206,7 +196,7 @@ def trials(rows: Sequence[Row], arm: str, budget: float) -> dict[tuple[float, fl
 
 
 def _rate(rows: Sequence[Row]) -> float:
-    """Return the rate that the suggestion was given: the highest of the search."""
+    """Return the highest rate of the search, at which the constants are fitted."""
     rates = [
         json.loads(row["settings"])[RATE] for row in rows if row["arm"] == SEARCHED and row["key"] == TRIAL
     ]

@@ -1,8 +1,8 @@
 """What a private model learns from few users and from many, and how well `confide plan` knows it. Beyond the papers.
 
-The users are the made-up customers of `confide quickstart`. All settings compute as many rows. Each number of users has
-a search over steps and learning rates, the planner's own suggestion, which knows the shape of the data alone, and
-training without privacy, searched for itself.
+The users are the made-up customers of `confide quickstart`. All settings compute as many rows, within 5%. Each number
+of users has a search over steps and learning rates, the planner's own suggestion, which knows the shape of the data
+alone, and training without privacy, searched for itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from studies.runner.findings import MARGIN, Finding, has_taught, paired, taught
 from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys, config
 from studies.runner.models import own
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.suggested import suggested
+from studies.runner.suggested import RATE, SEARCHED, STEPS, SUGGESTED, K, as_suggested, suggested
 from studies.runner.tables import change, perplexity, target
 from studies.runner.twins import EPSILON, TUNED, base, gained, percents, without_repeats
 
-SEARCHED, SUGGESTED = "best of the search", "suggested"
 BARE = SEARCHED + TUNED
-K, STEPS, RATE = "privacy.rows_per_unit", "train.steps", "train.learning_rate"
 BEHIND = math.log(1.05)
 """What a suggestion may lose against a search: 5% of the perplexity."""
 SHARES = {"most": (0.6, math.inf), "part": (0.25, 0.6), "little": (0.0, 0.25)}
@@ -73,7 +71,7 @@ class Expected:
 
 
 def spent(rows: int, count: int, keys: Keys) -> Keys:
-    """Add the users of a step, and the rows of each, with which a run computes so many rows in all.
+    """Add the users of a step, and the rows of each, with which a run computes so many rows in all, within 5%.
 
     Args:
         count: users there are. Of few users a step has several rows each; many are each drawn once an epoch.
@@ -100,15 +98,11 @@ def grids(work: Work, text: str, count: int, chosen: Mapping[float, Keys]) -> li
     derived = partial(spent, size["rows"], count)
     options, bare_options = ({STEPS: steps, RATE: size[name]} for name in ("rates", "rates without privacy"))
     search = Arm(SEARCHED, uls, options, derived, Expected())
-    given = Arm(SUGGESTED, uls, derived=partial(_as_suggested, chosen), look=Expected())
+    given = Arm(SUGGESTED, uls, derived=partial(as_suggested, chosen), look=Expected())
     at = {EPSILON: size["epsilons"]}
     grid = Grid("users-needed", (text,), own, keys, (search,), at, at, size["seeds"])
     bare, twin = {EPSILON: (math.inf,)}, replace(search, name=BARE, options=bare_options, look=None)
     return [grid, replace(grid, arms=(given,)), replace(grid, arms=(twin,), at=bare, tuned_at=bare)]
-
-
-def _as_suggested(chosen: Mapping[float, Keys], keys: Keys) -> Keys:
-    return {**keys, **chosen[keys[EPSILON]]}
 
 
 def suggestions(work: Work, text: str) -> tuple[int, dict[float, Keys]]:
@@ -148,15 +142,20 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
     The verdict is that of the suggested setting: a user plans that one, and no trial chose it.
     """
-    place, texts, found = "beyond the papers", users.texts_of(rows), []
+    place, texts = "beyond the papers", users.texts_of(rows)
+    found: list[Finding] = []
+    learnt = set()
+    for text in texts:
+        before = base(rows, text)
+        bare = [loss - before for loss in users.at(rows, text, BARE, math.inf).values()]
+        found.append(taught(f"Training without privacy on {_count(rows, text):,} users", _GAIN, bare))
+        if has_taught(bare):
+            learnt.add(text)
     for epsilon in _epsilons(rows):
         for text in texts:
-            there = f"{_count(rows, text):,} users, epsilon {target(epsilon)}"
-            before = base(rows, text)
-            bare = [loss - before for loss in users.at(rows, text, BARE, math.inf).values()]
-            found.append(taught(f"Training without privacy on {_count(rows, text):,} users", _GAIN, bare))
-            if not has_taught(bare):
+            if text not in learnt:
                 continue
+            there = f"{_count(rows, text):,} users, epsilon {target(epsilon)}"
             words = expected(_of(rows, text, SUGGESTED, epsilon, NOISE))
             low, high = SHARES[words]
             found += [
@@ -196,9 +195,9 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 _GAIN = "loss after training less that before"
 _WORDS = {
-    "most": "most of the gain, and 60% or more is kept",
-    "part": "a part of the gain, and 25% to 60% is kept",
-    "little": "little of the gain, and some of it but less than 25% is kept",
+    "most": f"most of the gain, and {SHARES['most'][0]:.0%} or more is kept",
+    "part": f"a part of the gain, and {SHARES['part'][0]:.0%} to {SHARES['part'][1]:.0%} is kept",
+    "little": f"little of the gain, and some of it but less than {SHARES['little'][1]:.0%} is kept",
 }
 
 
@@ -239,9 +238,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                     ]
                 )
     note = (
-        "Each setting computes about as many rows. Those of a search, with privacy and without, were chosen on other "
-        "customers, of as many trials; a suggestion knows the shape of the data alone. Test perplexity of customers "
-        "that nothing was trained on, with 95% intervals over run keys."
+        "Each setting computes as many rows, within 5%. Those of a search, with privacy and without, were chosen on "
+        "other customers, of as many trials; a suggestion knows the shape of the data alone. Test perplexity of "
+        "customers that nothing was trained on, with 95% intervals over run keys."
     )
     return [Table("What few users and many keep", heads, cells, note)]
 
@@ -268,7 +267,7 @@ STUDY = Study(
     tables=tables,
     minutes=40,
     deviations="Mails of a helpdesk that were made up, rows of 32 tokens, and the compute of `confide quickstart`. The "
-    "bundled base model, trained whole. The highest rate that the planner takes without noise was chosen on these "
-    "customers, in another study.",
+    "bundled base model, trained whole. This is no test on new text: the planner's rule got its present form after "
+    "runs on these customers were seen, and the highest rate that it takes without noise was chosen on them.",
     reads=("20newsgroups",),
 )

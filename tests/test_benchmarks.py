@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies.users_needed import SHARES
 
 from confide.clipping.factors import Outer
 from confide.clipping.units import Units
@@ -280,6 +281,19 @@ def test_a_unit_graph_is_measured_at_each_size(tmp_path):
     space = "{http://www.w3.org/2000/svg}"
     titles = [text.text for text in ElementTree.parse(picture).iter(f"{space}text")]
     assert "Peak memory, MiB, 3 owners a row" in titles
+
+
+def test_the_verdict_of_a_plan_is_held_against_what_studies_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(BENCHMARKS / "verdict.py"), run_name="__main__")
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {study for *_, study, _, _ in cells} == {"recipe", "user-level", "users-needed"}
+    noises = [float(noise) for noise, *_ in cells]
+    assert noises == sorted(noises)
+    for _, words, share, tuned, *_ in cells:
+        low, high = SHARES[words]
+        if tuned == "for itself":  # the others are too favourable
+            assert low <= float(share.rstrip("%")) / 100 <= high
 
 
 def test_the_rule_for_rates_is_held_against_every_way_that_was_tried(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confide.config.loading import check
@@ -13,6 +13,14 @@ from confide.runs.folder import Run
 from confide.runs.job import prepared_data
 from studies.runner.grid import Keys
 from studies.runner.study import Work
+
+SEARCHED, SUGGESTED = "best of the search", "suggested"
+K, STEPS, RATE, EPSILON = "privacy.rows_per_unit", "train.steps", "train.learning_rate", "privacy.epsilon"
+
+
+def as_suggested(chosen: Mapping[float, Keys], keys: Keys) -> Keys:
+    """Return a run's keys with those that the suggestion for its epsilon sets."""
+    return {**keys, **chosen[keys[EPSILON]]}
 
 
 def suggested(

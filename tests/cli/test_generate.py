@@ -366,6 +366,22 @@ def test_a_copy_of_a_release_says_what_the_run_says(each, alone, tmp_path):
         assert ("was not checked" in found.err) == (folder != each.run / "release")
 
 
+def test_a_release_in_its_run_is_checked_however_it_is_named(whole, monkeypatch):
+    monkeypatch.chdir(whole.run / "release")
+    for name in (".", whole.run / "release", "../release"):
+        found = confide("generate", name, PROMPT, *GREEDY)
+        assert found.code == 0, found.err
+        assert "was not checked" not in found.err
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForSequenceClassification", "BertForMaskedLM"])
+def test_a_release_that_writes_no_text_is_refused(whole, tmp_path, architecture):
+    given = shutil.copytree(whole.run / "release", tmp_path / "given")
+    settings = json.loads((given / "config.json").read_text())
+    (given / "config.json").write_text(json.dumps(settings | {"architectures": [architecture]}))
+    refused(confide("generate", given, PROMPT), f"writes no text .{architecture}")
+
+
 def test_a_release_without_its_run_has_nothing_beside_it(whole, tmp_path):
     given = shutil.copytree(whole.run / "release", tmp_path / "given")
     refused(confide("generate", given, PROMPT, *GREEDY, "--beside", "base"), "has nothing beside it")

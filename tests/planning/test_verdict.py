@@ -38,20 +38,21 @@ def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_
 @pytest.mark.parametrize(
     ("units", "rate", "delta", "near", "expect"),
     [
-        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # the two runs of docs/results/earlier.md
-        (117, 60 / 117, 2.8e-6, 33.7, "part"),
-        (63, 35 / 63, 2.347e-4, 42.6, "little"),  # two of docs/configuring.md
+        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # a run of docs/results/earlier.md
+        (1603, 192 / 1603, 1e-5, 3.1, "part"),  # customers of `confide study user-level`
         (254, 120 / 254, 4.24e-5, 11.8, "part"),
+        (117, 60 / 117, 2.8e-6, 33.7, "little"),  # mail, which kept more than that: 30%
+        (63, 35 / 63, 2.347e-4, 42.6, "little"),
         (70, 0.5, None, None, "little"),
         (10, 0.5, None, None, "little"),
     ],
 )
-def test_the_measured_runs_and_seventy_users(units, rate, delta, near, expect):
-    steps = 40 if units in (63, 254) else 60
+def test_some_runs_and_seventy_users(units, rate, delta, near, expect):
+    steps = {63: 40, 254: 40, 1603: 24}.get(units, 60)
     found = judged(units, rate, delta=delta, train={"steps": steps})
     assert found["expect"] == expect
     if near is not None:
-        assert found["noise_over_gradient"] == pytest.approx(near, rel=0.02)
+        assert found["noise_over_gradient"] == pytest.approx(near, rel=0.05)
     assert f"{units:,} units" in found["words"][0]
     assert re.search(r"is about [\d,.]+ times as long", found["words"][0])
     assert ("too few units" in found["words"][0]) == (expect == "little")
@@ -63,7 +64,7 @@ def test_as_many_units_as_it_says_are_enough():
     assert judged(round(1.05 * found["units_for_part"]), 0.5, delta=1e-5)["expect"] == "part"
     assert judged(round(0.9 * found["units_for_part"]), 0.5, delta=1e-5)["expect"] == "little"
     assert judged(round(1.05 * found["units_for_most"]), 0.5, delta=1e-5)["expect"] == "most"
-    assert f"about {found['units_for_part']:,} units for a quarter or a third" in found["words"][1]
+    assert f"about {found['units_for_part']:,} units for a quarter of what" in found["words"][1]
 
 
 def test_it_follows_noise_weights_and_rows():
@@ -85,7 +86,7 @@ def test_the_plan_says_it(tmp_path):
     said, facts = confide("plan", world.path), json.loads(confide("plan", world.path, "--json").out)
     assert facts["verdict"]["expect"] in ("most", "part", "little")
     grade, words = facts["verdict"]["grade"], facts["verdict"]["words"]
-    assert grade == {"most": "good", "part": "costly", "little": "hopeless"}[facts["verdict"]["expect"]]
+    assert grade == {"most": "good", "part": "costly", "little": "poor"}[facts["verdict"]["expect"]]
     end = said.out[said.out.index(f"verdict: {grade}. ") :]
     assert words[0][1:] in end
     assert len(end.splitlines()) == len(words)  # a plan ends with it

@@ -60,7 +60,8 @@ def generate(
 
     The guarantee covers whatever the released model says, to any prompt (post-processing). It does not cover
     what the twin says: keep that in the house. Without PROMPT at a terminal, prompts are asked for one after
-    another, and each stands alone; Ctrl-D leaves. RUN may be a copy of a release, without its run.
+    another, and each stands alone; Ctrl-D leaves. RUN may be a copy of a release: nothing
+    then checks that it is what a run released.
     """
     from confide.runs.generate import MOST_SEED, Options, new_seed
 
@@ -97,6 +98,8 @@ def _generate(
     found = writer_of(run, base)
     if isinstance(found, Alone):
         _note("a release without its run: whether it is what the run released was not checked")
+        if found.guarantee.notion == "none":
+            _note("its guarantee says that nothing is protected")
     prompter = Prompter(found.tokenizer, options)
     if prompter.chat and options.chat is None:
         _note("prompts go through the tokenizer's chat template; --no-chat leaves it out")

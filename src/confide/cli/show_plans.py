@@ -178,7 +178,9 @@ def suggestions(found: dict[str, Any]) -> None:
         print(f"{row['place']}. {row['reason']}")
     fewest, most = found["nearly"]
     if fewest < most:
-        print(f"\nby this rule some settings of {fewest} to {most} steps come within a tenth of the first")
+        print(
+            f"\nby this rule some settings of {fewest} to {most} steps come within a tenth of the first, or beyond it"
+        )
     print(
         f"\n{found['considered']:,} settings that compute {found['budget_rows']:,.0f} rows, "
         f"{found['impossible']:,} of them not possible; {found['basis']}"

@@ -122,6 +122,7 @@ def load_alone(folder: Path, base: str | None = None) -> tuple[Any, Any]:
 
     loading._quiet()
     model_files.check_tokenizer(folder, _KEY, str(folder))
+    _need_writer(folder)
     with model_files.said_plainly(_KEY, str(folder)):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not is_adapter(folder):
@@ -139,6 +140,22 @@ def load_alone(folder: Path, base: str | None = None) -> tuple[Any, Any]:
     if len(tokenizer) > embeddings.num_embeddings:
         found.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     return _with_adapter(found, folder), tokenizer
+
+
+def _need_writer(folder: Path) -> None:
+    """Refuse a classifier or a masked model: transformers would give it a head for text, of random weights."""
+    name, key = (
+        ("adapter_config.json", "task_type") if is_adapter(folder) else ("config.json", "architectures")
+    )
+    try:
+        found = json.loads((folder / name).read_text("utf-8")).get(key)
+    except (OSError, ValueError, AttributeError):
+        return  # whoever loads it says what is wrong
+    kinds = [str(each) for each in ([found] if isinstance(found, str) else found or [])]
+    if kinds and not any(
+        kind == "CAUSAL_LM" or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds
+    ):
+        raise InputError(f"{folder}: holds a model that writes no text ({', '.join(kinds)})")
 
 
 def _base_of(folder: Path) -> str:

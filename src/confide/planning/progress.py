@@ -2,7 +2,7 @@
 
 It is a rule for Adam, whose steps have one length whatever the gradient's. Let the variance of a step's noise be
 `ratio` times that of the gradient. Then a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a
-random walk, which destroys progress in proportion to the squares of the learning rates. *An estimate*: the constants
+random walk. Progress falls with the sum of the squared learning rates. *An estimate*: the constants
 are of the bundled model with all weights.
 """
 
@@ -46,7 +46,7 @@ HIGHEST = 8e-3
 SQUARES = {"constant": 1.0, "linear": 1 / 3, "cosine": 3 / 8}
 """Mean square of a schedule's learning rates, in units of the peak's square, of a long run without warm-up.
 
-That of 4 linear steps is 0.47, so that a rate of so few is up to a fifth too high.
+A run of 4 linear steps has 0.47. Its rate comes out up to a fifth too high.
 """
 
 

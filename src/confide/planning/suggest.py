@@ -1,8 +1,8 @@
 """Suggest a setting: try many at one target and one compute budget, ranked by what they promise.
 
 The ranking follows `progress.py`, a rule of thumb. Each setting is ranked at its own learning rate, which follows from
-its steps and its noise: what is best at one rate for all would follow from that rate more than from anything else. The
-noise of every setting is accounted, and that of the first ones is certified.
+its steps and its noise: at one rate for all, that rate would decide which is best. The noise of every setting is
+accounted, and that of the first ones is certified.
 """
 
 import math
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
-_AS_LARGE = 1.05
-_AS_SMALL = 0.99
-"""A batch is dealt into bins if that of a whole number of steps an epoch is smaller or larger by no more than this."""
+_SMALLER, _LARGER = 1.05, 0.99
+"""A batch is dealt into bins if that of a whole number of steps an epoch is 5% smaller at most, or 1% larger."""
 
 _BANDS = (2, 4, 8, 16, 32, 64)
 """Steps over which noise may be correlated; these are tried for the first setting."""
@@ -66,10 +65,10 @@ Settings within one step are ordered by how many rows they can reach, and by pro
 """
 
 NEARLY = 0.1
-"""What a setting loses, in the logarithm of progress, that is told of as nearly as good.
+"""Settings that lose less than this, in the logarithm of progress, are told of as nearly as good."""
 
-So much a setting must gain to stand first with other numbers of steps than the rule was fitted to.
-"""
+UNFITTED = 0.1
+"""What a setting must gain to stand first with a number of steps that the rule was not fitted to."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,9 @@ def suggest(
         )
     considered = len(found) + refused
     found.sort(key=_order)
-    shown = max(count, SUGGESTED)  # so that what comes first does not depend on how many are asked for
-    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:shown]]
-    found = sorted([*dealt, *found[shown:]], key=_order)
+    # A fixed number, so that what comes first does not depend on how many are asked for.
+    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:SUGGESTED]]
+    found = sorted([*dealt, *found[SUGGESTED:]], key=_order)
     first = found[0]
     nearly = [each.mechanism.steps for each in found if first.progress - each.progress < NEARLY]
     correlated = _correlated(first, target, shape, config)
@@ -279,7 +278,7 @@ def _round(batch: float) -> float:
 
 
 def _order(each: Candidate) -> tuple[float, ...]:
-    worth = each.progress - (0.0 if each.mechanism.steps in FITTED else NEARLY)
+    worth = each.progress - (0.0 if each.mechanism.steps in FITTED else UNFITTED)
     return -round(worth / ALIKE), -round(each.reach), -worth
 
 
@@ -296,12 +295,12 @@ def _dealt(
     An epoch of bins has a whole number of steps, so the batch is a little smaller, or larger by a percent at most.
     """
     mechanism, rate = each.mechanism, each.parameters.sampling.rate
-    bins = math.ceil(_AS_SMALL / rate)
-    if not mechanism.deals or bins < 2 or bins * rate > _AS_LARGE:
+    bins = math.ceil(_LARGER / rate)
+    if not mechanism.deals or bins < 2 or bins * rate > _SMALLER:
         return each
     other = replace(mechanism, sampling="bins", batch=_round(mechanism.batch / (bins * rate)))
     parameters = other.parameters(shape)
-    if parameters.sampling.rate > rate / _AS_SMALL:  # rounded, the batch would be one of fewer steps an epoch
+    if parameters.sampling.rate > rate / _LARGER:  # rounded, the batch would be one of fewer steps an epoch
         return each
     try:
         noise = nearly_least_noise(parameters.process, target.epsilon, target.delta, each.noise_multiplier)
@@ -408,7 +407,10 @@ def _reason(each: Candidate, first: Candidate) -> str:
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
     if each is first:
-        return f"{facts}: the best by this rule, of the settings that are possible"
+        return f"{facts}: first by this rule, of the settings that are possible"
+    if each.progress - first.progress > ALIKE and steps not in FITTED:
+        few = "few" if steps < FITTED.start else "many"
+        return f"{facts}: better by this rule, which was not fitted to so {few} steps"
     if first.progress - each.progress < ALIKE:
         reached = f", but it reaches {each.reach:,.0f} rows, the first {first.reach:,.0f}"
         return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"

@@ -11,9 +11,9 @@ from confide.privacy.guarantee import Guarantee
 from confide.randomness.seal import Broken, Seal
 from confide.reporting.happened import Course
 from confide.runs.evidence import model_id
-from confide.runs.folder import Run, is_sweep
+from confide.runs.folder import Run
 from confide.runs.records import RECORD, read_record
-from confide.runs.released import GUARANTEE, Released
+from confide.runs.released import GUARANTEE, Released, is_run, run_of
 from confide.synthesis.remembered import PRIVATE, PUBLIC, remembered
 from confide.training.metrics import read_metrics
 from confide.utils.errors import InputError
@@ -90,9 +90,9 @@ class Facts:
         Raises:
             InputError: nothing was released there; or a release alone, which holds nothing that was measured.
         """
-        if folder.name == "release" and (folder.parent / "config.yaml").is_file():
-            raise InputError(f"{folder} is the release of a run: give the run folder, {folder.parent}")
-        if (folder / GUARANTEE).is_file() and not (folder / "config.yaml").exists() and not is_sweep(folder):
+        if (whole := run_of(folder)) != folder:
+            raise InputError(f"{folder} is the release of a run: give the run folder, {whole}")
+        if (folder / GUARANTEE).is_file() and not is_run(folder):
             if with_measured:
                 raise InputError(
                     f"{folder}: a release alone holds nothing that was measured; give the run folder, or leave "

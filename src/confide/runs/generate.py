@@ -11,7 +11,7 @@ import torch
 
 from confide.data.chat import end_mark
 from confide.models import released as model_of
-from confide.runs.released import Alone, Released
+from confide.runs.released import Alone, Released, run_of
 from confide.utils.errors import InputError
 
 MOST_SEED = 1 << 31
@@ -83,8 +83,7 @@ def writer_of(root: Path, base_at: str | None = None) -> Released | Alone:
     Raises:
         InputError: as `writer`; or a base is given for a run, which knows its own.
     """
-    if root.name == "release" and (root.parent / "config.yaml").is_file():
-        root = root.parent
+    root = run_of(root)
     if found := Alone.of(root, base_at):
         return found
     if base_at is not None:

@@ -20,6 +20,17 @@ CARD = "README.md"
 GUARANTEE = "guarantee.json"
 
 
+def is_run(folder: Path) -> bool:
+    """Return True if a folder is that of a run or of a sweep, which know what they released."""
+    return (folder / "config.yaml").exists() or is_sweep(folder)
+
+
+def run_of(path: Path) -> Path:
+    """Return the run folder around a `release/`, if there is one; else the path itself."""
+    whole = path.resolve()
+    return whole.parent if whole.name == "release" and is_run(whole.parent) else path
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Digest each file of a release by SHA-256, in hex, except the model card, which people may edit."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CARD)
@@ -147,7 +158,7 @@ class Alone:
     @classmethod
     def of(cls, root: Path, base_at: str | None = None) -> "Alone | None":
         """Find a release where there is no run: a copy of it, or a run folder of which only it was kept."""
-        if (root / "config.yaml").exists() or is_sweep(root):
+        if is_run(root):
             return None
         folders = (folder for folder in (root, root / "release") if (folder / GUARANTEE).is_file())
         return next((cls(folder, base_at) for folder in folders), None)
