@@ -214,9 +214,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "settings",
         "noise over gradient",
         "the plan expects",
-        "perplexity: before",
+        "perplexity before training",
     ]
-    heads += ["private", "against the search", "without privacy", "share of the gain"]
+    heads += ["with privacy", "against the search", "without privacy", "share of the gain"]
     cells = []
     for text in users.texts_of(rows):
         for epsilon in _epsilons(rows):
@@ -268,6 +268,8 @@ STUDY = Study(
     minutes=40,
     deviations="Mails of a helpdesk that were made up, rows of 32 tokens, and the compute of `confide quickstart`. The "
     "bundled base model, trained whole. This is no test on new text: the planner's rule got its present form after "
-    "runs on these customers were seen, and the highest rate that it takes without noise was chosen on them.",
+    "runs on these customers were seen, and the highest rate that it takes without noise was chosen on them. The "
+    "verdict's bounds were set after this study: before, the plan expected a part of the gain with 64 users, and 17% "
+    "was kept.",
     reads=("20newsgroups",),
 )
