@@ -160,7 +160,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             low, high = SHARES[words]
             found += [
                 Finding(
-                    f"The plan of the suggestion expects {_WORDS[words]} ({there}).",
+                    f"The plan of the suggestion expects {_in_words(words)} ({there}).",
                     place,
                     "share of the gain in loss of training without privacy, searched for itself",
                     tuple(gained(rows, text, SUGGESTED, epsilon, BARE).values()),
@@ -194,11 +194,14 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 
 _GAIN = "loss after training less that before"
-_WORDS = {
-    "most": f"most of the gain, and {SHARES['most'][0]:.0%} or more is kept",
-    "part": f"a part of the gain, and {SHARES['part'][0]:.0%} to {SHARES['part'][1]:.0%} is kept",
-    "little": f"little of the gain, and some of it but less than {SHARES['little'][1]:.0%} is kept",
-}
+
+
+def _in_words(expects: str) -> str:
+    """Say what a word of the verdict stands for."""
+    low, high = SHARES[expects]
+    kept = f"{low:.0%} or more" if math.isinf(high) else f"{low:.0%} to {high:.0%}"
+    what = {"most": "most of the gain", "part": "a part of the gain", "little": "little of the gain"}[expects]
+    return f"{what}, and {kept} is kept"
 
 
 def _count(rows: Sequence[Row], text: str) -> int:
@@ -222,14 +225,15 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         for epsilon in _epsilons(rows):
             for arm in (SEARCHED, SUGGESTED):
                 gap = users.gap(rows, text, arm, SEARCHED, epsilon)
+                times = _of(rows, text, arm, epsilon, NOISE)
                 cells.append(
                     [
                         f"{_count(rows, text):,}",
                         target(epsilon),
                         arm,
                         _settings(rows, text, arm, epsilon),
-                        f"{_of(rows, text, arm, epsilon, NOISE):.2g}",
-                        expected(_of(rows, text, arm, epsilon, NOISE)),
+                        f"{times:.2g}",
+                        expected(times),
                         f"{math.exp(base(rows, text)):.1f}",
                         perplexity(users.at(rows, text, arm, epsilon)),
                         change(gap) if arm == SUGGESTED else "",

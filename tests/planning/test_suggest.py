@@ -286,9 +286,15 @@ def test_the_rate_is_set_where_the_rule_knows_it(few, changes, knows):
     assert told["by_rule"] == first["learning_rate"] == first["settings"]["train.learning_rate"]
 
 
-def test_what_comes_first_does_not_depend_on_how_many_are_shown():
+def test_what_comes_first_does_not_depend_on_how_many_are_shown(monkeypatch):
+    monkeypatch.setattr(suggesting, "STEPS", (23, 32))
+    monkeypatch.setattr(suggesting, "DEALT", 1)  # were it 60, the first would have 32 steps
+    for name, caps in {"uls": (1, 2), "els": (), "group": ()}.items():
+        monkeypatch.setattr(mechanisms.find(name), "suggested_caps", caps)
     one, many = (suggest(config(epsilon=2.0), shape(), SIZE, rows=20_000, count=n)["ranked"] for n in (1, 60))
     assert one == many[:1]
+    monkeypatch.setattr(suggesting, "DEALT", 60)
+    assert suggest(config(epsilon=2.0), shape(), SIZE, rows=20_000, count=1)["ranked"] != one
 
 
 def test_the_steps_that_are_nearly_as_good_are_told(few):
@@ -300,7 +306,9 @@ def test_the_steps_that_are_nearly_as_good_are_told(few):
     assert (min(near), max(near)) == (fewest, most)
 
 
-def test_of_settings_that_are_nearly_as_good_one_that_the_rule_was_fitted_to_stands_first(monkeypatch):
+def test_of_settings_that_are_nearly_as_good_one_that_the_rule_was_fitted_to_stands_first(few, monkeypatch):
+    monkeypatch.setattr(suggesting, "STEPS", (11, 23))
+    monkeypatch.setattr(mechanisms.find("uls"), "suggested_caps", (8, 16))
     few_users = Shape(np.full(97, 60, np.int64), 97 * 60, 97 * 60 * 30, True)
     first = suggest(config(), few_users, SIZE, rows=13_968, count=1)["ranked"][0]
     assert first["steps"] in FITTED

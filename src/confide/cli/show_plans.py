@@ -192,10 +192,10 @@ def suggestions(found: dict[str, Any]) -> None:
             f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )
-    if rate := found["learning_rate"]:
+    if told := found["learning_rate"]:
         print(
-            f"the learning rate follows from the rule, too: {rate['by_rule']:g} for {rate['steps']} steps with the "
-            f"schedule {rate['schedule']}, in place of {rate['of_config']:g}"
+            f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps with the "
+            f"schedule {told['schedule']}, in place of {told['of_config']:g}"
         )
     else:
         print(

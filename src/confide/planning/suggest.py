@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
+DEALT = 20
+"""Number of first settings that are also tried with balls in bins, which takes longer to account for."""
+
 _SMALLER, _LARGER = 1.05, 0.99
 """A batch is dealt into bins if that of a whole number of steps an epoch is 5% smaller at most, or 1% larger."""
 
@@ -184,8 +187,8 @@ def suggest(
     considered = len(found) + refused
     found.sort(key=_order)
     # A fixed number, so that what comes first does not depend on how many are asked for.
-    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:SUGGESTED]]
-    found = sorted([*dealt, *found[SUGGESTED:]], key=_order)
+    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:DEALT]]
+    found = sorted([*dealt, *found[DEALT:]], key=_order)
     first = found[0]
     nearly = [each.mechanism.steps for each in found if first.progress - each.progress < NEARLY]
     correlated = _correlated(first, target, shape, config)
@@ -224,9 +227,9 @@ def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
     }
 
 
-def _to_write(rate: float) -> float:
+def _to_write(peak: float) -> float:
     """Round a learning rate to two digits."""
-    return float(f"{rate:.2g}")
+    return float(f"{peak:.2g}")
 
 
 def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, Any] | None:
