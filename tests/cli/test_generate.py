@@ -356,6 +356,7 @@ def test_a_copy_of_a_release_says_what_the_run_says(each, alone, tmp_path):
     wanted = said(each, *GREEDY)["said"]["release"]["text"]
     kept = tmp_path / "run"  # a run folder of which only the release was kept
     shutil.copytree(alone, kept / "release")
+    shutil.copy(each.run / "guarantee.json", kept)
     based = ("--base", location(each.raw["model"])) if (alone / "adapter_config.json").exists() else ()
     for folder in (alone, kept, each.run / "release"):
         found = confide(

@@ -50,6 +50,9 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config fil
 RunOrRelease = Annotated[
     Path, typer.Argument(metavar="RUN", help="a run folder, or the release of one", show_default=False)
 ]
+AdapterBase = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="of an adapter whose base lies elsewhere")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
 Overrides = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.cli.base import Json, RunOrRelease, Stopped, app, print_json, verb
+from confide.cli.base import AdapterBase, Json, RunOrRelease, Stopped, app, print_json, verb
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,12 +46,7 @@ def generate(
         typer.Option("--chat/--no-chat", help="use the tokenizer's chat template; default: if it has one"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="system message, for a chat template")] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="of an adapter without its run: a folder or hub name; default: as it says"
-        ),
-    ] = None,
+    base: AdapterBase = None,
     as_json: Json = False,
 ) -> None:
     """Try what a released model says.

@@ -6,7 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from confide.cli.base import Cluster, Json, Processes, RunOrRelease, Stopped, app, crew_of, print_json, verb
+from confide.cli.base import (
+    AdapterBase,
+    Cluster,
+    Json,
+    Processes,
+    RunOrRelease,
+    Stopped,
+    app,
+    crew_of,
+    print_json,
+    verb,
+)
 from confide.utils.errors import InputError
 
 
@@ -60,9 +71,7 @@ def synthesize(
             help="real text of other people, in the form of data.train; default: the run's own",
         ),
     ] = None,
-    base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="of an adapter whose base lies elsewhere")
-    ] = None,
+    base: AdapterBase = None,
     processes: Processes = None,
     ray: Cluster = None,
     as_json: Json = False,

@@ -31,6 +31,11 @@ def run_of(path: Path) -> Path:
     return whole.parent if whole.name == "release" and is_run(whole.parent) else path
 
 
+def release_in(path: Path) -> Path | None:
+    """Return the release in a folder: its `release/`, or the folder itself. A run folder has a guarantee, too."""
+    return next((folder for folder in (path / "release", path) if (folder / GUARANTEE).is_file()), None)
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Digest each file of a release by SHA-256, in hex, except the model card, which people may edit."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CARD)
@@ -158,10 +163,8 @@ class Alone:
     @classmethod
     def of(cls, root: Path, base_at: str | None = None) -> "Alone | None":
         """Find a release where there is no run: a copy of it, or a run folder of which only it was kept."""
-        if is_run(root):
-            return None
-        folders = (folder for folder in (root, root / "release") if (folder / GUARANTEE).is_file())
-        return next((cls(folder, base_at) for folder in folders), None)
+        folder = None if is_run(root) else release_in(root)
+        return None if folder is None else cls(folder, base_at)
 
     @cached_property
     def guarantee(self) -> Guarantee:

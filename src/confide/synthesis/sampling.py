@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from confide.privacy.guarantee import Guarantee
-from confide.runs.released import GUARANTEE
+from confide.runs.released import GUARANTEE, release_in
 from confide.utils.errors import InputError
 
 Document = dict[str, Any]
@@ -152,9 +152,8 @@ def released_folder(path: Path) -> Path:
     Raises:
         InputError: there is none, or it writes no text.
     """
-    for folder in (path / "release", path):
-        if (folder / GUARANTEE).is_file():
-            return folder
+    if folder := release_in(path):
+        return folder
     if path.is_file():
         raise InputError(f"{path}: is a file: give the run folder, which a config names as run")
     if not path.exists():

@@ -16,10 +16,8 @@ from confide.randomness.streams import Stream
 from confide.training.tasks.base import Batch, Task
 
 MASKED_SHARE = 0.15  # as in BERT (Devlin et al. 2019): 80% mask token, 10% random, 10% unchanged
-_PART, _TOGETHER = (
-    4,
-    8,
-)  # logits are made of a quarter of a row's tokens at least, rounded up to a multiple of 8
+# Logits are made of a quarter of a row's tokens at least, rounded up to a multiple of 8.
+_PART, _TOGETHER = 4, 8
 
 
 @dataclass(frozen=True)
