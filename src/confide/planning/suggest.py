@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from confide.config import registry
 from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
 from confide.models.names import BUNDLED
@@ -212,7 +213,8 @@ def _knows_rate(config: "Config") -> bool:
 
     Adapters and other models bear other rates. The head of a classifier is new, and takes a far higher one.
     """
-    return config.model == BUNDLED and config.adapter.kind == "full" and config.task == "causal-lm"
+    writes_text = registry.task_facts(config.task).is_causal
+    return config.model == BUNDLED and config.adapter.kind == "full" and writes_text
 
 
 def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
