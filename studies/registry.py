@@ -44,6 +44,7 @@ _MODULES = {
     "rows-or-chunks": "rows_or_chunks",
     "suggestion": "suggestion",
     "optimisers": "optimisers",
+    "schedules": "schedules",
     "audit": "audit",
     "owners": "owners",
     "code-base": "code_base",
