@@ -167,8 +167,8 @@ def test_each_test_has_one_turn_whatever_runs_beside_it(monkeypatch):
 
 def test_a_turn_is_asked_for_or_follows_from_the_commits(tmp_path, monkeypatch):
     assert tiers.turn_of("2") == 2
-    with pytest.raises(pytest.UsageError, match="all or a number below 3, not 3"):
-        tiers.turn_of("3")
+    with pytest.raises(pytest.UsageError, match="all or a number below 4, not 4"):
+        tiers.turn_of("4")
     asked = tiers.asked_git
 
     def turn_in(folder):
@@ -184,7 +184,7 @@ def test_a_turn_is_asked_for_or_follows_from_the_commits(tmp_path, monkeypatch):
     for _ in range(4):
         git("commit", "--quiet", "--allow-empty", "-m", "a commit")
         turns.append(turn_in(tmp_path))
-    assert turns == [1, 2, 0, 1]
+    assert turns == [1, 2, 3, 0]
     git("clone", "--quiet", "--depth", "1", tmp_path.as_uri(), "shallow")
     assert turn_in(tmp_path / "shallow") == int(asked("rev-parse", "HEAD", folder=tmp_path), 16) % tiers.TURNS
     (nothing := tmp_path.parent / "nothing").mkdir()

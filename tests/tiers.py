@@ -6,8 +6,8 @@ name of a fixture stands for all tests that use it: else the first one that runs
 tests of many cases, each with a number n: each n-th of its cases stays in the default suite, and the others are
 exhaustive. Lines that begin with # are comments.
 
-The tests of `in_turn.txt` take half of all the time. A run takes one of three parts of them. The number of commits says
-which, so that a commit has the same tests everywhere, and runs of three commits in a row have all.
+The tests of `in_turn.txt` take half of all the time. A run takes one of four parts of them. The number of commits says
+which, so that a commit has the same tests everywhere, and runs of four commits in a row have all.
 
 Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
 them otherwise is marked by hand: `@pytest.mark.subprocess`.
@@ -28,7 +28,7 @@ import pytest
 HERE = Path(__file__).parent
 EXHAUSTIVE, SLOW, SAMPLED = HERE / "exhaustive.txt", HERE / "slow.txt", HERE / "sampled.txt"
 IN_TURN = HERE / "in_turn.txt"
-TURNS = 3
+TURNS = 4
 # Names that only code that starts processes has.
 STARTERS = {"subprocess", "Popen", "fork", "ProcessPoolExecutor", "get_context", "posix_spawn"}
 COLLECTED = pytest.StashKey[set[str]]()
