@@ -112,6 +112,20 @@ def test_numbers_are_all_different_and_follow_from_the_key():
     assert groups != numbers_of(2, 2, 10, (1, 10, 100))
 
 
+def test_every_way_to_train_is_drawn_though_a_chart_has_few_colours():
+    of_figure = {"Figures 2 and 3": exposure_course.ARMS, "Figure 4": exposure_course.ONLY}
+    rows = [
+        {"text": "articles", "arm": arm, "times": 100, "figure": figure, "step": step}
+        | {"loss": 3.0 - step / 10, "exposure": 1.0 + step}
+        for figure, arms in of_figure.items()
+        for arm in arms
+        for step in (1, 2)
+    ]
+    [plot] = exposure_course.plots(rows)
+    for arm in (*exposure_course.ARMS, *exposure_course.ONLY):
+        assert f">{arm}<" in plot.svg
+
+
 def test_a_detector_catches_its_share_of_the_ten():
     assert [sum(is_caught(i, recall) for i in range(10)) for recall in exposure_course.RECALLS] == [
         10,
