@@ -114,13 +114,24 @@ def test_the_ranking_does_not_follow_the_rate_of_the_config(few):
     assert [row["settings"] for row in slow] == [row["settings"] for row in fast]
 
 
-def test_a_decay_has_a_higher_peak_and_no_fewer_steps(few):
-    constant, linear = (
-        suggest(trains(config(), schedule=schedule), shape(), SIZE, rows=20_000, count=1)["ranked"][0]
-        for schedule in ("constant", "linear")
-    )
+def test_where_it_names_a_rate_the_rate_is_constant(few):
+    """Else the schedule is that of the config, whose rate it keeps: a rate that falls bears more steps."""
+    raw = config().model_dump(mode="json", exclude_unset=True)
+
+    def first(**changes):
+        constant, linear = (
+            suggest(trains(check(raw | changes), schedule=schedule), shape(), SIZE, rows=20_000, count=1)
+            for schedule in ("constant", "linear")
+        )
+        return constant["ranked"][0], linear["ranked"][0]
+
+    constant, linear = first()
+    assert constant == linear
+    assert linear["settings"]["train.schedule"] == "constant"
+    constant, linear = first(model="gpt2")
     assert linear["steps"] >= constant["steps"]
-    assert linear["learning_rate"] >= constant["learning_rate"]
+    assert linear["progress"] > constant["progress"]
+    assert "train.schedule" not in linear["settings"]
 
 
 def test_less_noise_suggests_more_steps(few):
@@ -176,7 +187,7 @@ def test_nobody_is_dealt_into_bins_where_that_costs_more_or_is_not_possible(few)
 
 def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
     """Against the accounting itself: noise multiplier, the norm of its matrix, and what it leaves."""
-    decaying = config().model_dump(mode="json")
+    decaying = config().model_dump(mode="json") | {"model": "gpt2"}  # whose schedule a suggestion keeps
     decaying["train"]["schedule"] = "linear"
     found = suggest(check(decaying), shape(), SIZE, count=1)
     first, told = found["ranked"][0], found["correlated"]
@@ -284,6 +295,7 @@ def test_the_rate_is_set_where_the_rule_knows_it(few, changes, knows):
     assert told["of_config"] == 0.02
     assert told["steps"] == first["steps"]
     assert told["by_rule"] == first["learning_rate"] == first["settings"]["train.learning_rate"]
+    assert told["schedule"] == first["settings"]["train.schedule"] == "constant"
 
 
 def test_what_comes_first_does_not_depend_on_how_many_are_shown(monkeypatch):

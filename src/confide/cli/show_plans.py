@@ -194,8 +194,8 @@ def suggestions(found: dict[str, Any]) -> None:
         )
     if told := found["learning_rate"]:
         print(
-            f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps with the "
-            f"schedule {told['schedule']}, in place of {told['of_config']:g}"
+            f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps, in place of "
+            f"{told['of_config']:g}. It is {told['schedule']}: in a study no other schedule did better under noise"
         )
     else:
         print(

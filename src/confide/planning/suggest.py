@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
+SCHEDULE = "constant"
+"""The schedule of a suggestion that names a learning rate: `confide study schedules` found none that is better."""
+
 DEALT = 20
 """Number of first settings that are also tried with balls in bins, which takes longer to account for."""
 
@@ -163,7 +166,7 @@ def suggest(
             f"{budget:g} rows: a suggestion takes {STEPS[0]} steps at least, of a row or more each"
         )
     target = Target(config.privacy.epsilon, config.privacy.delta or parameters.delta)
-    lengths, schedule = norms or lengths_of_thumb, config.train.schedule
+    lengths, schedule = norms or lengths_of_thumb, _schedule(config)
     found: list[Candidate] = []
     refused = 0
     for family in _families(own, config):
@@ -217,6 +220,11 @@ def _knows_rate(config: "Config") -> bool:
     return config.model == BUNDLED and config.adapter.kind == "full" and writes_text
 
 
+def _schedule(config: "Config") -> str:
+    """Return the schedule that a suggestion has: its own with a rate of its own, else that of the config."""
+    return SCHEDULE if _knows_rate(config) else config.train.schedule
+
+
 def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
     """Say which learning rate the rule has for the first setting, beside that of the config."""
     if not _knows_rate(config):
@@ -225,7 +233,7 @@ def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
         "by_rule": _to_write(first.rate),
         "of_config": config.train.learning_rate,
         "steps": first.mechanism.steps,
-        "schedule": config.train.schedule,
+        "schedule": _schedule(config),
     }
 
 
@@ -240,14 +248,15 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
     if not mechanism.correlates:
         return None
     steps = mechanism.steps
-    optimisation = Optimisation.of(config.train, steps=steps, warmup=_warmup(config, steps))
+    warmup = _warmup(config, steps)
+    optimisation = Optimisation.of(config.train, steps=steps, warmup=warmup, schedule=mechanism.schedule)
     rates = [optimisation.rate(step) for step in range(steps)]
     noises = {1: first.noise_multiplier * noise_in_weights(1, rates)}
     near = first.noise_multiplier
     for bands in _BANDS:
         if bands > min(steps, 1 / rate):
             break
-        own = replace(mechanism, sampling="poisson", bands=bands, warmup=_warmup(config, steps))
+        own = replace(mechanism, sampling="poisson", bands=bands, warmup=warmup)
         process = own.parameters(shape).process
         near = nearly_least_noise(process, target.epsilon, target.delta, near)
         noises[bands] = near * own.sensitivity * noise_in_weights(bands, rates, own.exponent)
@@ -265,7 +274,7 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
             f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(known)}"
         )
     for name in mechanisms.family(own) or (own.name,):
-        other = replace(rival(name, own, config), sampling="poisson", bands=1)
+        other = replace(rival(name, own, config), sampling="poisson", bands=1, schedule=_schedule(config))
         for cap in other.suggested_caps:
             yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
 
@@ -398,7 +407,7 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
     if _knows_rate(config):
-        found["train.learning_rate"] = _to_write(each.rate)
+        found["train.learning_rate"], found["train.schedule"] = _to_write(each.rate), SCHEDULE
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
 
 

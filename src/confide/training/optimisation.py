@@ -51,7 +51,7 @@ class Optimisation:
     scheduler_of: SchedulerOf | None = None
 
     @classmethod
-    def of(cls, train: "Train", **changes: float | None) -> "Optimisation":
+    def of(cls, train: "Train", **changes: float | str | None) -> "Optimisation":
         """Read the `train` section, with every change that is not None applied."""
         values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
         values |= {name: value for name, value in changes.items() if value is not None}
