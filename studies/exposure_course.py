@@ -388,9 +388,15 @@ def _in_two(arms: Iterable[str]) -> dict[str, list[str]]:
     """Split the ways to train by what the detector does: together their lines are too many for one chart."""
     found: dict[str, list[str]] = {}
     for arm in arms:
-        which = "missed" if _MISSED in arm else "by recall" if "recall" in arm else "not missed"
+        which = "missed" if _MISSED in arm else "by recall" if "recall" in arm else "others"
         found.setdefault(which, []).append(arm)
     return found
+
+
+def _short(arm: str) -> str:
+    """Return the part of an arm's name that the title of its chart does not say."""
+    parts = arm.split(", ")
+    return parts[-1] if "recall" in arm else parts[0]
 
 
 def plots(rows: Sequence[Row]) -> list[Plot]:
@@ -403,8 +409,9 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
                 if (row["text"], row["figure"], row["times"]) == (text, figure, times)
             )
             for which, names in _in_two(arms).items():
-                lines = {arm: course(rows, text, arm, times) for arm in names}
-                title = f"{text}, {times} times: {which} ({figure})"
+                lines = {_short(arm): course(rows, text, arm, times) for arm in names}
+                often = "once" if times == 1 else f"{times} times"
+                title = f"{text}, {often}: {which} ({figure})"
                 panels.append(Panel(title, "test perplexity", "mean exposure, bits", lines))
     words = "exposure of planted numbers against perplexity as training goes on, for each way to train"
     return [Plot("exposure-course", words, panels_svg("Exposure along training", panels))]
