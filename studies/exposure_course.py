@@ -384,11 +384,14 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return found
 
 
-def _in_two(arms: Iterable[str]) -> dict[str, list[str]]:
+def _by_detector(arms: Iterable[str]) -> dict[str, list[str]]:
     """Split the ways to train by what the detector does: together their lines are too many for one chart."""
     found: dict[str, list[str]] = {}
     for arm in arms:
-        which = "missed" if _MISSED in arm else "by recall" if "recall" in arm else "others"
+        if arm in ONLY:
+            which = "by recall" if "recall" in arm else "others"
+        else:
+            which = "missed" if _MISSED in arm else "caught, or no detector"
         found.setdefault(which, []).append(arm)
     return found
 
@@ -408,12 +411,12 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
                 for row in rows
                 if (row["text"], row["figure"], row["times"]) == (text, figure, times)
             )
-            for which, names in _in_two(arms).items():
+            for which, names in _by_detector(arms).items():
                 lines = {_short(arm): course(rows, text, arm, times) for arm in names}
                 often = "once" if times == 1 else f"{times} times"
                 title = f"{text}, {often}: {which} ({figure})"
                 panels.append(Panel(title, "test perplexity", "mean exposure, bits", lines))
-    words = "exposure of planted numbers against perplexity as training goes on, for each way to train"
+    words = "exposure of planted numbers against perplexity as training goes on, for each way to train; axes differ"
     return [Plot("exposure-course", words, panels_svg("Exposure along training", panels))]
 
 

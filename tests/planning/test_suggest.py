@@ -123,12 +123,13 @@ def test_where_it_names_a_rate_the_rate_is_constant(few):
             suggest(trains(check(raw | changes), schedule=schedule), shape(), SIZE, rows=20_000, count=1)
             for schedule in ("constant", "linear")
         )
-        return constant["ranked"][0], linear["ranked"][0]
+        return constant, linear
 
     constant, linear = first()
-    assert constant == linear
-    assert linear["settings"]["train.schedule"] == "constant"
-    constant, linear = first(model="gpt2")
+    assert constant["correlated"] == linear["correlated"] is not None
+    assert constant["ranked"] == linear["ranked"]
+    assert linear["ranked"][0]["settings"]["train.schedule"] == "constant"
+    constant, linear = (found["ranked"][0] for found in first(model="gpt2"))
     assert linear["steps"] >= constant["steps"]
     assert linear["progress"] > constant["progress"]
     assert "train.schedule" not in linear["settings"]

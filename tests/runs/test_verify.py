@@ -219,6 +219,14 @@ def test_rows_too_short_for_attention_are_named(job):
     assert "the rows have at most 2 tokens" in found[NAMES["coverage"]]["detail"]
 
 
+def test_a_rounding_error_beside_a_gradient_is_faint():
+    """A unit may miss a parameter, such as those of an expert that none of its rows was sent to."""
+    units = [{"whole": torch.tensor([1.0]), "rounded": torch.tensor([1e-8])}, {}, {"none": torch.zeros(1)}]
+    assert verify._faint(units) == {"rounded", "none"}
+    assert verify._faint([*units, {"rounded": torch.tensor([1e-3])}]) == {"none"}
+    assert verify._faint([{}]) == set()
+
+
 def test_a_parameter_that_should_rest_but_moves_is_seen(job):
     made = job(adapter=BIAS)
     made.model.transformer.ln_f.weight.requires_grad_(True)

@@ -195,7 +195,7 @@ def suggestions(found: dict[str, Any]) -> None:
     if told := found["learning_rate"]:
         print(
             f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps, in place of "
-            f"{told['of_config']:g}. It is {told['schedule']}: in a study no other schedule did better under noise"
+            f"{told['of_config']:g}. It is {told['schedule']}: in a study of 24 to 96 steps a linear fall did no better"
         )
     else:
         print(

@@ -42,7 +42,10 @@ STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
 SCHEDULE = "constant"
-"""The schedule of a suggestion that names a learning rate: `confide study schedules` found none that is better."""
+"""The schedule of a suggestion that names a learning rate.
+
+`confide study schedules` found none that is certainly better in 24 to 96 steps. Cosine was not tried.
+"""
 
 DEALT = 20
 """Number of first settings that are also tried with balls in bins, which takes longer to account for."""

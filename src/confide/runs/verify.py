@@ -297,9 +297,8 @@ def _rows_alone(job: Job, draw: Draw) -> Check:
 def _coverage(job: Job, draw: Draw, before: Gradient, slow: Sequence[Gradient]) -> Check:
     """Check that an optimiser step without noise moves what the config says to train, and nothing else.
 
-    Where rows are too short for attention to choose, what moves its weights is a rounding error or nothing, as the
-    processor has it. Both count as nothing there. Elsewhere a gradient may be tiny for other reasons: that of a bias
-    of keys is none but for rounding, in every model.
+    Where no row has more than two tokens, attention has nothing to choose: its weights move by a rounding error, or not
+    at all. Both count as not moving. With longer rows a tiny gradient counts: that of a bias of keys is only rounding.
     """
     stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     config = job.run.config
@@ -316,9 +315,8 @@ def _coverage(job: Job, draw: Draw, before: Gradient, slow: Sequence[Gradient]) 
     if still:
         detail = f"{len(still)} do not move: {', '.join(still[:5])}"
         if longest < _FEW_TOKENS:
-            detail += (
-                f"; the rows have at most {longest} tokens, so attention has no earlier token to choose from"
-            )
+            why = "so attention has no earlier token to choose from"
+            detail += f"; the rows have at most {longest} tokens, {why}"
     elif astray:
         detail = f"{len(astray)} move that should not: {', '.join(astray[:5])}"
     return Check("every trainable parameter is covered and moves", not still and not astray, detail)
@@ -326,7 +324,9 @@ def _coverage(job: Job, draw: Draw, before: Gradient, slow: Sequence[Gradient]) 
 
 def _faint(gradients: Sequence[Gradient]) -> set[str]:
     """Return the parameters whose gradients are no more than rounding errors of the largest ones."""
-    norms = {name: max(float(each[name].norm()) for each in gradients) for name in gradients[0]}
+    norms: dict[str, float] = {}
+    for each in gradients:
+        norms |= {name: max(norms.get(name, 0.0), _norm({name: one})) for name, one in each.items()}
     return {name for name, norm in norms.items() if norm <= _ROUNDED * max(norms.values())}
 
 
