@@ -37,9 +37,8 @@ TOLERANCE = 1e-4  # tolerance of fast sums and losses against slow ones, in floa
 IN_BF16 = 0.05  # the same in bf16: rows alone and rows together are rounded differently
 _FEW_TOKENS = 3  # a row of two predicts its second token from the first alone
 _ROUNDED = 1e-6  # what float32 makes of a gradient of zero, over the others
-ROUNDED_UP = (
-    0.03  # by how much, relatively, a norm may be overestimated: half of what clipping.slot allows for
-)
+# By how much, relatively, a norm may be overestimated: half of what clipping.slot allows for.
+ROUNDED_UP = 0.03
 UNITS, ROWS = 4, 16  # number of units tested, and rows of each
 ALARM = 1e-9  # probability that correct noise fails the check
 ENOUGH, MOST_STEPS = 1_000_000, 16  # number of noise values that suffice, and the most steps taken for them
@@ -327,7 +326,8 @@ def _faint(gradients: Sequence[Gradient]) -> set[str]:
     norms: dict[str, float] = {}
     for each in gradients:
         norms |= {name: max(norms.get(name, 0.0), _norm({name: one})) for name, one in each.items()}
-    return {name for name, norm in norms.items() if norm <= _ROUNDED * max(norms.values())}
+    most = max(norms.values(), default=0.0)
+    return {name for name, norm in norms.items() if norm <= _ROUNDED * most}
 
 
 @dataclass(frozen=True)
