@@ -109,7 +109,7 @@ class Plain(Method):
             self.model.compile()
         self.name = "plain, compiled" if compiled else "plain, by confide" if own_task else "plain"
         self.keeps_memory = own_task
-        self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
+        self.optimizer = OPTIMISATION.build(self.parameters)
 
     def step(self) -> None:
         for batch, _, _ in self.setting.batches(self.k):
@@ -187,7 +187,7 @@ class Peer(Method):
         if k != 1:
             raise ValueError("Opacus clips by row")
         super().__init__(setting, k)
-        self.optimizer = OPTIMISATION.build(list(self.parameters.values()))
+        self.optimizer = OPTIMISATION.build(self.parameters)
 
     @abstractmethod
     def _backward(self, batch: Batch) -> None: ...

@@ -19,15 +19,16 @@ from confide.planning.progress import best_rate
 from confide.runs.given import Given
 from confide.training.optimisation import betas_of
 from studies.parts import noisy_optimisers as noisy
+from studies.parts.short_runs import EPSILON, RATE, STEPS, at, chosen, gap
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
 from studies.runner.users import ULS
 
-EPSILON, STEPS, RATE, SCHEDULE = "privacy.epsilon", "train.steps", "train.learning_rate", "train.schedule"
+SCHEDULE = "train.schedule"
 USUAL = 0.9  # torch's own, and that of nearly all who fine-tune
 DEFAULT = "AdamW"
 PLANNED = f"{DEFAULT}, at the planner's rate"
@@ -175,17 +176,6 @@ def measure(work: Work) -> list[Row]:
     return [row for each in (grid(work), planned(work)) for row in each.measured(work)]
 
 
-def _at(rows: Sequence[Row], text: str, arm: str, epsilon: float, steps: int) -> dict[int, float]:
-    return users.at(rows, text, arm, epsilon, train__steps=steps)
-
-
-def _gap(
-    rows: Sequence[Row], text: str, arm: str, than: str, epsilon: float, steps: int
-) -> tuple[float, ...]:
-    """Return the paired differences of two arms' losses, `arm` - `than`."""
-    return paired(_at(rows, text, arm, epsilon, steps), _at(rows, text, than, epsilon, steps))
-
-
 def _arms(rows: Sequence[Row]) -> list[str]:
     """Return the arms of other first betas than the usual one."""
     found = dict.fromkeys(row["arm"] for row in rows if str(row["arm"]).startswith("beta1 "))
@@ -215,7 +205,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Finding]:
                     f"a trial, is at most 3% of the perplexity behind the best of the rates that were tried ({text}).",
                     "learning rate",
                     "loss less that of AdamW at the rate of its trials",
-                    _gap(rows, text, PLANNED, DEFAULT, epsilon, steps),
+                    gap(rows, text, PLANNED, DEFAULT, epsilon, steps),
                     high=PLANNED_BEHIND,
                     family=f"{text}, learning rate",
                 )
@@ -228,7 +218,7 @@ def _better(rows: Sequence[Row], arms: Sequence[str], than: str, place: str, sta
             f"({text}).",
             place,
             statistic,
-            _gap(rows, text, arm, than, epsilon, steps),
+            gap(rows, text, arm, than, epsilon, steps),
             high=-MARGIN,
             family=f"{text}, {place}",
         )
@@ -250,8 +240,8 @@ def _betas(rows: Sequence[Row], text: str) -> Table:
         [
             target(epsilon),
             str(steps),
-            perplexity(_at(rows, text, usual, epsilon, steps)),
-            *(change(_gap(rows, text, arm, usual, epsilon, steps)) for arm in others),
+            perplexity(at(rows, text, usual, epsilon, steps)),
+            *(change(gap(rows, text, arm, usual, epsilon, steps)) for arm in others),
         ]
         for epsilon in users.values(rows, EPSILON)
         for steps in users.values(rows, STEPS)
@@ -271,8 +261,8 @@ def _candidates(rows: Sequence[Row], text: str) -> Table:
             str(steps),
             arm,
             _rate(rows, text, arm, epsilon, steps),
-            perplexity(_at(rows, text, arm, epsilon, steps)),
-            change(_gap(rows, text, arm, DEFAULT, epsilon, steps)) if arm != DEFAULT else "",
+            perplexity(at(rows, text, arm, epsilon, steps)),
+            change(gap(rows, text, arm, DEFAULT, epsilon, steps)) if arm != DEFAULT else "",
         ]
         for epsilon, steps in places
         for arm in (DEFAULT, PLANNED, *OTHERS)
@@ -289,10 +279,7 @@ def _rate(rows: Sequence[Row], text: str, arm: str, epsilon: float, steps: int) 
     """Write the learning rate that was chosen for an arm, or that the rule gives."""
     if arm == PLANNED:
         return target(best_rate(steps, users.keys(steps)[SCHEDULE]))
-    place = (text, arm, epsilon, steps, "test")
-    return users.chosen(
-        [row for row in rows if (row["text"], row["arm"], row[EPSILON], row[STEPS], row["part"]) == place]
-    )
+    return chosen(rows, text, arm, epsilon, steps)
 
 
 STUDY = Study(

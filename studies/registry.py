@@ -45,6 +45,7 @@ _MODULES = {
     "suggestion": "suggestion",
     "optimisers": "optimisers",
     "schedules": "schedules",
+    "rate-factors": "rate_factors",
     "audit": "audit",
     "owners": "owners",
     "code-base": "code_base",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from confide.config.schema import Train
+from confide.config.train_section import Train
 from tests import small
 from tests.command import WORDS, confide
 from tests.pages import DOCS, Page

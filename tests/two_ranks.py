@@ -17,7 +17,7 @@ from confide.clipping import NonFiniteGradient, sums
 from confide.clipping.sums import Sums
 from confide.config import registry
 from confide.config.model_sections import Adapter
-from confide.config.schema import Average
+from confide.config.train_section import Average
 from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_split, part_of, shard, whole

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from studies.parts import short_runs
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.study import Scale, Work
 
@@ -19,7 +20,7 @@ def grid(text="newsgroups", scale=Scale.SMALL):
 def keys_of(course, steps, factor=1.0):
     """The keys of a run of a course, as the grid makes them."""
     arm = next(arm for arm in grid().arms if arm.name == course.name)
-    return arm.derived({**grid().keys, **arm.keys, "train.steps": steps, study.FACTOR: factor})
+    return arm.derived({**grid().keys, **arm.keys, "train.steps": steps, short_runs.FACTOR: factor})
 
 
 def rates(course, steps):
@@ -50,7 +51,7 @@ def test_the_planners_rule_centres_the_rates_of_each_course():
     assert flat["train.learning_rate"] == pytest.approx(best_rate(32, "constant"))
     doubled = keys_of(COURSES["constant"], 32, factor=2.0)
     assert doubled["train.learning_rate"] == pytest.approx(2 * best_rate(32, "constant"))
-    assert study.FACTOR not in flat
+    assert short_runs.FACTOR not in flat
 
 
 @pytest.mark.parametrize("course", COURSES.values(), ids=list(COURSES))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confide.config.schema import Average
+from confide.config.train_section import Average
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune

@@ -266,7 +266,7 @@ def test_an_optimiser_whose_state_was_allocated_first_moves_weights_as_torch_doe
     moved = []
     for early in (True, False):
         parameter = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(4, 3))
-        optimizer = how.build([parameter])
+        optimizer = how.build({"weight": parameter})
         if early:
             how.allocate(optimizer)
             assert optimizer.state or how.optimizer == "adafactor"

@@ -13,6 +13,7 @@ from confide.randomness.streams import RunKey
 from confide.training.optimisation import Optimisation
 from confide.training.step import PrivateStep
 from confide.training.tasks import Task
+from confide.utils.errors import InputError
 from tests import small
 
 KEY = RunKey.from_text("test")
@@ -211,7 +212,7 @@ def test_weights_that_lie_crosswise_in_memory_move_as_others_do():
     assert not across.is_contiguous()
     for parameter in (straight, across):
         parameter.grad = torch.linspace(-1, 1, 12).view(4, 3)
-        Optimisation(steps=1, learning_rate=1e-3).build([parameter]).step()
+        Optimisation(steps=1, learning_rate=1e-3).build({"weight": parameter}).step()
     assert torch.allclose(straight, across, atol=1e-7)
 
 
@@ -238,10 +239,16 @@ def test_the_schedule_is_followed(schedule, rates):
         assert torch.allclose(got, rate * values, atol=1e-5)
 
 
+@pytest.mark.parametrize("factors", [{}, {"wpe": 3.0, "h.1": 0.5}])
 @pytest.mark.parametrize("optimizer", ["tensor-adamw", "adamw", "adafactor", "sgd"])
-def test_state_restores_to_the_bit(optimizer, key):
+def test_state_restores_to_the_bit(optimizer, factors, key):
     optimisation = Optimisation(
-        steps=6, learning_rate=1e-2, optimizer=optimizer, schedule="cosine", weight_decay=0.01
+        steps=6,
+        learning_rate=1e-2,
+        rate_factors=factors,
+        optimizer=optimizer,
+        schedule="cosine",
+        weight_decay=0.01,
     )
     draws = [some_draw(seed=s) for s in range(6)]
     whole, cut = small.gpt2(), small.gpt2()
@@ -406,3 +413,61 @@ def test_the_mean_over_gradients_spans_a_small_part_of_the_run_unless_the_config
         {"data": {"train": "x", "unit": "u"}, "privacy": {"epsilon": 8.0}, "train": {"steps": 700}}
     ).train
     assert Optimisation.of(made, steps=8).betas[0] == 0.3  # of a stage
+
+
+FACTORS = {"wpe": 3.0, "ln_*": 0.5, "h.1": 4.0}
+
+
+@pytest.mark.parametrize("optimizer", ["tensor-adamw", "adamw", "sgd"])
+def test_tensors_move_at_the_rates_of_their_names(optimizer):
+    def steps(factors):
+        model = small.gpt2()
+        before = snapshot(model)
+        optimisation = Optimisation(
+            steps=3, learning_rate=1e-3, schedule="linear", rate_factors=factors, optimizer=optimizer
+        )
+        step = step_of(model, [NOTHING], Aggregation(1.0, 1.0, 1.0), optimisation=optimisation)
+        rates = [step(number).learning_rate for number in range(3)]
+        return rates, moved(before, model)
+
+    (plain_rates, plain), (rates, factored) = steps({}), steps(FACTORS)
+    assert rates == pytest.approx(plain_rates)
+    for name, factor in (
+        ("transformer.wpe.weight", 3.0),
+        ("transformer.wte.weight", 1.0),
+        ("transformer.h.0.ln_1.weight", 0.5),
+        ("transformer.h.1.ln_1.weight", 2.0),
+        ("transformer.h.1.mlp.c_fc.weight", 4.0),
+    ):
+        assert torch.allclose(factored[name], factor * plain[name], atol=1e-6), name
+        assert plain[name].abs().max() > 1e-4, name
+
+
+def test_a_scheduler_of_a_program_keeps_the_factors():
+    model = small.gpt2()
+    before = snapshot(model)
+    optimisation = Optimisation(
+        steps=2,
+        learning_rate=1.0,
+        rate_factors={"wte": 10.0},
+        optimizer="sgd",
+        scheduler_of=lambda made: torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5),
+    )
+    step = step_of(model, [NOTHING], Aggregation(1.0, 1.0, 1.0), optimisation=optimisation)
+    assert [step(0).learning_rate, step(1).learning_rate] == pytest.approx([1.0, 0.5])
+    spread = {name: float(found.std()) for name, found in moved(before, model).items()}
+    assert spread["transformer.wte.weight"] == pytest.approx(10 * spread["transformer.wpe.weight"], rel=0.2)
+
+
+def test_a_rate_factor_that_fits_no_tensor_is_refused():
+    optimisation = Optimisation(steps=1, rate_factors={"lora_B": 4.0})
+    with pytest.raises(InputError, match=r"'lora_B' between two points of its name.*attn.*wte"):
+        step_of(small.gpt2(), [NOTHING], Aggregation(1.0, 1.0, 1.0), optimisation=optimisation)
+
+
+def test_an_optimiser_of_a_program_has_no_rate_factors():
+    optimisation = Optimisation(
+        steps=1, rate_factors={"wte": 4.0}, optimizer_of=lambda own: torch.optim.SGD(own, lr=1.0)
+    )
+    with pytest.raises(InputError, match=r"train.rate_factors: .* optimizer"):
+        step_of(small.gpt2(), [NOTHING], Aggregation(1.0, 1.0, 1.0), optimisation=optimisation)

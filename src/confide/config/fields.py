@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 UNSHOWN = "unshown"
 """The type of a fault whose message says it all: the value, which may be a secret, is not shown."""

@@ -23,8 +23,9 @@ from confide.config.condition_faults import condition_faults
 from confide.config.data_section import Data
 from confide.config.fields import UNSHOWN
 from confide.config.model_sections import model_faults
-from confide.config.schema import Average, Config
+from confide.config.schema import Config
 from confide.config.sections import schema_for
+from confide.config.train_section import Average
 from confide.utils.errors import Faults, InputError
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
@@ -322,7 +323,7 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
             return "a list of " + ", ".join(map(str, typing.get_args(each)))
         return f"a list of {_LISTS.get(type(each), 'numbers') if each is not str else 'text'}"
     if origin is dict:
-        return "names, each with text"
+        return f"names, each with {_words(typing.get_args(annotation)[1])}"
     if origin is tuple:
         _, _, each = _words(typing.get_args(annotation)[0]).partition(_KINDS[float] + " ")
         return "a list of two numbers" + (f", each {each}" if each else "")

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, Field, create_model
 
 from confide.config import registry
-from confide.config.schema import Config, Detector, Policy, Privacy, Secrets, Train
+from confide.config.schema import Config, Detector, Policy, Privacy, Secrets
+from confide.config.train_section import Train
 
 
 def schema_for(raw: Mapping[str, Any]) -> type[Config]:

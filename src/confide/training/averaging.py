@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from confide.config.schema import Average
+from confide.config.train_section import Average
 from confide.distributed.sharding import like, part, part_of, whole
 
 

@@ -1,8 +1,9 @@
 """Move the weights by noised gradients: optimiser, scheduler and learning rate. All of it is post-processing."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,10 +14,13 @@ from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.config.schema import Train
+    from confide.config.train_section import Train
 
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+RATE_FACTOR = "rate_factor"
+"""The key under which the optimiser keeps a group's factor on the learning rate."""
 
 
 def betas_of(steps: int) -> tuple[float, float]:
@@ -30,17 +34,43 @@ def betas_of(steps: int) -> tuple[float, float]:
     return min(0.9, max(0.3, round(1 - 70 / steps, 3))), 0.999
 
 
+def factors_of(names: Iterable[str], rate_factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the factor on the learning rate of each tensor.
+
+    Args:
+        names: of all tensors that are trained, such as `transformer.h.0.attn.c_attn.weight`.
+        rate_factors: factors by a part of a name, whole between points, with * for any characters.
+
+    Raises:
+        InputError: one of `rate_factors` fits no tensor.
+    """
+    found = dict.fromkeys(names, 1.0)
+    for word, factor in rate_factors.items():
+        fit = [name for name in found if fnmatchcase(f".{name}.", f"*.{word}.*")]
+        if not fit:
+            parts = sorted({part for name in found for part in name.split(".") if not part.isdigit()})
+            raise InputError(
+                f"train.rate_factors: no tensor that is trained has {word!r} between two points of its name; the parts "
+                f"of their names are {', '.join(parts)}"
+            )
+        for name in fit:
+            found[name] *= factor
+    return found
+
+
 @dataclass(frozen=True)
 class Optimisation:
     """Rule by which noised gradients move the weights. Names are as in the `train` section of the config.
 
     Attributes:
+        rate_factors: as `factors_of` takes them.
         optimizer_of, scheduler_of: given by a calling program. With either, it sets the learning rate, and `rate`
             is not used. An optimiser whose groups of parameters have a key `noise_std` is told the noise there.
     """
 
     steps: int
     learning_rate: float = 1e-3
+    rate_factors: Mapping[str, float] = field(default_factory=dict)
     schedule: str = "constant"
     warmup: int = 0
     optimizer: str = "tensor-adamw"
@@ -57,29 +87,44 @@ class Optimisation:
         values |= {name: value for name, value in changes.items() if value is not None}
         return cls(**values | {"betas": values["betas"] or betas_of(values["steps"])})
 
-    def build(self, parameters: list[nn.Parameter], noise_std: float = 0.0) -> torch.optim.Optimizer:
+    def build(self, parameters: Mapping[str, nn.Parameter], noise_std: float = 0.0) -> torch.optim.Optimizer:
         """Make the optimiser of the steps.
 
         Args:
-            parameters: what it moves.
+            parameters: what it moves, by name.
             noise_std: standard deviation of the noise on each element of their gradients, `Aggregation.noise_std`.
 
         Raises:
-            InputError: a calling program's own is no optimiser of one gradient a step and of these parameters.
+            InputError: a calling program's own is no optimiser of one gradient a step and of these parameters, or
+                there are `rate_factors` beside it; or one of these fits no parameter.
         """
+        every = list(parameters.values())
         if self.optimizer_of is not None:
-            return self._own(self.optimizer_of(parameters), parameters, noise_std)
+            return self._own(self.optimizer_of(every), every, noise_std)
+        made = self._of_groups(self._groups(parameters), bool(noise_std))
+        for group in made.param_groups:
+            group["lr"] *= group[RATE_FACTOR]
+        return made
+
+    def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+        """Group parameters by their factor on the learning rate."""
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, factor in factors_of(parameters, self.rate_factors).items():
+            groups.setdefault(factor, []).append(parameters[name])
+        return [{"params": members, RATE_FACTOR: factor} for factor, members in groups.items()]
+
+    def _of_groups(self, groups: list[dict[str, Any]], is_noised: bool) -> torch.optim.Optimizer:
         rate, decay = self.learning_rate, self.weight_decay
-        if self.optimizer == "tensor-adamw" and noise_std:
-            return TensorAdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay)
+        if self.optimizer == "tensor-adamw" and is_noised:
+            return TensorAdamW(groups, lr=rate, betas=self.betas, weight_decay=decay)
         if self.optimizer in ADAMS:
             # The fused optimiser makes one pass over weights and moments. On a CPU it ignores strides, and
             # updates such weights wrongly.
-            fused = all(part(parameter).is_contiguous() for parameter in parameters)
-            return torch.optim.AdamW(parameters, lr=rate, betas=self.betas, weight_decay=decay, fused=fused)
+            fused = all(part(each).is_contiguous() for group in groups for each in group["params"])
+            return torch.optim.AdamW(groups, lr=rate, betas=self.betas, weight_decay=decay, fused=fused)
         if self.optimizer == "adafactor":
-            return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
-        return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=decay)
+            return torch.optim.Adafactor(groups, lr=rate, weight_decay=decay)
+        return torch.optim.SGD(groups, lr=rate, momentum=self.momentum, weight_decay=decay)
 
     def allocate(self, optimizer: torch.optim.Optimizer) -> None:
         """Allocate the optimiser's state, with the values that it would have: the update then allocates almost nothing.
@@ -110,6 +155,11 @@ class Optimisation:
 
         Tell it the noise if it asks for it.
         """
+        if self.rate_factors:
+            raise InputError(
+                "train.rate_factors: the program's own optimizer sets its learning rates: give it groups of "
+                "parameters there, and leave this out"
+            )
         if not isinstance(made, torch.optim.Optimizer):
             raise InputError(f"optimizer: it made a {type(made).__name__}, and no torch.optim.Optimizer")
         if isinstance(made, torch.optim.LBFGS):

@@ -22,7 +22,7 @@ from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
 from confide.training.draw_ahead import DrawAhead
 from confide.training.gradient_sum import GradientSum, Vectors
-from confide.training.optimisation import Optimisation
+from confide.training.optimisation import RATE_FACTOR, Optimisation
 from confide.training.step_report import Report, reported
 from confide.training.step_state import put_back, taken
 from confide.training.tasks import Task
@@ -93,7 +93,7 @@ class PrivateStep:
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
-        self.optimizer = optimisation.build(list(self.parameters.values()), aggregation.noise_std)
+        self.optimizer = optimisation.build(self.parameters, aggregation.noise_std)
         self.scheduler = optimisation.scheduler(self.optimizer)
         self.gradients = GradientSum(
             model, task, aggregation.clip_norm, key, phase, micro_tokens, self.ranks, say
@@ -199,10 +199,10 @@ class PrivateStep:
         """Return the learning rate of `step`, and set it in the optimiser unless a program's own optimiser sets it."""
         groups = self.optimizer.param_groups
         if self.optimisation.optimizer_of is not None or self.scheduler is not None:
-            return float(groups[0]["lr"])
+            return float(groups[0]["lr"] / groups[0].get(RATE_FACTOR, 1.0))
         rate = self.optimisation.rate(step)
         for group in groups:
-            group["lr"] = rate
+            group["lr"] = rate * group[RATE_FACTOR]
         return rate
 
     def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | StopTraining]:

@@ -38,7 +38,8 @@ def put_back(
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(part_of(state["weights"][name], parameter))
-    own = list(parameters.values())
+    # The state is kept by the parameter's place in the optimiser, which need not be its place in the model.
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     split = {
         index: {name: _split_like(own[index], value) for name, value in values.items()}
         for index, values in state["optimizer"]["state"].items()

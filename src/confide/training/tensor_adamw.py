@@ -27,7 +27,7 @@ class TensorAdamW(torch.optim.Optimizer):
     Formal guarantee: post-processing. It computes from noised gradients and its own state.
 
     Args:
-        parameters: what it moves, float32 of any shape.
+        parameters: what it moves, float32 of any shape; or groups of them, as torch has them.
         lr: learning rate.
         betas: of the means of gradients, and of their squares.
         weight_decay: decoupled from the gradient.
@@ -35,7 +35,7 @@ class TensorAdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[torch.nn.Parameter],
+        parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,

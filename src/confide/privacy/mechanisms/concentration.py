@@ -271,7 +271,7 @@ class Concentration(Mechanism):
 
 
 def _full_batch_faults(config: "Config") -> Iterator[tuple[str, str]]:
-    from confide.config.schema import Train
+    from confide.config.train_section import Train
 
     train, why = config.train, "every unit takes part in every step of the filter: remove it"
     if config.privacy.sampling != "poisson":

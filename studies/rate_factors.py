@@ -1,0 +1,147 @@
+"""Whether some tensors should have a higher learning rate than others under noise. Beyond the papers.
+
+Confide's optimiser moves every tensor by steps of one length. Embeddings are most of a small model's weights, and
+LoRA's two factors are not alike: LoRA+ (Hayou et al. 2024) has a rate for the second that is 16 times the first's. All
+arms have the same steps, rows and epsilon, and as many trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from studies.parts import short_runs
+from studies.parts.short_runs import HELPDESK
+from studies.runner import users
+from studies.runner.findings import MARGIN, Finding
+from studies.runner.grid import Arm, Grid, Keys
+from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.tables import change, perplexity, target
+
+FULL, EMBEDDINGS, BIASES = (
+    "all weights, one rate",
+    "all weights, embeddings x 3",
+    "all weights, norms and biases / 3",
+)
+LORA = "LoRA, one rate"
+LORA_FACTORS = (1.0, 2.0, 4.0, 8.0)
+"""What LoRA's rates are, over the rule's: adapters want larger ones than whole weights."""
+RATIOS = (4.0, 16.0)
+"""What LoRA's B has over A."""
+_RANK = 16
+
+
+def plus(ratio: float) -> str:
+    return f"LoRA, B x {ratio:g}"
+
+
+BASES = {EMBEDDINGS: FULL, BIASES: FULL} | {plus(ratio): LORA for ratio in RATIOS}
+"""The arm that each arm of several rates is held against."""
+
+
+def grid(work: Work, text: str) -> Grid:
+    size = short_runs.SIZES[work.scale] | {"texts": _places(work.scale)}
+    is_llama = work.scale is Scale.TINY or (work.scale is Scale.SMALL and text != HELPDESK)
+    embeddings = "embed_tokens" if is_llama else "wte"
+    norms = {"*norm": 1 / 3} if is_llama else {"ln_*": 1 / 3, "bias": 1 / 3}
+    adapter = {"adapter.kind": "lora", "adapter.rank": _RANK}
+    return short_runs.grid(
+        "rate-factors",
+        work,
+        text,
+        size,
+        [
+            short_runs.arm(FULL, text, size),
+            _arm(EMBEDDINGS, text, size, {embeddings: 3.0}),
+            _arm(BIASES, text, size, norms),
+            _arm(LORA, text, size, {}, adapter),
+            *(_arm(plus(ratio), text, size, _around(ratio), adapter) for ratio in RATIOS),
+        ],
+    )
+
+
+def _places(scale: Scale) -> Mapping[str, Sequence[int]]:
+    """Return the steps of each text; at `small` the fewest, of which the noise is largest."""
+    texts: Mapping[str, Sequence[int]] = short_runs.SIZES[scale]["texts"]
+    return texts if scale is Scale.FULL else {text: steps[:1] for text, steps in texts.items()}
+
+
+def _around(ratio: float) -> Mapping[str, float]:
+    """Return rates of both factors about their middle, so that the same trials suit every ratio."""
+    return {"lora_A": 1 / math.sqrt(ratio), "lora_B": math.sqrt(ratio)}
+
+
+def _arm(
+    name: str,
+    text: str,
+    size: Mapping[str, Any],
+    rate_factors: Mapping[str, float],
+    adapter: Keys | None = None,
+) -> Arm:
+    factors = LORA_FACTORS[: len(size["factors"])] if adapter else None
+    made = short_runs.arm(name, text, size, factors=factors)
+    several = {"train.rate_factors": dict(rate_factors)} if rate_factors else {}
+    return replace(made, keys={**made.keys, **(adapter or {}), **several})
+
+
+def measure(work: Work) -> list[Row]:
+    texts = work.chosen(tuple(_places(work.scale)))
+    return [row for text in texts for row in grid(work, text).measured(work)]
+
+
+# what was found ------------------------------------------------------------------------------------------------
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """Check which arms beat one rate for all tensors by more than the margin. The arms of a text are one family."""
+    return [
+        Finding(
+            f"In {steps} steps at epsilon {target(epsilon)}, this beats one rate for all tensors by more than 1% of "
+            f"the perplexity: {arm} ({text}).",
+            "beyond the papers",
+            "loss less that of one rate",
+            short_runs.gap(rows, text, arm, base, epsilon, steps),
+            high=-MARGIN,
+            family=text,
+        )
+        for text, epsilon, steps in short_runs.places(rows)
+        for arm, base in BASES.items()
+    ]
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    cells = [
+        [
+            text,
+            target(epsilon),
+            str(steps),
+            arm,
+            short_runs.chosen(rows, text, arm, epsilon, steps),
+            perplexity(short_runs.at(rows, text, arm, epsilon, steps)),
+            change(short_runs.gap(rows, text, arm, BASES[arm], epsilon, steps)) if arm in BASES else "",
+        ]
+        for text, epsilon, steps in short_runs.places(rows)
+        for arm in (FULL, EMBEDDINGS, BIASES, LORA, *map(plus, RATIOS))
+    ]
+    heads = ["text", "epsilon", "steps", "learning rates", "over the rule's", "test perplexity"]
+    heads.append("against one rate")
+    note = (
+        "The learning rates of each arm are four factors on the one that the planner's rule gives for whole weights, "
+        "and were chosen on validation text: 0.7 to 2, for LoRA 1 to 8. Where B has a multiple of A's rate, the factor "
+        "is of the geometric mean of both. Intervals are of 95% over run keys."
+    )
+    return [Table("Several learning rates in one model", heads, cells, note)]
+
+
+STUDY = Study(
+    name="rate-factors",
+    paper="",
+    shows=(),
+    question="Should some tensors have a higher learning rate than others under noise?",
+    measure=measure,
+    findings=findings,
+    tables=tables,
+    minutes=45,
+    deviations=f"{short_runs.DEVIATIONS} LoRA has rank {_RANK}, in all linear layers.",
+    reads=users.READS,
+)

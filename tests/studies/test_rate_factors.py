@@ -1,0 +1,59 @@
+"""The study of several learning rates in one model: what its arms move, and the claims against made-up losses."""
+
+import pytest
+from studies.parts import short_runs
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.study import Scale, Work
+
+from confide.training.optimisation import factors_of
+from studies import rate_factors as study
+
+OF_A_LLAMA = [
+    "model.embed_tokens.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.norm.weight",
+]
+
+
+def arms(text="newsgroups", scale=Scale.SMALL):
+    return {arm.name: arm for arm in study.grid(Work(None, None, scale), text).arms}
+
+
+def test_each_arm_moves_the_tensors_that_it_names():
+    own = {name: arm.keys.get("train.rate_factors", {}) for name, arm in arms().items()}
+    embeddings = factors_of(OF_A_LLAMA, own[study.EMBEDDINGS])
+    assert list(embeddings.values()) == [3.0, 1.0, 1.0, 1.0]
+    norms = factors_of(OF_A_LLAMA, own[study.BIASES])
+    assert list(norms.values()) == [1.0, 1.0, pytest.approx(1 / 3), pytest.approx(1 / 3)]
+    mail = arms(study.HELPDESK)[study.BIASES].keys["train.rate_factors"]
+    of_gpt2 = factors_of(["transformer.h.0.ln_1.weight", "transformer.h.0.mlp.c_fc.bias", "wte.weight"], mail)
+    assert list(of_gpt2.values()) == [pytest.approx(1 / 3), pytest.approx(1 / 3), 1.0]
+
+
+@pytest.mark.parametrize("ratio", study.RATIOS)
+def test_lora_plus_has_a_ratio_and_no_longer_a_mean(ratio):
+    factors = arms()[study.plus(ratio)].keys["train.rate_factors"]
+    assert factors["lora_B"] / factors["lora_A"] == pytest.approx(ratio)
+    assert factors["lora_B"] * factors["lora_A"] == pytest.approx(1)
+
+
+def test_every_arm_has_as_many_trials_and_the_same_rates_as_its_base():
+    made = arms()
+    tried = {name: [each[short_runs.FACTOR] for each in arm.trials()] for name, arm in made.items()}
+    assert all(tried[arm] == tried[base] for arm, base in study.BASES.items())
+    assert len({len(each) for each in tried.values()}) == 1
+
+
+def test_several_rates_are_held_against_one():
+    losses = {study.EMBEDDINGS: 1.98, study.plus(4.0): 2.205, study.LORA: 2.21}
+    rows = [
+        {"text": "newsgroups", "privacy.epsilon": 8.0, "train.steps": 32, "part": "test", "arm": arm}
+        | {"key": key, "loss": losses.get(arm, 2.0) + key / 1000, "settings": '{"rate_over_rule": 1.4}'}
+        for arm in arms()
+        for key in (1, 2, 3)
+    ]
+    found = [each.verdict for each in judged(study.findings(rows))]
+    assert found == [REPRODUCED, NOT_REPRODUCED, NOT_REPRODUCED, REPRODUCED]
+    [table] = study.tables(rows)
+    assert [bool(row[-1]) for row in table.cells] == [False, True, True, False, True, True]
