@@ -391,7 +391,7 @@ def _by_detector(arms: Iterable[str]) -> dict[str, list[str]]:
         if arm in ONLY:
             which = "by recall" if "recall" in arm else "others"
         else:
-            which = "missed" if _MISSED in arm else "caught, or no detector"
+            which = "missed" if _MISSED in arm else "none missed"
         found.setdefault(which, []).append(arm)
     return found
 
@@ -400,6 +400,10 @@ def _short(arm: str) -> str:
     """Return the part of an arm's name that the title of its chart does not say."""
     parts = arm.split(", ")
     return parts[-1] if "recall" in arm else parts[0]
+
+
+_ORDER = (NONE, CRT, DPSGD, LIGHT, REDACTED, REDACTED_MISSED, JFT, JFT_MISSED, *ONLY)
+"""Of lines in a chart, so that redaction and JFT have the same colours in all."""
 
 
 def plots(rows: Sequence[Row]) -> list[Plot]:
@@ -412,7 +416,9 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
                 if (row["text"], row["figure"], row["times"]) == (text, figure, times)
             )
             for which, names in _by_detector(arms).items():
-                lines = {_short(arm): course(rows, text, arm, times) for arm in names}
+                lines = {
+                    _short(arm): course(rows, text, arm, times) for arm in sorted(names, key=_ORDER.index)
+                }
                 often = "once" if times == 1 else f"{times} times"
                 title = f"{text}, {often}: {which} ({figure})"
                 panels.append(Panel(title, "test perplexity", "mean exposure, bits", lines))
