@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +13,10 @@ import typer
 
 from confide.cli.base import Cluster, Json, Processes, crew_of, print_json, verb
 from confide.utils.console import Console, guarded
-from confide.utils.errors import InputError
+from confide.utils.errors import CheckFailed, InputError
 from studies.registry import names, study
 from studies.runner import pages, register
+from studies.runner.comparison import compared, is_kept, told
 from studies.runner.findings import judged
 from studies.runner.study import Scale, Study, Work
 
@@ -40,6 +43,13 @@ def main(
     recorded: Annotated[
         bool, typer.Option("--record", help="keep measurements and findings in studies/measured")
     ] = False,
+    against: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="hold the findings against those in studies/measured: status 1 if a figure has left its interval",
+        ),
+    ] = False,
     written: Annotated[
         bool, typer.Option("--pages", help="judge what lies in studies/measured, write docs/results, and end")
     ] = False,
@@ -64,14 +74,19 @@ def main(
         raise InputError("name a study, or give --all; --list shows their names")
     if recorded and scale is Scale.TINY:
         raise InputError("--record: the figures of the scale tiny mean nothing")
+    if against and recorded:
+        raise InputError("--compare: --record replaces what would be compared with: give one of them")
+    chosen = _kept(scale, name) if against else names() if every else [str(name)]
     if fresh:
         shutil.rmtree(folder / scale, ignore_errors=True)
     crew = crew_of(processes, ray)
     work = Work(
         data, folder / scale, scale, **({} if crew is None else {"crew": crew}), console=Console(), text=text
     )
-    found = [_run(study(each), work, recorded) for each in (names() if every else [str(name)])]
-    if as_json:
+    found = [_run(study(each), work, recorded) for each in chosen]
+    if against:
+        _compare({each: entries for each, (entries, _) in zip(chosen, found, strict=True)}, work, as_json)
+    elif as_json:
         print_json([each for entries, _ in found for each in entries])
     else:
         print("\n".join(text for _, text in found), end="")
@@ -88,6 +103,30 @@ def _run(chosen: Study, work: Work, recorded: bool) -> tuple[list[dict[str, obje
     entries = [register.entry(chosen, work.scale, each, rows, today, work.text) for each in found]
     pages.draw(chosen, rows, work.folder)
     return entries, pages.section(chosen, rows, entries)
+
+
+def _kept(scale: Scale, name: str | None) -> list[str]:
+    """Return the studies of which findings are kept, or the one that is named, in the order of the papers."""
+    kept = {each["study"] for each in register.kept() if each["scale"] == scale}
+    if name is not None and study(name).name not in kept:
+        raise InputError(f"--compare: studies/measured keeps nothing of {name} at the scale {scale}")
+    return [each for each in names() if each in kept and name in (None, each)]
+
+
+def _compare(found: Mapping[str, list[dict[str, object]]], work: Work, as_json: bool) -> None:
+    """Show what became of the findings that are kept.
+
+    Raises:
+        CheckFailed: a figure has left its interval, or a claim was not found again.
+    """
+    kept = register.kept()
+    rows = {name: compared(entries, kept, name, work.scale, work.text) for name, entries in found.items()}
+    if as_json:
+        print_json({name: [asdict(each) for each in of_study] for name, of_study in rows.items()})
+    else:
+        print("".join(told(name, of_study) for name, of_study in rows.items()), end="")
+    if gone := [name for name, of_study in rows.items() if not is_kept(of_study)]:
+        raise CheckFailed(f"--compare: not all figures that are kept came again: {', '.join(gone)}")
 
 
 def _list(as_json: bool) -> None:
