@@ -95,7 +95,8 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry], title:
     lines += [table.markdown() for table in chosen.tables(rows)]
     lines += [plot.markdown() for plot in chosen.plots(rows)]
     if chosen.deviations:
-        lines += [f"*Otherwise than in the paper*: {chosen.deviations}", ""]
+        what = "Otherwise than in the paper" if chosen.paper else "How it was measured"
+        lines += [f"*{what}*: {chosen.deviations}", ""]
     return "\n".join(lines)
 
 
