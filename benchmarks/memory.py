@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             "privacy": {"epsilon": 4.0},
             "adapter": {"kind": "lora", "rank": args.rank},
             "base": {"precision": args.precision, "quantise": args.quantise, "quantiser": args.quantiser},
-            "train": {"micro_tokens": tokens},
+            "train": {"micro_tokens": tokens, "optimizer": "adamw"},
         }
     )
     device = torch.device(args.device)

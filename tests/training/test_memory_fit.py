@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
+from confide.config.loading import check
 from confide.distributed.ranks import Ranks
 from confide.privacy.mechanisms.values import Aggregation
 from confide.runs import job as jobs
@@ -92,6 +93,7 @@ from confide.training import memory_fit as physical
 from confide.utils import memory
 from confide.utils.memory import ran_out
 from confide.clipping import ClippedSum
+from confide.config.loading import check
 from confide.distributed.ranks import Ranks
 from tests import small
 from transformers import AutoModelForCausalLM
@@ -313,7 +315,7 @@ def test_a_run_measures_what_fits_unless_it_is_told(tmp_path, monkeypatch):
     made = Job.of(Run(config(tmp_path / "measured")), Console(quiet=True))
     assert (made.micro_tokens, len(measured)) == (16, 1)  # a row's, as nothing is free
     weights = sum(p.numel() for p in made.model.parameters())
-    assert measured[0][2:] == (16, made.ranks, 4 * 2 * weights)  # AdamW's two states
+    assert measured[0][2:] == (16, made.ranks, 4 * weights)  # TensorAdamW's one state
     made = Job.of(Run(config(tmp_path / "told", train__micro_tokens=64)), Console(quiet=True))
     assert (made.micro_tokens, len(measured)) == (64, 1)
 
@@ -367,3 +369,36 @@ else:
 @pytest.mark.parametrize(("line", "limit"), [("VmSize:", "RLIMIT_AS"), ("VmData:", "RLIMIT_DATA")])
 def test_what_a_process_is_limited_to_is_all_that_is_free(line, limit):
     subprocess.run([sys.executable, "-c", _LIMITED, line, limit], env=environment(), check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "privacy", "optimizer", "twin", "copies"),
+    [
+        ("dp-sgd", {"epsilon": 8.0}, "tensor-adamw", False, 1),
+        ("dp-sgd", {"epsilon": 8.0}, "tensor-adamw", True, 2),
+        ("dp-sgd", {"noise_multiplier": 0.0}, "tensor-adamw", False, 2),
+        ("none", {}, "tensor-adamw", False, 2),
+        ("selective", {"epsilon": 8.0}, "tensor-adamw", False, 2),
+        ("dp-sgd", {"epsilon": 8.0}, "adamw", False, 2),
+        ("dp-sgd", {"epsilon": 8.0}, "sgd", False, 0),
+    ],
+)
+def test_the_states_of_the_optimiser_are_counted(mechanism, privacy, optimizer, twin, copies):
+    raw = {"data": {"train": "x", "unit": "u"}, "train": {"optimizer": optimizer}}
+    raw["privacy"] = {"mechanism": mechanism, **privacy}
+    if mechanism == "selective":
+        raw["detector"] = {"patterns": "all"}
+    assert physical.optimizer_copies(check(raw), twin) == copies
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_the_optimiser_keeps_as_much_as_is_counted(noise):
+    model = small.gpt2()
+    step = step_of(model, [some_draw()], Aggregation(1.0, noise, 1.0), optimisation=Optimisation(5, 1e-3))
+    step(0)
+    kept = sum(value.numel() for state in step.optimizer.state.values() for value in state.values())
+    settings = check(
+        {"data": {"train": "x", "unit": "u"}, "privacy": {"noise_multiplier": noise, "mechanism": "dp-sgd"}}
+    )
+    weights = sum(p.numel() for p in model.parameters())
+    assert kept / weights == pytest.approx(physical.optimizer_copies(settings), rel=0.01)

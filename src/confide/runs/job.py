@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from confide.config import registry
-from confide.config.schema import Config
 from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded, part, shard
@@ -107,7 +106,7 @@ class Job:
             _split(run, model, ranks)
             fill(model, stored, run.config.model, ranks)
         task = _placed_task(run, model, tokenizer, setting.mechanism, prepared.train, ranks, console)
-        micro_tokens = _micro_tokens(run.config, model, task, ranks, console)
+        micro_tokens = _micro_tokens(run, model, task, ranks, console)
         still = fingerprints.of_still(model) if run.given.names and not _is_split(run, ranks) else b""
         return cls(
             run,
@@ -437,12 +436,13 @@ def _split(run: Run, model: nn.Module, ranks: Ranks) -> None:
     shard(model, ranks, torch.bfloat16 if is_coarse else None)
 
 
-def _micro_tokens(config: Config, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
+def _micro_tokens(run: Run, model: nn.Module, task: Task, ranks: Ranks, console: Console) -> int:
+    config = run.config
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens
     # Reserved for the sum, and for a large unit's gradient. The probes free theirs, and on a CPU that memory
     # stays the process's own.
-    beside = optimizer_copies(config) + (2 if ranks.device.type == "cuda" else 0)
+    beside = optimizer_copies(config, run.twin) + (2 if ranks.device.type == "cuda" else 0)
     reserved_bytes = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
     found = fit(model, task, config.data.max_length, ranks, reserved_bytes)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from confide.clipping import ClippedSum
+from confide.config import registry
 from confide.config.schedule import ADAMS
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded
@@ -30,14 +31,22 @@ SHARE = {
 PROBES = (2, 8)  # rows of the two measured passes
 
 
-def optimizer_copies(config: "Config") -> int:
+def optimizer_copies(config: "Config", is_twin: bool = False) -> int:
     """Return how many float32 copies of the trainable weights training keeps, apart from the weights themselves.
 
-    These are the optimiser's states, the past noise that correlated noise needs, and the mean of the weights. An upper
-    bound: `tensor-adamw` counts as plain AdamW, which takes its place where a step has no noise.
+    These are the optimiser's states, the past noise that correlated noise needs, and the mean of the weights.
+
+    Args:
+        is_twin: True if the run has no noise, whatever its config says.
     """
-    train = config.train
-    states = 2 if train.optimizer in ADAMS else 1 if train.momentum else 0
+    train, privacy = config.train, config.privacy
+    is_plain = (
+        is_twin or privacy.noise_multiplier == 0 or registry.mechanism(privacy.mechanism).has_plain_steps
+    )
+    if train.optimizer in ADAMS:  # a step without noise is plain AdamW's, whatever is named
+        states = 1 if train.optimizer == "tensor-adamw" and not is_plain else 2
+    else:
+        states = 1 if train.momentum else 0
     return states + copies(config.privacy.bands) + (train.average.kind != "none")
 
 

@@ -87,6 +87,7 @@ class Mechanism(ABC):
     counts: ClassVar[bool] = (
         False  # True if `parameters` accounts for histograms that are released with the model
     )
+    has_plain_steps: ClassVar[bool] = False  # True if some steps of a run have no noise
     sums_are_covered: ClassVar[bool] = True  # True if the claim allows everybody to see every noised sum
     family: ClassVar[str] = ""  # mechanisms of one family protect the same unit; a plan compares them
     # Values of rows per unit that a suggestion tries; () if no rule of thumb is known.

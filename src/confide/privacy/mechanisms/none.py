@@ -23,6 +23,7 @@ class NonPrivate(Mechanism):
     name: ClassVar[str] = "none"
     notion: ClassVar[str] = "none"
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False)
+    has_plain_steps: ClassVar[bool] = True
     sums_are_covered: ClassVar[bool] = False
 
     @property

@@ -35,6 +35,7 @@ class SensitiveText(DPSGD):
     suggested_caps: ClassVar[tuple[int | str, ...]] = ()
     lengths: ClassVar[str] = "where rows begin and end in the redacted text, and the lengths of redacted rows"
     compares: ClassVar[str] = "replace-one"
+    has_plain_steps: ClassVar[bool] = True
     correlates: ClassVar[bool] = False
     deals: ClassVar[bool] = False
     counts: ClassVar[bool] = False
