@@ -143,3 +143,9 @@ def test_text_is_not_in_repr():
 
 def test_template_names():
     assert Template("{subject}\n{meta.body} {{x}}").names == ["subject", "meta.body"]
+
+
+def test_a_value_that_is_no_number_is_an_empty_field():
+    nothing = float("nan")
+    assert Template("{subject}\n{body}").fill({"subject": nothing, "body": "said"}, "here") == "\nsaid"
+    assert Template("body").fill({"body": nothing}, "here") == ""

@@ -107,7 +107,7 @@ def _unknown_field(fields: Mapping[str, Any], name: str, where: str, key: str) -
 
 
 def _as_text(value: Any, name: str, where: str) -> str:
-    if value is None or value == "":
+    if value is None or value == "" or value != value:  # NaN is how a table says that a cell is empty
         return ""
     if isinstance(value, str):
         return value
