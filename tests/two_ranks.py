@@ -109,7 +109,9 @@ def steps(
     aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     kind = "sgd" if not clip else "tensor-adamw" if bands == 1 else "adamw"
-    optimisation = Optimisation(len(draws), 0.01, optimizer=kind)
+    # The optimiser then has its parameters in another order than the model.
+    factors = {"wpe": 2.0} if "transformer.wpe.weight" in models.trainable(model) else {}
+    optimisation = Optimisation(len(draws), 0.01, factors, optimizer=kind)
     task = task_of(model)
     if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
         task = replace(task, packs_rows=ranks.several)
