@@ -1,8 +1,10 @@
 """Whether some tensors should have a higher learning rate than others under noise. Beyond the papers.
 
-Confide's optimiser moves every tensor by steps of one length. Embeddings are most of a small model's weights, and
-LoRA's two factors are not alike: LoRA+ (Hayou et al. 2024) has a rate for the second that is 16 times the first's. All
-arms have the same steps, rows and epsilon, and as many trials.
+Confide's optimiser moves every tensor by steps of one length. Embeddings are unlike other weights: of each row few
+tokens have a gradient, and their best rate does not fall as a model grows wider, whereas that of matrices between
+layers does (Yang et al. 2022, "Tensor Programs V"). LoRA's two factors are not alike either: LoRA+ (Hayou et al. 2024)
+has a rate for the second that is 16 times the first's. All arms of a place have the same steps, rows and epsilon, and
+as many trials.
 """
 
 from __future__ import annotations
@@ -19,53 +21,50 @@ from studies.runner.findings import MARGIN, Finding
 from studies.runner.grid import Arm, Grid, Keys
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
+from studies.runner.twins import without_repeats
 
-FULL, EMBEDDINGS, BIASES = (
-    "all weights, one rate",
-    "all weights, embeddings x 3",
-    "all weights, norms and biases / 3",
-)
-LORA = "LoRA, one rate"
-LORA_FACTORS = (1.0, 2.0, 4.0, 8.0)
-"""What LoRA's rates are, over the rule's: adapters want larger ones than whole weights."""
+FULL, LORA = "all weights, one rate", "LoRA, one rate"
+EMBEDDINGS = (3.0, 9.0)
+"""What the embeddings' rate is, over that of all other weights."""
 RATIOS = (4.0, 16.0)
-"""What LoRA's B has over A."""
+"""What the rate of LoRA's B is, over that of A."""
+LORA_FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""What LoRA's rates are, over the rule's."""
 _RANK = 16
+
+
+def embeddings(factor: float) -> str:
+    return f"all weights, embeddings x {factor:g}"
 
 
 def plus(ratio: float) -> str:
     return f"LoRA, B x {ratio:g}"
 
 
-BASES = {EMBEDDINGS: FULL, BIASES: FULL} | {plus(ratio): LORA for ratio in RATIOS}
+BASES = {embeddings(factor): FULL for factor in EMBEDDINGS} | {plus(ratio): LORA for ratio in RATIOS}
 """The arm that each arm of several rates is held against."""
+ARMS = (FULL, *map(embeddings, EMBEDDINGS), LORA, *map(plus, RATIOS))
 
 
-def grid(work: Work, text: str) -> Grid:
-    size = short_runs.SIZES[work.scale] | {"texts": _places(work.scale)}
+def grids(work: Work, text: str) -> list[Grid]:
+    """Return the runs that train all weights, and those of LoRA: not at all places, and not of the helpdesk."""
+    size = short_runs.SIZES[work.scale]
     is_llama = work.scale is Scale.TINY or (work.scale is Scale.SMALL and text != HELPDESK)
-    embeddings = "embed_tokens" if is_llama else "wte"
-    norms = {"*norm": 1 / 3} if is_llama else {"ln_*": 1 / 3, "bias": 1 / 3}
+    word = "embed_tokens" if is_llama else "wte"
+    full = [
+        short_runs.arm(FULL, text, size),
+        *(_arm(embeddings(factor), text, size, {word: factor}) for factor in EMBEDDINGS),
+    ]
+    made = [short_runs.grid("rate-factors", work, text, size, full)]
+    if text == HELPDESK:
+        return made
     adapter = {"adapter.kind": "lora", "adapter.rank": _RANK}
-    return short_runs.grid(
-        "rate-factors",
-        work,
-        text,
-        size,
-        [
-            short_runs.arm(FULL, text, size),
-            _arm(EMBEDDINGS, text, size, {embeddings: 3.0}),
-            _arm(BIASES, text, size, norms),
-            _arm(LORA, text, size, {}, adapter),
-            *(_arm(plus(ratio), text, size, _around(ratio), adapter) for ratio in RATIOS),
-        ],
-    )
-
-
-def _places(scale: Scale) -> Mapping[str, Sequence[int]]:
-    """Return the steps of each text; at `small` the fewest, of which the noise is largest."""
-    texts: Mapping[str, Sequence[int]] = short_runs.SIZES[scale]["texts"]
-    return texts if scale is Scale.FULL else {text: steps[:1] for text, steps in texts.items()}
+    lora = [
+        _arm(LORA, text, size, {}, adapter),
+        *(_arm(plus(ratio), text, size, _around(ratio), adapter) for ratio in RATIOS),
+    ]
+    fewest = size | {"texts": {text: size["texts"][text][:1]}}
+    return [*made, short_runs.grid("rate-factors", work, text, fewest, lora)]
 
 
 def _around(ratio: float) -> Mapping[str, float]:
@@ -87,8 +86,9 @@ def _arm(
 
 
 def measure(work: Work) -> list[Row]:
-    texts = work.chosen(tuple(_places(work.scale)))
-    return [row for text in texts for row in grid(work, text).measured(work)]
+    texts = work.chosen(tuple(short_runs.SIZES[work.scale]["texts"]))
+    rows = [row for text in texts for grid in grids(work, text) for row in grid.measured(work)]
+    return without_repeats(rows)  # both grids of a text measure the model before training
 
 
 # what was found ------------------------------------------------------------------------------------------------
@@ -106,6 +106,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         )
         for text, epsilon, steps in short_runs.places(rows)
         for arm, base in BASES.items()
+        if short_runs.at(rows, text, arm, epsilon, steps)
     ]
 
 
@@ -121,14 +122,15 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             change(short_runs.gap(rows, text, arm, BASES[arm], epsilon, steps)) if arm in BASES else "",
         ]
         for text, epsilon, steps in short_runs.places(rows)
-        for arm in (FULL, EMBEDDINGS, BIASES, LORA, *map(plus, RATIOS))
+        for arm in ARMS
+        if short_runs.at(rows, text, arm, epsilon, steps)
     ]
     heads = ["text", "epsilon", "steps", "learning rates", "over the rule's", "test perplexity"]
     heads.append("against one rate")
     note = (
         "The learning rates of each arm are four factors on the one that the planner's rule gives for whole weights, "
-        "and were chosen on validation text: 0.7 to 2, for LoRA 1 to 8. Where B has a multiple of A's rate, the factor "
-        "is of the geometric mean of both. Intervals are of 95% over run keys."
+        "and were chosen on validation text: 0.7 to 2, for LoRA 0.5 to 4. Where B has a multiple of A's rate, the "
+        "factor is of the geometric mean of both. Intervals are of 95% over run keys."
     )
     return [Table("Several learning rates in one model", heads, cells, note)]
 

@@ -14,21 +14,27 @@ OF_A_LLAMA = [
     "model.layers.0.input_layernorm.weight",
     "model.norm.weight",
 ]
+OF_GPT2 = ["transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.mlp.c_fc.weight"]
 
 
 def arms(text="newsgroups", scale=Scale.SMALL):
-    return {arm.name: arm for arm in study.grid(Work(None, None, scale), text).arms}
+    return {arm.name: arm for grid in study.grids(Work(None, None, scale), text) for arm in grid.arms}
 
 
-def test_each_arm_moves_the_tensors_that_it_names():
-    own = {name: arm.keys.get("train.rate_factors", {}) for name, arm in arms().items()}
-    embeddings = factors_of(OF_A_LLAMA, own[study.EMBEDDINGS])
-    assert list(embeddings.values()) == [3.0, 1.0, 1.0, 1.0]
-    norms = factors_of(OF_A_LLAMA, own[study.BIASES])
-    assert list(norms.values()) == [1.0, 1.0, pytest.approx(1 / 3), pytest.approx(1 / 3)]
-    mail = arms(study.HELPDESK)[study.BIASES].keys["train.rate_factors"]
-    of_gpt2 = factors_of(["transformer.h.0.ln_1.weight", "transformer.h.0.mlp.c_fc.bias", "wte.weight"], mail)
-    assert list(of_gpt2.values()) == [pytest.approx(1 / 3), pytest.approx(1 / 3), 1.0]
+@pytest.mark.parametrize("factor", study.EMBEDDINGS)
+def test_each_arm_moves_the_tensors_that_it_names(factor):
+    posts, mail = (
+        arms(text)[study.embeddings(factor)].keys["train.rate_factors"]
+        for text in ("newsgroups", study.HELPDESK)
+    )
+    assert list(factors_of(OF_A_LLAMA, posts).values()) == [factor, 1.0, 1.0, 1.0]
+    assert list(factors_of(OF_GPT2, mail).values()) == [factor, 1.0, 1.0]
+
+
+def test_lora_is_at_one_place_of_the_posts_and_not_of_the_helpdesk():
+    full, lora = study.grids(Work(None, None, Scale.SMALL), "newsgroups")
+    assert [len(each.at["train.steps"]) for each in (full, lora)] == [2, 1]
+    assert study.LORA not in arms(study.HELPDESK)
 
 
 @pytest.mark.parametrize("ratio", study.RATIOS)
@@ -46,7 +52,7 @@ def test_every_arm_has_as_many_trials_and_the_same_rates_as_its_base():
 
 
 def test_several_rates_are_held_against_one():
-    losses = {study.EMBEDDINGS: 1.98, study.plus(4.0): 2.205, study.LORA: 2.21}
+    losses = {study.embeddings(3.0): 1.98, study.plus(4.0): 2.205, study.LORA: 2.21}
     rows = [
         {"text": "newsgroups", "privacy.epsilon": 8.0, "train.steps": 32, "part": "test", "arm": arm}
         | {"key": key, "loss": losses.get(arm, 2.0) + key / 1000, "settings": '{"rate_over_rule": 1.4}'}
