@@ -42,11 +42,12 @@ class Train(Section):
         "completion, of messages the last turn. The rest is read and not predicted. Default: assistant for "
         "`data.messages`, completion for `data.completion`, else all",
     )
-    rate_factors: dict[str, Positive] = Field(
-        default_factory=dict,
-        description="factors on the learning rate of some tensors, as `{embed_tokens: 2}`: a word stands for all "
-        "tensors that have it as a part of their name, between points; * stands for any characters. Where several "
-        "fit, they are multiplied",
+    rate_factors: dict[str, Positive] | None = Field(
+        None,
+        description="factors on the learning rate of some tensors, as `{embeddings: 2, lora_B: 4}`. `embeddings` "
+        "stands for the token embeddings; another word for all tensors that have it between two points of their name; "
+        "* stands for any characters. Where several fit, they are multiplied. Default: {embeddings: 3} if tensor-adamw "
+        "trains all weights of a causal-lm with noise, else none",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay after the warm-up"

@@ -365,6 +365,16 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def token_embeddings(model: nn.Module) -> frozenset[str]:
+    """Return the names of the trained parameters that are token embeddings; none if the model does not tell of them."""
+    try:
+        found: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return frozenset()
+    own = {id(parameter) for parameter in found.parameters()}
+    return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in own)
+
+
 def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
     """Gather the weights of a split model on the CPU; None if it is not split, or for ranks that do not `keep` them.
 

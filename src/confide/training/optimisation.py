@@ -1,6 +1,6 @@
 """Move the weights by noised gradients: optimiser, scheduler and learning rate. All of it is post-processing."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -8,16 +8,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from confide.config import registry
 from confide.config.schedule import ADAMS, share_of_peak
 from confide.distributed.sharding import part
 from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from confide.config.schema import Config
     from confide.config.train_section import Train
 
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+EMBEDDINGS = "embeddings"
+"""The word of `rate_factors` that stands for the token embeddings, whatever a model calls them."""
+
+LONGER = 3.0
+"""How much longer the steps of the token embeddings are by default where `tensor-adamw` learns text under noise.
+
+`confide study rate-factors` compares it with 1 and 9. That embeddings want larger rates than the matrices of wide
+layers is known without noise too (Yang et al. 2022, "Tensor Programs V").
+"""
 
 RATE_FACTOR = "rate_factor"
 """The key under which the optimiser keeps a group's factor on the learning rate."""
@@ -34,19 +46,41 @@ def betas_of(steps: int) -> tuple[float, float]:
     return min(0.9, max(0.3, round(1 - 70 / steps, 3))), 0.999
 
 
-def factors_of(names: Iterable[str], rate_factors: Mapping[str, float]) -> dict[str, float]:
+def rate_factors_of(config: "Config", has_noise: bool, is_own: bool) -> Mapping[str, float]:
+    """Return the factors on the learning rate that a config states, or the default ones.
+
+    Args:
+        has_noise: True if the steps have noise.
+        is_own: True if a calling program's own optimiser takes them: then there is no default.
+    """
+    stated, train = config.train.rate_factors, config.train
+    if stated is not None:
+        return stated
+    was_measured = registry.task_facts(config.task).is_causal and config.adapter.kind == "full"
+    is_tensor = train.optimizer == "tensor-adamw" and has_noise and not is_own
+    return {EMBEDDINGS: LONGER} if is_tensor and was_measured else {}
+
+
+def factors_of(
+    names: Iterable[str], rate_factors: Mapping[str, float], embeddings: Collection[str] = ()
+) -> dict[str, float]:
     """Return the factor on the learning rate of each tensor.
 
     Args:
         names: of all tensors that are trained, such as `transformer.h.0.attn.c_attn.weight`.
-        rate_factors: factors by a part of a name, whole between points, with * for any characters.
+        rate_factors: factors by a part of a name, whole between points, with * for any characters; or by `EMBEDDINGS`.
+        embeddings: names of the token embeddings.
 
     Raises:
         InputError: one of `rate_factors` fits no tensor.
     """
     found = dict.fromkeys(names, 1.0)
     for word, factor in rate_factors.items():
-        fit = [name for name in found if fnmatchcase(f".{name}.", f"*.{word}.*")]
+        fit = [
+            name
+            for name in found
+            if (name in embeddings if word == EMBEDDINGS else fnmatchcase(f".{name}.", f"*.{word}.*"))
+        ]
         if not fit:
             parts = sorted({part for name in found for part in name.split(".") if not part.isdigit()})
             raise InputError(
@@ -82,17 +116,27 @@ class Optimisation:
 
     @classmethod
     def of(cls, train: "Train", **changes: float | str | None) -> "Optimisation":
-        """Read the `train` section, with every change that is not None applied."""
-        values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
+        """Read the `train` section, with every change that is not None applied.
+
+        `rate_factors` depend on other sections too: see `rate_factors_of`.
+        """
+        own = set(cls.__dataclass_fields__) & set(type(train).model_fields) - {"rate_factors"}
+        values = {name: getattr(train, name) for name in own}
         values |= {name: value for name, value in changes.items() if value is not None}
         return cls(**values | {"betas": values["betas"] or betas_of(values["steps"])})
 
-    def build(self, parameters: Mapping[str, nn.Parameter], noise_std: float = 0.0) -> torch.optim.Optimizer:
+    def build(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        noise_std: float = 0.0,
+        embeddings: Collection[str] = (),
+    ) -> torch.optim.Optimizer:
         """Make the optimiser of the steps.
 
         Args:
             parameters: what it moves, by name.
             noise_std: standard deviation of the noise on each element of their gradients, `Aggregation.noise_std`.
+            embeddings: names of the token embeddings among them.
 
         Raises:
             InputError: a calling program's own is no optimiser of one gradient a step and of these parameters, or
@@ -101,15 +145,17 @@ class Optimisation:
         every = list(parameters.values())
         if self.optimizer_of is not None:
             return self._own(self.optimizer_of(every), every, noise_std)
-        made = self._of_groups(self._groups(parameters), bool(noise_std))
+        made = self._of_groups(self._groups(parameters, embeddings), bool(noise_std))
         for group in made.param_groups:
             group["lr"] *= group[RATE_FACTOR]
         return made
 
-    def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+    def _groups(
+        self, parameters: Mapping[str, nn.Parameter], embeddings: Collection[str]
+    ) -> list[dict[str, Any]]:
         """Group parameters by their factor on the learning rate."""
         groups: dict[float, list[nn.Parameter]] = {}
-        for name, factor in factors_of(parameters, self.rate_factors).items():
+        for name, factor in factors_of(parameters, self.rate_factors, embeddings).items():
             groups.setdefault(factor, []).append(parameters[name])
         return [{"params": members, RATE_FACTOR: factor} for factor, members in groups.items()]
 

@@ -93,7 +93,9 @@ class PrivateStep:
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
-        self.optimizer = optimisation.build(self.parameters, aggregation.noise_std)
+        self.optimizer = optimisation.build(
+            self.parameters, aggregation.noise_std, models.token_embeddings(model)
+        )
         self.scheduler = optimisation.scheduler(self.optimizer)
         self.gradients = GradientSum(
             model, task, aggregation.clip_norm, key, phase, micro_tokens, self.ranks, say
@@ -202,7 +204,7 @@ class PrivateStep:
             return float(groups[0]["lr"] / groups[0].get(RATE_FACTOR, 1.0))
         rate = self.optimisation.rate(step)
         for group in groups:
-            group["lr"] = rate * group[RATE_FACTOR]
+            group["lr"] = rate * group.get(RATE_FACTOR, 1.0)  # a checkpoint of an older version has none
         return rate
 
     def _known(self, draw: Draw, step: int) -> tuple[Vectors, list[torch.Tensor] | StopTraining]:
