@@ -111,7 +111,7 @@ def steps(
     kind = "sgd" if not clip else "tensor-adamw" if bands == 1 else "adamw"
     # The optimiser then has its parameters in another order than the model.
     factors = {"wpe": 2.0} if "transformer.wpe.weight" in models.trainable(model) else {}
-    optimisation = Optimisation(len(draws), 0.01, factors, optimizer=kind)
+    optimisation = Optimisation(len(draws), 0.01, optimizer=kind, rate_factors=factors)
     task = task_of(model)
     if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
         task = replace(task, packs_rows=ranks.several)

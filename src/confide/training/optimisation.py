@@ -104,13 +104,13 @@ class Optimisation:
 
     steps: int
     learning_rate: float = 1e-3
-    rate_factors: Mapping[str, float] = field(default_factory=dict)
     schedule: str = "constant"
     warmup: int = 0
     optimizer: str = "tensor-adamw"
     weight_decay: float = 0.0
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    rate_factors: Mapping[str, float] = field(default_factory=dict)
     optimizer_of: OptimizerOf | None = None
     scheduler_of: SchedulerOf | None = None
 
