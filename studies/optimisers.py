@@ -22,7 +22,7 @@ from studies.parts import noisy_optimisers as noisy
 from studies.parts.short_runs import EPSILON, RATE, STEPS, at, chosen, gap
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding
-from studies.runner.grid import ONE_RATE, Arm, Grid, Keys
+from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
@@ -155,7 +155,7 @@ def _default(rows: int, rates: Sequence[float]) -> Arm:
 def _tensor(rows: int, rates: Sequence[float]) -> Arm:
     """Return confide's own optimiser, with the betas of AdamW's arm."""
     made = _default(rows, rates)
-    return replace(made, name=TENSOR, keys={**made.keys, **ONE_RATE})
+    return replace(made, name=TENSOR, keys={**made.keys, **OWN_OPTIMISER})
 
 
 def _planned(rows: int) -> Arm:

@@ -18,7 +18,7 @@ from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.graphs import config_of, shape_of
-from studies.runner.grid import NOTHING, ONE_RATE, Arm, Grid, Keys
+from studies.runner.grid import NOTHING, OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import stories
 from studies.runner.rows import version
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -59,7 +59,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 
 def _shared(work: Work) -> dict[str, Any]:
     size = _SIZES[work.scale]
-    own = {**ONE_RATE, "privacy.mechanism": "owners", "train.batch": size["batch"]}
+    own = {**OWN_OPTIMISER, "privacy.mechanism": "owners", "train.batch": size["batch"]}
     return users.keys(size["steps"], **own)
 
 

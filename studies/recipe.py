@@ -9,7 +9,7 @@ from typing import Any
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
-from studies.runner.grid import ONE_RATE, Arm, Grid, Keys
+from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import own
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import change, perplexity, target
@@ -76,7 +76,7 @@ def grids(work: Work) -> list[Grid]:
         )
         for name in size["arms"]
     )
-    keys = users.keys(size["steps"], **ONE_RATE) | {"train.micro_tokens": size["micro_tokens"]}
+    keys = users.keys(size["steps"], **OWN_OPTIMISER) | {"train.micro_tokens": size["micro_tokens"]}
     grid = Grid("recipe", (size["text"],), own, keys, arms, {}, {}, size["seeds"])
     return with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
 

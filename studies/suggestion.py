@@ -25,7 +25,7 @@ from confide.planning.progress import SQUARES, log_progress
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding
-from studies.runner.grid import ONE_RATE, TRIAL, Arm, Grid, Keys, config
+from studies.runner.grid import OWN_OPTIMISER, TRIAL, Arm, Grid, Keys, config
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.suggested import EPSILON, RATE, SEARCHED, STEPS, SUGGESTED, K, as_suggested, suggested
@@ -86,7 +86,7 @@ def grids(work: Work, suggested: Mapping[float, Keys]) -> list[Grid]:
     def grid(arms: Sequence[Arm], epsilons: Sequence[float], seeds: int = size["seeds"]) -> Grid:
         at = {EPSILON: tuple(epsilons)}
         return Grid(
-            "suggestion", (TEXT,), bundled, users.keys(steps[0], **ONE_RATE), tuple(arms), at, at, seeds
+            "suggestion", (TEXT,), bundled, users.keys(steps[0], **OWN_OPTIMISER), tuple(arms), at, at, seeds
         )
 
     beside = [

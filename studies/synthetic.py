@@ -34,7 +34,7 @@ from confide.synthesis.classifier import features, predictions, rarity, weighed
 from confide.synthesis.leaks import canary_marks, counted
 from confide.synthesis.sampling import Asked, planned, seed_of
 from studies.runner.findings import Finding, interval, paired
-from studies.runner.grid import NOTHING, ONE_RATE, Arm, Grid
+from studies.runner.grid import NOTHING, OWN_OPTIMISER, Arm, Grid
 from studies.runner.models import own
 from studies.runner.planted import generator
 from studies.runner.released import released
@@ -225,7 +225,7 @@ def grids(work: Work) -> Iterator[Grid]:
     """Yield the runs that write and those that classify, at the same places and with as many trials."""
     size = _SIZES[work.scale]
     shared = {
-        **ONE_RATE,
+        **OWN_OPTIMISER,
         "adapter.kind": "full",
         "data.max_length": 64,
         "privacy.mechanism": "uls",

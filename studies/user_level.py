@@ -9,7 +9,7 @@ from typing import Any
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
-from studies.runner.grid import NOTHING, ONE_RATE, Arm, Grid, Keys
+from studies.runner.grid import NOTHING, OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import own
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.tables import perplexity, target
@@ -110,7 +110,7 @@ def grids(work: Work) -> list[Grid]:
         arms = tuple(
             Arm(name, {**shared, **keys}, size["options"][text]) for name, keys in size["ways"][text].items()
         )
-        grid = Grid("user-level", (text,), own, users.keys(1, **ONE_RATE), arms, {}, {}, size["seeds"])
+        grid = Grid("user-level", (text,), own, users.keys(1, **OWN_OPTIMISER), arms, {}, {}, size["seeds"])
         found += with_twins(grid, size["epsilons"], size["epsilons"], text in size["tunes_twins"])
     return found
 

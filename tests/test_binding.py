@@ -30,11 +30,7 @@ BOUND = {
     "data": {"unit": "user", "max_length": 64},
     "privacy": {"epsilon": 3.0, "rows_per_unit": 2},
     "adapter": {"kind": "lora"},
-    "train": {
-        "steps": 10,
-        "batch": 5.0,
-        "rate_factors": None,
-    },  # None stands for another default than the first
+    "train": {"steps": 10, "batch": 5.0},
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from confide.planning.progress import WALK
 from studies.runner import users
 from studies.runner.findings import paired
-from studies.runner.grid import ONE_RATE, Arm, Grid, Keys
+from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import own, stories
 from studies.runner.study import Row, Scale, Work
 from studies.runner.users import ULS
@@ -82,7 +82,7 @@ def grid(name: str, work: Work, text: str, size: Mapping[str, Any], arms: Sequen
         name: of the study.
     """
     at = {EPSILON: size["epsilons"], STEPS: size["texts"][text]}
-    keys = users.keys(size["texts"][text][0], **ONE_RATE) | {
+    keys = users.keys(size["texts"][text][0], **OWN_OPTIMISER) | {
         "privacy.rows_per_unit": 1,
         "train.micro_tokens": 8192,  # a step's rows are few: one pass does
     }

@@ -30,10 +30,8 @@ _OTHER_TARGETS = ("secret",)  # mechanisms whose noise follows from something el
 TRIAL = 0  # the run key of trials; those that count have 1, 2 ...
 NOTHING = "no training"
 _PAPERS_OPTIMISER = {"train.optimizer": "adamw"}
-OWN_OPTIMISER: Keys = {"train.optimizer": "tensor-adamw"}
+OWN_OPTIMISER = {"train.optimizer": "tensor-adamw"}
 """Confide's own, for studies of confide. All others have that of the papers unless they say so."""
-ONE_RATE: Keys = {**OWN_OPTIMISER, "train.rate_factors": {}}
-"""The same with one learning rate for all tensors, which was the default when most studies were measured."""
 
 
 def _unchanged(keys: Keys) -> Keys:

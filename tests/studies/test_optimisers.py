@@ -87,7 +87,7 @@ def test_a_candidate_moves_weights_at_the_rates_of_its_schedule(candidate):
 def test_confides_own_is_chosen_by_its_key():
     arms = {arm.name: arm for arm in grid().arms}
     own, default = keys_of(arms[study.TENSOR], 32), keys_of(arms[study.DEFAULT], 32)
-    assert own == default | {"train.optimizer": "tensor-adamw", "train.rate_factors": {}}
+    assert own == default | {"train.optimizer": "tensor-adamw"}
     assert not arms[study.TENSOR].given(own)
 
 

@@ -61,14 +61,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}{_perhaps_text(path)}"
         )
     if folder is not None and (folder / "ledger.jsonl").exists():
-        raw = _of_begun(raw) | {"run": str(folder)}  # the folder may have been moved since the run
+        raw["run"] = str(folder)  # the folder may have been moved since the run
     return check(with_overrides(raw, overrides), str(path))
-
-
-def _of_begun(raw: dict[str, Any]) -> dict[str, Any]:
-    """Add to the config of a run that was begun the keys that older versions did not write, as they trained then."""
-    train = raw.get("train")
-    return raw | {"train": {"rate_factors": {}} | train} if isinstance(train, dict) else raw
 
 
 def _perhaps_text(path: Path) -> str:

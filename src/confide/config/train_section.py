@@ -42,12 +42,11 @@ class Train(Section):
         "completion, of messages the last turn. The rest is read and not predicted. Default: assistant for "
         "`data.messages`, completion for `data.completion`, else all",
     )
-    rate_factors: dict[str, Positive] | None = Field(
-        None,
+    rate_factors: dict[str, Positive] = Field(
+        default_factory=dict,
         description="factors on the learning rate of some tensors, as `{embeddings: 2, lora_B: 4}`. `embeddings` "
         "stands for the token embeddings; another word for all tensors that have it between two points of their name; "
-        "* stands for any characters. Where several fit, they are multiplied. Default: {embeddings: 3} if tensor-adamw "
-        "trains all weights of a causal-lm with noise, else none",
+        "* stands for any characters. Where several fit, they are multiplied",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay after the warm-up"

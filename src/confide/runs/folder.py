@@ -48,7 +48,7 @@ _FREE = {("run",), ("tracking",)} | {
         "distributed",
     )
 }
-_FIRST: dict[tuple[str, ...], Any] = {("train", "optimizer"): "adamw", ("train", "rate_factors"): {}}
+_FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
 """The first default of each setting whose default has changed."""
 
 
@@ -130,7 +130,7 @@ class Run:
         if not path.is_file():
             trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
             raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")
-        config = load(root)
+        config = load(path)
         run = cls(config.model_copy(update={"run": str(root)}), twin, given)
         if twin and not run.folder.is_dir():
             raise InputError(f"{root}: no twin was trained here; `confide train {root} --twin` does")
@@ -184,7 +184,7 @@ class Run:
         """Make the folder this config's own, or refuse if it holds another run's steps."""
         self._make_folder()
         if self.ledger_path.exists() and self.config_path.exists():
-            differing = _differences(load(self.config_path.parent).model_dump(mode="json"), self._values())
+            differing = _differences(load(self.config_path).model_dump(mode="json"), self._values())
             if differing:
                 raise InputError(
                     f"{self.folder} holds a run with another config (differs in {', '.join(differing)}): "

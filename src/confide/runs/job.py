@@ -40,7 +40,7 @@ from confide.training import evaluation
 from confide.training import perplexity as scoring
 from confide.training.averaging import Averages
 from confide.training.memory_fit import fit, optimizer_copies
-from confide.training.optimisation import Optimisation, rate_factors_of
+from confide.training.optimisation import Optimisation
 from confide.training.phases import PhaseRunner
 from confide.training.row_isolation import (
     check_loss_independence,
@@ -177,12 +177,11 @@ class Job:
         )
 
     def _steps(self, phase: Phase, say: Callable[[str], None]) -> PrivateStep:
-        config, given = self.run.config, self.run.given
+        config = self.run.config
         optimisation = replace(
             Optimisation.of(config.train, steps=phase.steps, learning_rate=phase.learning_rate),
-            rate_factors=rate_factors_of(config, phase.noise_multiplier > 0, given.optimizer is not None),
-            optimizer_of=given.optimizer,
-            scheduler_of=given.scheduler,
+            optimizer_of=self.run.given.optimizer,
+            scheduler_of=self.run.given.scheduler,
         )
         alone = self.alone(phase)
         aggregation = phase.mechanism.aggregation(alone.setting.parameters, phase.noise_multiplier)

@@ -204,7 +204,7 @@ def _of_sweep(root: Path) -> tuple[Run, Path]:
     held = digests(release)
     for path in sorted(root.glob("trials/*/released.json")):
         if _listed(path) == held:
-            config = load(path.parent)
+            config = load(path.parent / "config.yaml")
             return Run(config.model_copy(update={"run": str(root)})), release
     raise InputError(
         f"{release} does not hold what this sweep released: remove it, and the same `confide tune` releases again"

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from confide.config import registry
 from confide.config.schedule import ADAMS, share_of_peak
 from confide.distributed.sharding import part
 from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from confide.config.schema import Config
     from confide.config.train_section import Train
 
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -23,13 +21,6 @@ SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSched
 
 EMBEDDINGS = "embeddings"
 """The word of `rate_factors` that stands for the token embeddings, whatever a model calls them."""
-
-LONGER = 3.0
-"""How much longer the steps of the token embeddings are by default where `tensor-adamw` learns text under noise.
-
-`confide study rate-factors` compares it with 1 and 9. That embeddings want larger rates than the matrices of wide
-layers is known without noise too (Yang et al. 2022, "Tensor Programs V").
-"""
 
 RATE_FACTOR = "rate_factor"
 """The key under which the optimiser keeps a group's factor on the learning rate."""
@@ -44,21 +35,6 @@ def betas_of(steps: int) -> tuple[float, float]:
     rule is a guess.
     """
     return min(0.9, max(0.3, round(1 - 70 / steps, 3))), 0.999
-
-
-def rate_factors_of(config: "Config", has_noise: bool, is_own: bool) -> Mapping[str, float]:
-    """Return the factors on the learning rate that a config states, or the default ones.
-
-    Args:
-        has_noise: True if the steps have noise.
-        is_own: True if a calling program's own optimiser takes them: then there is no default.
-    """
-    stated, train = config.train.rate_factors, config.train
-    if stated is not None:
-        return stated
-    was_measured = registry.task_facts(config.task).is_causal and config.adapter.kind == "full"
-    is_tensor = train.optimizer == "tensor-adamw" and has_noise and not is_own
-    return {EMBEDDINGS: LONGER} if is_tensor and was_measured else {}
 
 
 def factors_of(
@@ -116,12 +92,8 @@ class Optimisation:
 
     @classmethod
     def of(cls, train: "Train", **changes: float | str | None) -> "Optimisation":
-        """Read the `train` section, with every change that is not None applied.
-
-        `rate_factors` depend on other sections too: see `rate_factors_of`.
-        """
-        own = set(cls.__dataclass_fields__) & set(type(train).model_fields) - {"rate_factors"}
-        values = {name: getattr(train, name) for name in own}
+        """Read the `train` section, with every change that is not None applied."""
+        values = {name: getattr(train, name) for name in cls.__dataclass_fields__ if hasattr(train, name)}
         values |= {name: value for name, value in changes.items() if value is not None}
         return cls(**values | {"betas": values["betas"] or betas_of(values["steps"])})
 
