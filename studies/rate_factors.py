@@ -17,10 +17,9 @@ from typing import Any
 from studies.parts import short_runs
 from studies.parts.short_runs import HELPDESK
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding
+from studies.runner.findings import Finding
 from studies.runner.grid import Arm, Grid, Keys
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.tables import change, perplexity, target
 from studies.runner.twins import without_repeats
 
 FULL, LORA = "all weights, one rate", "LoRA, one rate"
@@ -93,46 +92,18 @@ def measure(work: Work) -> list[Row]:
 
 # what was found ------------------------------------------------------------------------------------------------
 def findings(rows: Sequence[Row]) -> list[Finding]:
-    """Check which arms beat one rate for all tensors by more than the margin. The arms of a text are one family."""
-    return [
-        Finding(
-            f"In {steps} steps at epsilon {target(epsilon)}, this beats one rate for all tensors by more than 1% of "
-            f"the perplexity: {arm} ({text}).",
-            "beyond the papers",
-            "loss less that of one rate",
-            short_runs.gap(rows, text, arm, base, epsilon, steps),
-            high=-MARGIN,
-            family=text,
-        )
-        for text, epsilon, steps in short_runs.places(rows)
-        for arm, base in BASES.items()
-        if short_runs.at(rows, text, arm, epsilon, steps)
-    ]
+    """Check which arms beat one rate for all tensors by more than the margin."""
+    return short_runs.claims(rows, BASES, "one rate for all tensors")
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    cells = [
-        [
-            text,
-            target(epsilon),
-            str(steps),
-            arm,
-            short_runs.chosen(rows, text, arm, epsilon, steps),
-            perplexity(short_runs.at(rows, text, arm, epsilon, steps)),
-            change(short_runs.gap(rows, text, arm, BASES[arm], epsilon, steps)) if arm in BASES else "",
-        ]
-        for text, epsilon, steps in short_runs.places(rows)
-        for arm in ARMS
-        if short_runs.at(rows, text, arm, epsilon, steps)
-    ]
-    heads = ["text", "epsilon", "steps", "learning rates", "over the rule's", "test perplexity"]
-    heads.append("against one rate")
     note = (
         "The learning rates of each arm are four factors on the one that the planner's rule gives for whole weights, "
         "and were chosen on validation text: 0.7 to 2, for LoRA 0.5 to 4. Where B has a multiple of A's rate, the "
         "factor is of the geometric mean of both. Intervals are of 95% over run keys."
     )
-    return [Table("Several learning rates in one model", heads, cells, note)]
+    heads = ("learning rates", "against one rate")
+    return [short_runs.table("Several learning rates in one model", rows, ARMS, BASES, heads, note)]
 
 
 STUDY = Study(

@@ -19,10 +19,9 @@ from confide.runs.given import Given
 from studies.parts import short_runs
 from studies.parts.short_runs import STEPS
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding
+from studies.runner.findings import Finding
 from studies.runner.grid import Arm, Grid, Keys
 from studies.runner.study import Row, Study, Table, Work
-from studies.runner.tables import change, perplexity, target
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,8 @@ COURSES = (
     Course("falling from the start", falls=1.0),
 )
 OTHERS = tuple(course.name for course in COURSES if course is not CONSTANT)
+BASES = dict.fromkeys(OTHERS, CONSTANT.name)
+"""The course that each other one is held against."""
 
 
 def grid(work: Work, text: str) -> Grid:
@@ -89,45 +90,18 @@ def measure(work: Work) -> list[Row]:
 
 # what was found ------------------------------------------------------------------------------------------------
 def findings(rows: Sequence[Row]) -> list[Finding]:
-    """Check which courses beat a constant rate by more than the margin. The courses of a text are one family."""
-    return [
-        Finding(
-            f"In {steps} steps at epsilon {target(epsilon)}, this beats a constant rate by more than 1% of the "
-            f"perplexity: {course} ({text}).",
-            "beyond the papers",
-            "loss less that of a constant rate",
-            short_runs.gap(rows, text, course, CONSTANT.name, epsilon, steps),
-            high=-MARGIN,
-            family=text,
-        )
-        for text, epsilon, steps in short_runs.places(rows)
-        for course in OTHERS
-    ]
+    """Check which courses beat a constant rate by more than the margin."""
+    return short_runs.claims(rows, BASES, "a constant rate")
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    cells = [
-        [
-            text,
-            target(epsilon),
-            str(steps),
-            course.name,
-            short_runs.chosen(rows, text, course.name, epsilon, steps),
-            perplexity(short_runs.at(rows, text, course.name, epsilon, steps)),
-            change(short_runs.gap(rows, text, course.name, CONSTANT.name, epsilon, steps))
-            if course is not CONSTANT
-            else "",
-        ]
-        for text, epsilon, steps in short_runs.places(rows)
-        for course in COURSES
-    ]
-    heads = ["text", "epsilon", "steps", "learning rate", "over the rule's", "test perplexity"]
-    heads.append("against a constant one")
     note = (
         "The learning rates of each course are four factors on the one that the planner's rule gives for it, and were "
         "chosen on validation text. Intervals are of 95% over run keys."
     )
-    return [Table("Courses of the learning rate", heads, cells, note)]
+    heads = ("learning rate", "against a constant one")
+    courses = (CONSTANT.name, *OTHERS)
+    return [short_runs.table("Courses of the learning rate", rows, courses, BASES, heads, note)]
 
 
 STUDY = Study(

@@ -12,10 +12,11 @@ from typing import Any
 
 from confide.planning.progress import WALK
 from studies.runner import users
-from studies.runner.findings import paired
+from studies.runner.findings import MARGIN, Finding, paired
 from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys
 from studies.runner.models import own, stories
-from studies.runner.study import Row, Scale, Work
+from studies.runner.study import Row, Scale, Table, Work
+from studies.runner.tables import change, perplexity, target
 from studies.runner.users import ULS
 
 EPSILON, STEPS, RATE = "privacy.epsilon", "train.steps", "train.learning_rate"
@@ -122,4 +123,62 @@ def chosen(rows: Sequence[Row], text: str, arm: str, epsilon: float, steps: int)
     place = (text, arm, epsilon, steps, "test")
     return users.chosen(
         [row for row in rows if (row["text"], row["arm"], row[EPSILON], row[STEPS], row["part"]) == place]
+    )
+
+
+def claims(rows: Sequence[Row], bases: Mapping[str, str], than: str) -> list[Finding]:
+    """Ask at each place whether an arm beats the one that it is held against by more than the margin.
+
+    The arms of a text are one family.
+
+    Args:
+        bases: by arm, the one that it is held against.
+        than: the latter in words.
+    """
+    return [
+        Finding(
+            f"In {steps} steps at epsilon {target(epsilon)}, this beats {than} by more than 1% of the perplexity: "
+            f"{arm} ({text}).",
+            "beyond the papers",
+            f"loss less that of {than}",
+            gap(rows, text, arm, base, epsilon, steps),
+            high=-MARGIN,
+            family=text,
+        )
+        for text, epsilon, steps in places(rows)
+        for arm, base in bases.items()
+        if at(rows, text, arm, epsilon, steps)
+    ]
+
+
+def table(
+    title: str,
+    rows: Sequence[Row],
+    arms: Sequence[str],
+    bases: Mapping[str, str],
+    heads: tuple[str, str],
+    note: str,
+) -> Table:
+    """Show the losses of arms at each place, beside those of the arms that they are held against.
+
+    Args:
+        heads: of the arms' column, and of that of the differences.
+    """
+    cells = [
+        [
+            text,
+            target(epsilon),
+            str(steps),
+            arm,
+            chosen(rows, text, arm, epsilon, steps),
+            perplexity(at(rows, text, arm, epsilon, steps)),
+            change(gap(rows, text, arm, bases[arm], epsilon, steps)) if arm in bases else "",
+        ]
+        for text, epsilon, steps in places(rows)
+        for arm in arms
+        if at(rows, text, arm, epsilon, steps)
+    ]
+    what, against = heads
+    return Table(
+        title, ["text", "epsilon", "steps", what, "over the rule's", "test perplexity", against], cells, note
     )
