@@ -61,8 +61,8 @@ STEPS = [
         "10",
         "the schedule is ignored",
         "training/step.py::PrivateStep._set_rate",
-        'group["lr"] = rate',
-        'group["lr"] = self.optimisation.learning_rate',
+        "self.optimisation.rate(step)",
+        "self.optimisation.learning_rate",
         "tests/training/test_step.py",
     ),
     Fault(

@@ -195,7 +195,9 @@ def leave_a_parameter_to_the_optimiser_alone(patch):
     """Pitfall 9: a weight that trains on paper."""
     build = training.Optimisation.build
     patch.setattr(
-        training.Optimisation, "build", lambda self, parameters, *more: build(self, parameters[:-1], *more)
+        training.Optimisation,
+        "build",
+        lambda self, parameters, *more: build(self, dict(list(parameters.items())[:-1]), *more),
     )
 
 
