@@ -1,10 +1,10 @@
 """Whether some tensors should have a higher learning rate than others under noise. Beyond the papers.
 
-Confide's optimiser moves every tensor by steps of one length. Embeddings are unlike other weights: of each row few
-tokens have a gradient, and their best rate does not fall as a model grows wider, whereas that of matrices between
-layers does (Yang et al. 2022, "Tensor Programs V"). LoRA's two factors are not alike either: LoRA+ (Hayou et al. 2024)
-has a rate for the second that is 16 times the first's. All arms of a place have the same steps, rows and epsilon, and
-as many trials.
+Confide's optimiser moves every tensor by steps of one length. Embeddings are unlike other weights: their best rate does
+not fall as a model grows wider, whereas that of matrices between layers does (Yang et al. 2022, "Tensor Programs V").
+In both models here the output layer shares the weights of the embeddings. LoRA's two factors are not alike either:
+LoRA+ (Hayou et al. 2024) has a rate for the second that is 16 times the first's. All arms of a place have the same
+steps, rows and epsilon, and as many trials.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from confide.training.optimisation import EMBEDDINGS as WORD
 from studies.parts import short_runs
 from studies.parts.short_runs import HELPDESK
 from studies.runner import users
 from studies.runner.findings import Finding
 from studies.runner.grid import Arm, Grid, Keys
-from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.study import Row, Study, Table, Work
 from studies.runner.twins import without_repeats
 
 FULL, LORA = "all weights, one rate", "LoRA, one rate"
@@ -48,11 +49,9 @@ ARMS = (FULL, *map(embeddings, EMBEDDINGS), LORA, *map(plus, RATIOS))
 def grids(work: Work, text: str) -> list[Grid]:
     """Return the runs that train all weights, and those of LoRA: not at all places, and not of the helpdesk."""
     size = short_runs.SIZES[work.scale]
-    is_llama = work.scale is Scale.TINY or (work.scale is Scale.SMALL and text != HELPDESK)
-    word = "embed_tokens" if is_llama else "wte"
     full = [
         short_runs.arm(FULL, text, size),
-        *(_arm(embeddings(factor), text, size, {word: factor}) for factor in EMBEDDINGS),
+        *(_arm(embeddings(factor), text, size, {WORD: factor}) for factor in EMBEDDINGS),
     ]
     made = [short_runs.grid("rate-factors", work, text, size, full)]
     if text == HELPDESK:
@@ -100,7 +99,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     note = (
         "The learning rates of each arm are four factors on the one that the planner's rule gives for whole weights, "
         "and were chosen on validation text: 0.7 to 2, for LoRA 0.5 to 4. Where B has a multiple of A's rate, the "
-        "factor is of the geometric mean of both. Intervals are of 95% over run keys."
+        "factor is of the geometric mean of both. Where the lowest was chosen, a lower one might be better. Intervals "
+        "are of 95% over run keys."
     )
     heads = ("learning rates", "against one rate")
     return [short_runs.table("Several learning rates in one model", rows, ARMS, BASES, heads, note)]

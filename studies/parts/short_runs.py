@@ -21,7 +21,7 @@ from studies.runner.users import ULS
 
 EPSILON, STEPS, RATE = "privacy.epsilon", "train.steps", "train.learning_rate"
 HELPDESK = "helpdesk"
-FACTOR = "rate_over_rule"  # what is tried; `keys_at` makes a learning rate of it
+FACTOR = "rate_over_rule"  # what is tried; `arm` makes a learning rate of it
 
 SMALL: dict[str, Any] = {
     "texts": {"newsgroups": (32, 96), "articles": (32, 96), HELPDESK: (24,)},

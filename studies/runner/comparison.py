@@ -64,6 +64,8 @@ def _outcome(kept: Entry | None, now: Entry | None) -> str:
     before, after = kept["mean"], now["mean"]
     if math.isclose(before, after, rel_tol=_NEARLY, abs_tol=1e-12):
         return SAME
+    if kept["confidence"] is None:  # computed, so chance has no part in it
+        return OUTSIDE
     low, high = kept["interval"]
     is_inside = low is not None and high is not None and low <= after <= high
     return INSIDE if is_inside else OUTSIDE

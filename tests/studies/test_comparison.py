@@ -51,6 +51,12 @@ def test_a_figure_is_the_same_or_in_its_interval_or_not(mean, interval, outcome)
     assert outcomes([entry("a", mean)], kept) == {"a": outcome}
 
 
+def test_a_computed_figure_has_no_interval_to_move_in():
+    kept = [entry("a", 2.0, confidence=None)]
+    assert outcomes([entry("a", 2.05, confidence=None)], kept) == {"a": OUTSIDE}
+    assert outcomes([entry("a", 2.0, confidence=None)], kept) == {"a": SAME}
+
+
 def test_claims_that_came_or_went_are_named():
     kept = [
         entry("gone", 2.0),

@@ -7,7 +7,7 @@ from confide.config.loading import check
 from confide.models.loading import load_model, token_embeddings
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR, factors_of
+from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR, Optimisation, factors_of
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
@@ -52,7 +52,11 @@ def test_every_family_tells_its_token_embeddings(kind, tmp_path):
 
 
 def test_a_model_that_does_not_tell_has_none():
-    assert token_embeddings(torch.nn.Linear(2, 2)) == frozenset()
+    class Own(torch.nn.Linear):
+        def get_input_embeddings(self):
+            return None
+
+    assert token_embeddings(torch.nn.Linear(2, 2)) == token_embeddings(Own(2, 2)) == frozenset()
 
 
 def test_the_factors_of_a_config_reach_the_optimiser(tmp_path):
@@ -64,3 +68,15 @@ def test_the_factors_of_a_config_reach_the_optimiser(tmp_path):
     assert (first[RATE_FACTOR], second[RATE_FACTOR]) == (3.0, 1.0)
     assert [id(each) for each in first["params"]] == [id(job.model.get_input_embeddings().weight)]
     assert first["lr"] == pytest.approx(3 * second["lr"])
+
+
+def test_a_scheduler_that_sets_one_rate_for_all_is_refused():
+    optimisation = Optimisation(
+        steps=2,
+        optimizer="sgd",
+        rate_factors={"wte": 3.0},
+        scheduler_of=lambda made: torch.optim.lr_scheduler.OneCycleLR(made, max_lr=1.0, total_steps=2),
+    )
+    parameters = {"wte.weight": torch.nn.Parameter(torch.zeros(1)), "b": torch.nn.Parameter(torch.zeros(1))}
+    with pytest.raises(InputError, match="OneCycleLR gives all tensors one rate"):
+        optimisation.scheduler(optimisation.build(parameters))

@@ -45,8 +45,9 @@ class Train(Section):
     rate_factors: dict[str, Positive] = Field(
         default_factory=dict,
         description="factors on the learning rate of some tensors, as `{embeddings: 2, lora_B: 4}`. `embeddings` "
-        "stands for the token embeddings; another word for all tensors that have it between two points of their name; "
-        "* stands for any characters. Where several fit, they are multiplied",
+        "stands for the token embeddings, and the output layer where it shares their weights; another word for all "
+        "tensors that have it as a part of their name, between points; * stands for any characters. Where several fit, "
+        "they are multiplied. Weight decay grows with the rate",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay after the warm-up"

@@ -371,6 +371,8 @@ def token_embeddings(model: nn.Module) -> frozenset[str]:
         found: Any = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
         return frozenset()
+    if not isinstance(found, nn.Module):  # a program's own model may return anything
+        return frozenset()
     own = {id(parameter) for parameter in found.parameters()}
     return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in own)
 

@@ -32,7 +32,7 @@ PROBES = (2, 8)  # rows of the two measured passes
 
 
 def optimizer_copies(config: "Config", is_twin: bool = False) -> int:
-    """Return how many float32 copies of the trainable weights training keeps, apart from the weights themselves.
+    """Return how many float32 copies of the trainable weights training keeps at most, beside the weights themselves.
 
     These are the optimiser's states, the past noise that correlated noise needs, and the mean of the weights.
 

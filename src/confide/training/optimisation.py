@@ -60,8 +60,8 @@ def factors_of(
         if not fit:
             parts = sorted({part for name in found for part in name.split(".") if not part.isdigit()})
             raise InputError(
-                f"train.rate_factors: no tensor that is trained has {word!r} between two points of its name; the parts "
-                f"of their names are {', '.join(parts)}"
+                f"train.rate_factors: no tensor that is trained has {word!r} as a part of its name, between points; "
+                f"the parts of their names are {', '.join(parts)}"
             )
         for name in fit:
             found[name] *= factor
@@ -202,6 +202,14 @@ class Optimisation:
             why = ", which follows a loss that no noise covers" if needs_loss else ""
             raise InputError(
                 f"scheduler: it made a {type(made).__name__}{why}; give an LRScheduler of the step alone"
+            )
+        if (
+            len({round(group["lr"] / group.get(RATE_FACTOR, 1.0), 12) for group in optimizer.param_groups})
+            > 1
+        ):
+            raise InputError(
+                f"scheduler: a {type(made).__name__} gives all tensors one rate, and train.rate_factors asks for "
+                "several: leave that out, or give a scheduler that multiplies rates, such as LambdaLR"
             )
         return made
 
