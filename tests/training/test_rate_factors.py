@@ -80,3 +80,16 @@ def test_a_scheduler_that_sets_one_rate_for_all_is_refused():
     parameters = {"wte.weight": torch.nn.Parameter(torch.zeros(1)), "b": torch.nn.Parameter(torch.zeros(1))}
     with pytest.raises(InputError, match="OneCycleLR gives all tensors one rate"):
         optimisation.scheduler(optimisation.build(parameters))
+
+
+def test_a_programs_own_optimiser_and_scheduler_may_have_several_rates():
+    def own(parameters):
+        return torch.optim.SGD([{"params": parameters[:1], "lr": 1.0}, {"params": parameters[1:], "lr": 0.1}])
+
+    optimisation = Optimisation(
+        steps=2, optimizer_of=own, scheduler_of=lambda made: torch.optim.lr_scheduler.StepLR(made, 1)
+    )
+    parameters = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("a", "b")}
+    optimizer = optimisation.build(parameters)
+    assert optimisation.scheduler(optimizer) is not None
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 0.1]

@@ -369,7 +369,7 @@ def token_embeddings(model: nn.Module) -> frozenset[str]:
     """Return the names of the trained parameters that are token embeddings; none if the model does not tell of them."""
     try:
         found: Any = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError):
+    except (AttributeError, NotImplementedError):  # transformers raises the latter for a model without any
         return frozenset()
     if not isinstance(found, nn.Module):  # a program's own model may return anything
         return frozenset()

@@ -203,10 +203,9 @@ class Optimisation:
             raise InputError(
                 f"scheduler: it made a {type(made).__name__}{why}; give an LRScheduler of the step alone"
             )
-        if (
-            len({round(group["lr"] / group.get(RATE_FACTOR, 1.0), 12) for group in optimizer.param_groups})
-            > 1
-        ):
+        # A program's own optimiser may have several rates as it likes; beside it there are no factors.
+        rates = {round(group["lr"] / group.get(RATE_FACTOR, 1.0), 12) for group in optimizer.param_groups}
+        if self.rate_factors and len(rates) > 1:
             raise InputError(
                 f"scheduler: a {type(made).__name__} gives all tensors one rate, and train.rate_factors asks for "
                 "several: leave that out, or give a scheduler that multiplies rates, such as LambdaLR"
