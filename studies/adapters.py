@@ -224,7 +224,7 @@ STUDY = Study(
     minutes=80,
     deviations="The bundled model of 5.3 million weights in place of GPT-2 small, newsgroup posts in place of Enron "
     "mail and BookSum; rows of 64 tokens; user-wise DP-SGD with Poisson draws, at epsilon 8 and without noise. Each "
-    "arm has two learning rates to choose from; those of adapters are larger. Two arms train a part of the weights, "
+    "arm has three learning rates to choose from; those of adapters are larger. Two arms train a part of the weights, "
     "which the paper does not: the blocks, or the upper half of them. The last norm and the embeddings then stay.",
     reads=("20newsgroups",),
 )
