@@ -7,10 +7,11 @@ from studies.audit import HALF_NOISE, NO_CLIPPING, SAMPLING, SOUND, detected, pu
 from studies.code_base import ON, imports_room, left, own_names
 from studies.owners import GREEDY, PROGRAM, SPREAD, K, kept_ratios
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
-from studies.secret_protection import BLOW_UP, C, chosen_c
+from studies.secret_protection import BLOW_UP, POSTERIORS, PRIOR, C, chosen_c, eased
 from torch import nn
 
 from confide.clipping import ClippedSum
+from confide.privacy.row_weights import need
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
 from confide.training import step
@@ -35,6 +36,15 @@ def test_c_is_chosen_on_validation_and_below_1():
     assert chosen_c(rows, BLOW_UP) == 0.25
     assert chosen_c([trial(0.5, 1.0, "test", 1), trial(0.25, 2.0, "test", 1)], BLOW_UP) == 0.25
     assert chosen_c([], BLOW_UP) is None
+
+
+def test_eased_posteriors_have_as_many_times_the_divergence():
+    allowed = np.array(POSTERIORS)
+    prior = np.full(2, PRIOR)
+    assert need("kl", prior, eased(allowed, 100.0)) == pytest.approx(
+        100 * need("kl", prior, allowed), rel=1e-9
+    )
+    assert eased(allowed, 1.0) is allowed
 
 
 # owners --------------------------------------------------------------------------------------------------------
