@@ -39,7 +39,9 @@ def main(
     data: Data = None,
     folder: Folder = Path("runs/studies"),
     text: Annotated[str | None, typer.Option(metavar="NAME", help="only this one of a study's texts")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="forget what was done before")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="forget what all studies at this scale did in the folder")
+    ] = False,
     recorded: Annotated[
         bool, typer.Option("--record", help="keep measurements and findings in studies/measured")
     ] = False,

@@ -63,6 +63,13 @@ def half(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
+def only_release(run: Path) -> None:
+    """Delete the rest of a run's folder, as `docs/leaving.md` allows; the lock is made again by whoever asks."""
+    for path in run.iterdir():
+        if path.name not in ("release", ".lock"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def without_line(number: int) -> Callable[[bytes], bytes]:
     return lambda data: b"".join(line for i, line in enumerate(data.splitlines(True)) if i != number)
 
@@ -86,6 +93,7 @@ FOLDER: dict[str, tuple[Callable[[World], object], str]] = {
     "changed tokens": (lambda w: edit(w.run / "data/train/tokens.bin", lambda d: d[2:] + d[:2]), r"tokens\.bin is damaged: remove .*data"),
     "a flipped byte of the rows' offsets": (lambda w: edit(w.run / "data/train/row_offsets.bin", lambda d: d[:16] + bytes([d[16] ^ 1]) + d[17:]), r"row_offsets\.bin is damaged: remove .*data"),
     "a changed fact of the data": (lambda w: edit(w.run / "data/prepared.json", lambda d: d.replace(b'"units": ', b'"units": 1', 1)), r"prepared\.json is damaged, or was made under another key: remove .*data"),
+    "a release and nothing else": (lambda w: only_release(w.run), r"holds a release and no ledger of its run.*Choose another `run` folder"),
     "no key": (lambda w: (w.run / "key").unlink(), r"run/key is missing"),
     "a key cut short": (lambda w: edit(w.run / "key", half), r"run/key is damaged: a run key has 32 bytes, this one has 16"),
     "another key": (lambda w: edit(w.run / "key", lambda d: bytes(32)), r"prepared\.json is damaged, or was made under another key"),

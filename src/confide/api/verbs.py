@@ -153,7 +153,8 @@ def train(
             A run that was begun keeps the rows that it began with.
         optimizer: called with the list of parameters, as `functools.partial(torch.optim.AdamW, lr=1e-3)` is. It
             sets its own learning rate; that of the config is not used. If its groups of parameters have a key
-            `noise_std`, the standard deviation of the noise on each element of the gradient is put there.
+            `noise_std`, the standard deviation of the noise on each element of the gradient is put there: with
+            correlated noise that of the first step, with `adaptive` the most that a step may have.
         scheduler: called with the optimiser; stepped after every step.
         loss: called with model and batch (`input_ids` int64[B, T], `real` bool[B, T], `unpredicted` bool[B, T] if
             some tokens are only read, and `labels` if the task has them); returns float[B], a loss for each row, of

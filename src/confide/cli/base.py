@@ -51,7 +51,10 @@ RunOrRelease = Annotated[
     Path, typer.Argument(metavar="RUN", help="a run folder, or the release of one", show_default=False)
 ]
 AdapterBase = Annotated[
-    str | None, typer.Option(metavar="MODEL", help="of an adapter whose base lies elsewhere")
+    str | None,
+    typer.Option(
+        metavar="MODEL", help="of a release without its run: the base of its adapter, if that has moved"
+    ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]
 Overrides = Annotated[

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from confide.planning.what_fits import Fits, Way
 
 BUNDLED, MAX_LENGTH, RANK = "bundled", 128, 16
+_ROWS_PER_UNIT = {
+    "uls": "1          # of each user in a step: fewer of each leave compute for more users",
+    "owners": "8          # of each user in the whole run; the other rows are never read",
+}
 _SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none
 
 _TAKES_WITHOUT = (
@@ -84,13 +88,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         "privacy:",
         f"  mechanism: {mechanism}            # `confide plan` shows others beside it",
         "  epsilon: 8",
-        *(
-            [
-                "  rows_per_unit: 1          # of each user in a step: fewer of each leave compute for more users"
-            ]
-            if unit
-            else []
-        ),
+        *([f"  rows_per_unit: {_ROWS_PER_UNIT[mechanism]}"] if unit else []),
         *(
             ["  # selection: random        # whole rows in place of random chunks: docs/concepts.md"]
             if mechanism == "uls"

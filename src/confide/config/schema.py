@@ -62,10 +62,11 @@ class Privacy(Section):
         "proportion to it",
     )
     rows_per_unit: Count | Literal["median"] = Field(
-        4, description="k of uls, G of els, group and owners; `median` of the rows per unit"
+        4, description="k of uls and concentration, G of els, group and owners; `median` of the rows per unit"
     )
     selection: Selection | None = Field(
-        None, description="which rows of a unit; default: random-chunk for uls on a causal LM, else random"
+        None,
+        description="which rows of a unit; default: random-chunk for uls and concentration on a causal LM, else random",
     )
     resample: bool = Field(
         False, description="els, group: repeat rows of units that have fewer than rows_per_unit"

@@ -59,7 +59,7 @@ class Train(Section):
         "is noise, and plain AdamW where there is none",
     )
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.0, description="decoupled weight decay"
+        0.0, description="decoupled weight decay; of sgd: added to the gradient, and so part of the momentum"
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of sgd")
     betas: tuple[Share, Share] | None = Field(

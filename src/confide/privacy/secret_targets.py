@@ -1,4 +1,4 @@
-"""The prior and the allowed posterior of every secret (Ganesh et al. 2025, "Hush!"; section 4 of the mechanisms' page).
+"""The prior and the allowed posterior of every secret (Ganesh et al. 2025, "Hush!", Definition 3.1).
 
 A prior is the chance of the best blind guess at a secret; a posterior is the allowed chance of the best attack on the
 model. A secret may carry several pairs; all are enforced.

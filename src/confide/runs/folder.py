@@ -181,7 +181,12 @@ class Run:
         return self.ledger_path.exists() or (self.root / "ledger.jsonl").exists()
 
     def bind(self) -> None:
-        """Make the folder this config's own, or refuse if it holds another run's steps."""
+        """Make the folder this config's own, or refuse if it holds another run's steps, or a release alone."""
+        if self.release.exists() and not self.ledger_path.exists():
+            raise InputError(
+                f"{self.folder} holds a release and no ledger of its run: a new run here would replace it, and would "
+                "tell of the same text a second time. Choose another `run` folder"
+            )
         self._make_folder()
         if self.ledger_path.exists() and self.config_path.exists():
             differing = _differences(load(self.config_path).model_dump(mode="json"), self._values())

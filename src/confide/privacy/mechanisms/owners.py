@@ -18,8 +18,8 @@ class Owners(WeightedRows):
     al. 2025 ("Hush!") with the same bound for every owner, and keeps more of them.
 
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, in which all rows that the user
-    owns, alone or with others, count for nothing. The claim is that of the worst user. The bounding reads the graph
-    alone, which is public, and so costs nothing (`mechanisms` section 1).
+    owns, alone or with others, count for nothing. The claim is that of the worst user. The bounding is a function of
+    the graph alone, which is public and alike in both worlds, and so costs nothing.
     """
 
     rows_per_unit: int | str = 4

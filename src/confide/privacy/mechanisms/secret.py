@@ -69,7 +69,7 @@ class SecretProtection(WeightedRows):
     Formal guarantee: (p, r)-secret protection for each secret, by zero-out: whoever guesses a secret with
     probability at most p from all that is public (base model, which rows hold it, formats, lists) guesses it with
     probability at most r after seeing every checkpoint of the run. r is bounded by the blow-up function of N(X, s^2)
-    against N(0, s^2), T-fold, at p (Ganesh et al. 2025, section 3.3; `mechanisms` section 4), or by
+    against N(0, s^2), T-fold, at p (Ganesh et al. 2025, section 3.3; `PrivacyProfile.reconstruction`), or by
     KL <= KL(Bern(r) || Bern(p)), or the same with a Renyi divergence (Lemma 3.2; proved in `accounting.renyi`). The
     rows of a secret may differ in any way between candidates, and other rows not at all, so this holds whatever the
     predicates T_j of Definition 3.1 are. It is a theorem only if the listed rows are the only ones that reveal anything

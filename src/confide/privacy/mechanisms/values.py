@@ -178,10 +178,11 @@ class Aggregation:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each element of what moves the weights: public, and the same in each step.
+        """Standard deviation of the noise on each element of what moves the weights, the scaled sum; it is public.
 
-        It is that of the scaled sum; of correlated noise, before later steps take part of it back. A mechanism that
-        adapts its noise has less in some steps: how much less may depend on the rows drawn, so it is left out.
+        Independent noise has it in each step. Of correlated noise it is that of the first step: later ones have up to
+        1.2 times as much. A mechanism that adapts its noise has less in some steps: how much less may depend on the
+        rows drawn, so it is left out.
         """
         return self.noise_scale * self.scale
 

@@ -33,8 +33,8 @@ class WeightedRows(Mechanism):
     """Row i is drawn with probability rho_i = B w_i / sum w and clipped on its own; weights come from the graph.
 
     Formal guarantee: zeroing out the rows R of a unit moves the sum of a step by at most C X, X Poisson-binomial with
-    the rates of R, whoever else has those rows (`mechanisms` section 1; Ganesh et al. 2025, section 4). So T steps are
-    dominated by the T-fold composition of N(X, s^2) against N(0, s^2), in both directions.
+    the rates of R, whoever else has those rows (`accounting.pairs.MixtureOfGaussians`; Ganesh et al. 2025, section 4).
+    So T steps are dominated by the T-fold composition of N(X, s^2) against N(0, s^2), in both directions.
     """
 
     draws: ClassVar[str] = "rows"
