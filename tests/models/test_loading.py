@@ -1,6 +1,7 @@
 """Any model in the format of the hub: loaded, adapted, saved, and refused where it would mislead."""
 
 import json
+import re
 import time
 
 import pytest
@@ -172,6 +173,13 @@ def test_a_fresh_lora_changes_nothing_and_seeds_alike(root, kind):
     [
         ("gpt2", {"kind": "bias"}, lambda n: n.endswith("bias")),
         ("bert", {"kind": "bias"}, lambda n: n.endswith("bias")),
+        ("gpt2", {"kind": "matrices"}, lambda n: n.endswith("weight") and "ln_" not in n and "wpe" not in n),
+        (
+            "bert",
+            {"kind": "matrices"},
+            lambda n: n.endswith("weight") and not re.search("LayerNorm|_type_|position", n),
+        ),
+        ("llama", {"kind": "matrices"}, lambda n: "norm" not in n),
         ("gpt2", {"kind": "modules", "targets": ["ln_f"]}, lambda n: ".ln_f." in n),
         ("gpt2", {"kind": "modules", "targets": ["h.1", "wpe"]}, lambda n: ".h.1." in n or ".wpe." in n),
         ("gpt2", {"kind": "modules", "targets": "transformer"}, lambda n: True),
@@ -179,7 +187,7 @@ def test_a_fresh_lora_changes_nothing_and_seeds_alike(root, kind):
         ("llama", {"kind": "modules", "targets": ["layers.1"]}, lambda n: ".layers.1." in n),
     ],
 )
-def test_bias_and_modules_train_exactly_what_they_name(root, kind, adapter, trains):
+def test_each_kind_trains_exactly_what_it_names(root, kind, adapter, trains):
     model = loaded(root, kind, adapter=adapter)
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == trains(name), name
@@ -200,7 +208,14 @@ def test_an_adapter_that_names_nothing_is_refused(root, kind, adapter, message):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "roberta"])
 @pytest.mark.parametrize(
-    "adapter", [{}, {"kind": "lora", "rank": 2}, {"kind": "bias"}, {"kind": "modules", "targets": ["0"]}]
+    "adapter",
+    [
+        {},
+        {"kind": "matrices"},
+        {"kind": "lora", "rank": 2},
+        {"kind": "bias"},
+        {"kind": "modules", "targets": ["0"]},
+    ],
 )
 def test_a_classification_head_trains_under_every_adapter(root, kind, adapter):
     """Fresh, with a number of classes that the checkpoint did not have."""

@@ -68,7 +68,7 @@ def test_a_part_of_the_weights_is_held_against_all_of_them():
         row | {study.EPSILON: math.inf} for row in rows(found | {study.BLOCKS: 3.95, study.UPPER: 4.0})
     ]
     claims = {each.finding.claim: each.verdict for each in judged(study.findings(at_eight + without))}
-    control = "Training {} does better at epsilon 8 than without noise, beside every weight."
+    control = "Beside every weight, this does better at epsilon 8 than without noise: {}."
     assert claims[control.format(study.BLOCKS)] == REPRODUCED
     assert claims[control.format(study.UPPER)] == NOT_REPRODUCED
     assert [line[1] for line in study.tables(rows(found))[0].cells][-2:] == [study.BLOCKS, study.UPPER]
@@ -90,9 +90,10 @@ def test_each_arm_trains_its_own_part_with_as_many_rows(tmp_path):
         ("lora", 64),
         ("lora", 32),
         ("lora", 16),
+        ("matrices", None),
         ("modules", None),
         ("modules", None),
     ]
-    assert [each.get("adapter.targets") for each in keys[4:]] == [["h"], ["h.2", "h.3"]]
-    assert [arm.options["train.learning_rate"] for arm in grid.arms[4:]] == [(1e-3, 2e-3, 4e-3)] * 2
+    assert [each.get("adapter.targets") for each in keys[5:]] == [["h"], ["h.2", "h.3"]]
+    assert [arm.options["train.learning_rate"] for arm in grid.arms[4:]] == [(1e-3, 2e-3, 4e-3)] * 3
     assert {each["train.batch"] for each in keys} == {48.0}

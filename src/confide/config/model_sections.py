@@ -11,9 +11,10 @@ from confide.config.fields import Count, Positive, Section
 class Adapter(Section):
     """The part of the model that is trained."""
 
-    kind: Literal["full", "lora", "bias", "modules"] = Field(
+    kind: Literal["full", "matrices", "lora", "bias", "modules"] = Field(
         "full",
-        description="what is trained: every weight, low-rank adapters, biases only, or the named modules",
+        description="what is trained: every weight; those of linear layers and token embeddings, without biases, norms "
+        "and positions; low-rank adapters; biases only; or the named modules",
     )
     rank: Count = Field(32, description="rank of the LoRA factors")
     alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")

@@ -35,11 +35,37 @@ def wanted(model: Any, adapter: "Adapter", task: str) -> set[str]:
     chosen = set(names)
     if adapter.kind == "bias":
         chosen = {name for name in names if name.endswith("bias")}
+    elif adapter.kind == "matrices":
+        chosen = _matrices(model)
     elif adapter.kind == "modules":
         chosen = {name for name in names if any(_holds(target, name) for target in _targets(adapter))}
     if registry.task_facts(task).has_classes:  # an untrained fresh head is useless
         chosen |= {name for name in names if in_head(model, name)}
     return chosen - unused(model)
+
+
+def _matrices(model: nn.Module) -> set[str]:
+    """Return the names of weights with two dimensions or more, without embeddings of anything but tokens."""
+    tokens = {id(parameter) for parameter in of_tokens(model)}
+    layers = {
+        id(parameter): module for module in model.modules() for parameter in module.parameters(recurse=False)
+    }
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim >= 2
+        and (id(parameter) in tokens or not isinstance(layers[id(parameter)], nn.Embedding))
+    }
+
+
+def of_tokens(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of the token embeddings; none if the model does not tell of them."""
+    try:
+        found: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):  # transformers raises the latter for a model without any
+        return []
+    # a program's own model may return anything
+    return list(found.parameters()) if isinstance(found, nn.Module) else []
 
 
 def _targets(adapter: "Adapter") -> list[str]:

@@ -24,7 +24,7 @@ from confide.config.schema import Policy
 from confide.data.chat import end_mark, template_text
 from confide.distributed.sharding import is_sharded, whole
 from confide.models import files as model_files
-from confide.models.adapters import adapt, in_head
+from confide.models.adapters import adapt, in_head, of_tokens
 from confide.models.adapters import unused as unused_of
 from confide.models.base import how_to_load, ready_adapter, ready_base
 from confide.models.fast.activations import install_fast_layers
@@ -367,13 +367,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def token_embeddings(model: nn.Module) -> frozenset[str]:
     """Return the names of the trained parameters that are token embeddings; none if the model does not tell of them."""
-    try:
-        found: Any = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError):  # transformers raises the latter for a model without any
-        return frozenset()
-    if not isinstance(found, nn.Module):  # a program's own model may return anything
-        return frozenset()
-    own = {id(parameter) for parameter in found.parameters()}
+    own = {id(parameter) for parameter in of_tokens(model)}
     return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in own)
 
 

@@ -220,7 +220,7 @@ def _knows_rate(config: "Config") -> bool:
     Adapters and other models bear other rates. The head of a classifier is new, and takes a far higher one.
     """
     writes_text = registry.task_facts(config.task).is_causal
-    return config.model == BUNDLED and config.adapter.kind == "full" and writes_text
+    return config.model == BUNDLED and config.adapter.kind in ("full", "matrices") and writes_text
 
 
 def _schedule(config: "Config") -> str:
