@@ -236,8 +236,8 @@ ASKED: dict[str, tuple[Callable[[World], object], str]] = {
     "a learning rate that explodes": (lambda w: w.set(train__learning_rate=1e30), r"learning_rate: the training diverged, lower it"),
     "a data section that is a file name": (lambda w: w.set(data="text.jsonl"), r"data: 'text\.jsonl' is not valid, must be a section"),
     "no data section": (lambda w: (w.raw.pop("data"), w.save()), r"data: is missing"),
-    "a run folder that is a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file"))), r"file: .*(not a|exists|is a file)"),
-    "a run folder below a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file" / "run"))), r"run: .*file/run is not a folder that can be made: a part of it is a file"),
+    "a run folder that is a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file"))), r"run: .*file is not a folder that can be made: it, or a part of its path, is a file"),
+    "a run folder below a file": (lambda w: (w.write("x", "file"), w.set(data__train=str(w.text), run=str(w.folder / "file" / "run"))), r"run: .*file/run is not a folder that can be made: it, or a part of its path, is a file"),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from confide.config.schema import Config
 from confide.data.shape import Shape
 from confide.models.loading import load_tokenizer
 from confide.runs.folder import Run
-from confide.runs.job import prepared_data
+from confide.runs.preparation import prepared_data
 from studies.runner.grid import Keys, nested
 from studies.runner.study import Work
 from studies.runner.texts import TEXTS

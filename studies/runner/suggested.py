@@ -10,7 +10,7 @@ from confide.models import loading as models
 from confide.planning.cost import Size
 from confide.planning.suggest import suggest
 from confide.runs.folder import Run
-from confide.runs.job import prepared_data
+from confide.runs.preparation import prepared_data
 from studies.runner.grid import Keys
 from studies.runner.study import Work
 

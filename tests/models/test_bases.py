@@ -280,6 +280,8 @@ def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
             r"base\.quantiser: torchao's nf4 .*use base\.quantiser: bitsandbytes, or base\.quantise: int8",
         ),
         ({"base": BY_TORCHAO}, r"base\.quantise: adapter\.kind: full trains"),
+        ({"adapter": {"rank": 4}}, r"adapter\.rank: is an option of kind: lora, not of full"),
+        ({"adapter": {"targets": ["wte"]}}, r"adapter\.targets: is an option of kind: lora and kind: modules, not of"),
         ({"adapter": {"rslora": True}}, r"adapter\.rslora: is an option of kind: lora"),
         ({"adapter": {"kind": "bias", "dora": True}}, r"adapter\.dora: is an option of kind: lora"),
         ({"adapter": {"modules_to_save": ["lm_head"]}}, r"adapter\.modules_to_save: is an option of kind: lora"),

@@ -35,6 +35,14 @@ def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_
     return verdict(config, shape, size, in_plan("this config", setting, config.privacy.epsilon, 50.0, size))
 
 
+def test_a_mechanism_that_protects_rows_is_judged_by_rows():
+    """Of 50 users with 40 rows each, 2,000 rows are protected."""
+    found = judged(50, 4.0, mechanism="dp-sgd", rows_per_unit=4, delta=1e-5)
+    assert "2,000 rows" in found["words"][0]
+    assert "units" not in found["words"][0]
+    assert found["units_for_most"] > 500
+
+
 @pytest.mark.parametrize(
     ("units", "rate", "delta", "near", "expect"),
     [

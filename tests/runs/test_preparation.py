@@ -12,7 +12,7 @@ from confide.config.schema import Config
 from confide.models import loading as models
 from confide.runs import preparation
 from confide.runs.folder import Run
-from confide.runs.job import prepared_data
+from confide.runs.preparation import prepared_data
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests.command import World, confide, files_below, tiny_model
@@ -294,6 +294,18 @@ def test_a_run_that_has_begun_goes_on_with_its_rows(tmp_path, tokenizer):
     assert made(path, tokenizer) == rows
     with pytest.raises(InputError, match="holds a run on other data"):
         made(path, tokenizer, data__max_length=8)
+
+
+def test_a_run_that_has_begun_says_that_its_text_has_changed(tmp_path, tokenizer, capsys):
+    path = write(tmp_path / "t.jsonl", people(40))
+    run = Run(settings(path, run=str(tmp_path / "run")))
+    prepared_data(run, tokenizer, Console())
+    (tmp_path / "run" / "ledger.jsonl").write_text("{}\n")
+    prepared_data(run, tokenizer, Console())
+    assert "have changed" not in capsys.readouterr().err
+    write(path, [row for row in people(40) if row["user"] != "u7"])  # somebody asked to be left out
+    prepared_data(run, tokenizer, Console())
+    assert "the files of the text have changed since this run began" in capsys.readouterr().err
 
 
 def test_the_verb_says_that_the_text_has_changed(tmp_path):

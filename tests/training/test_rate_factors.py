@@ -11,6 +11,7 @@ from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR, Optimisation,
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
+from tests.command import World, confide, tiny_model
 from tests.test_resume import config
 
 NAMES = ["transformer.wte.weight", "transformer.h.0.ln_1.weight", "transformer.h.1.mlp.c_fc.weight"]
@@ -36,6 +37,20 @@ def test_a_word_that_fits_nothing_is_refused(word):
     """A part of a part is no part: `h.1` is not the eleventh block, and a model may have no embeddings that train."""
     with pytest.raises(InputError, match=r"train\.rate_factors"):
         factors_of([*NAMES, "transformer.h.11.ln_1.weight"], {word: 2.0})
+
+
+def test_a_word_nearly_right_is_suggested():
+    with pytest.raises(InputError, match=r"did you mean 'embeddings'\?"):
+        factors_of(NAMES, {"embedding": 3.0}, {NAMES[0]})
+
+
+def test_a_wrong_word_is_told_by_plan_and_binds_no_folder(tmp_path):
+    world = World(tmp_path, tiny_model(tmp_path))
+    for verb in ("plan", "train"):
+        result = confide(verb, world.path, "train.rate_factors={embedding: 3.0}")
+        assert result.code != 0
+        assert "train.rate_factors: no tensor" in result.err
+    assert confide("train", world.path).code == 0
 
 
 @pytest.mark.parametrize("kind", small.FAMILIES)

@@ -305,6 +305,8 @@ FAULTS = {
     "together, one by one": (["train.learning_rate=0.01,0.02"], ["--at-once", "2"], r"--at-once is for --optuna with --ray"),
     "nothing held out": (["train.learning_rate=0.01,0.02"], ["data.eval=null"], r"data\.eval: a sweep chooses by held-out loss"),
     "no privacy": (["train.learning_rate=0.01,0.02"], ["privacy.mechanism=none", "privacy.noise_multiplier=null"], r"none protects nobody, so there is nothing to count"),
+    "price of an unknown key": (["train.learning_rat=1,2"], ["--plan"], r"no such key, did you mean train\.learning_rate"),
+    "price of what enters the claim": (["train.steps=2,4"], ["--plan"], r"--space: train\.steps enters the claim"),
     "price of a search": (["train.learning_rate=0.01,0.02"], ["--plan", "--optuna"], r"--plan tells what counted sweeps cost"),
 }  # fmt: skip
 

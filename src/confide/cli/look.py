@@ -321,7 +321,7 @@ class _Seen:
         for name in self.owners:
             try:
                 owners = owners_of(record.fields, [name], record.where)[0]
-            except InputError:  # it names nobody, or has no such field
+            except InputError:  # what it holds is no name
                 owners = ()
             if owners:
                 self.owners[name].add(owners)

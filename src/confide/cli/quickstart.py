@@ -19,8 +19,8 @@ from confide.reporting.facts import Facts
 from confide.reporting.verdict import VERDICTS
 from confide.reporting.written import write_report
 from confide.runs.folder import Run
-from confide.runs.job import prepared_data
 from confide.runs.loop import Outcome, fine_tune
+from confide.runs.preparation import prepared_data
 from confide.training.metrics import gap_closed
 from confide.utils.console import Console
 from confide.utils.files import whole_file, write_text

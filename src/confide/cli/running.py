@@ -100,8 +100,7 @@ def prepare(
 
     from confide.cli import show
     from confide.models import loading as models
-    from confide.runs.job import prepared_data
-    from confide.runs.preparation import PICTURE
+    from confide.runs.preparation import PICTURE, prepared_data
     from confide.utils.console import Console
 
     with run.locked():
@@ -222,7 +221,7 @@ def _suggest(
     from confide.planning.cost import Size
     from confide.planning.user_sampling import measured_norms
     from confide.privacy import mechanisms
-    from confide.runs.job import prepared_data
+    from confide.runs.preparation import prepared_data
     from confide.tuning.space import altered
     from confide.utils.console import Console
     from confide.utils.files import write_text

@@ -46,7 +46,7 @@ def tag(
     from confide.cli import secret_report as secrecy
     from confide.cli import show
     from confide.models import loading as models
-    from confide.runs.job import prepared_data
+    from confide.runs.preparation import prepared_data
     from confide.utils.console import Console
 
     with run.locked():
@@ -71,7 +71,7 @@ def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False
     from confide.models import loading as models
     from confide.privacy import mechanisms
     from confide.privacy.mechanisms.secret import SecretProtection
-    from confide.runs.job import prepared_data
+    from confide.runs.preparation import prepared_data
     from confide.utils.console import Console
 
     run = _secret_run(config, overrides)

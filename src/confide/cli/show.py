@@ -30,7 +30,13 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return (
+            f"{value:.1e}"
+            if abs(value) >= 1e15
+            else f"{value:,.0f}"
+            if abs(value) >= 1000
+            else f"{value:.4g}"
+        )
     return str(value)
 
 

@@ -64,7 +64,7 @@ def tune(
     run = run_of(config, overrides)
     asked = _Asked(trials, shape, optuna, ray, at_once)
     if plan:
-        _plan(run, asked.counted(), as_json)
+        _plan(run, space or [], asked, as_json)
     else:
         _sweep(run, space or [], asked, as_json)
 
@@ -157,17 +157,22 @@ def _show(found: "Swept", run: "Run", facts: "Facts", page: Path) -> None:
     show.outcome(found.outcome, run, facts, page)
 
 
-def _plan(run: "Run", trials: "Trials", as_json: bool) -> None:
+def _plan(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
     from confide.cli import show
     from confide.models import loading as models
-    from confide.runs.job import prepared_data
-    from confide.tuning.sweep import prices
+    from confide.runs.preparation import prepared_data
+    from confide.tuning.space import Space
+    from confide.tuning.sweep import check_space, prices
     from confide.utils.console import Console
     from confide.utils.rounding import at_least, at_most
 
-    console = Console()
+    console, trials = Console(), asked.counted()
     with run.locked():
         shape = prepared_data(run, models.load_tokenizer(run.config), console).train.shape()
+    if (
+        space
+    ):  # the prices do not depend on it, but whoever asks for them wants to know whether it is possible
+        check_space(Space.of(space), asked.search(), run.config, shape)
     found = prices(run.config, shape, trials)
     if as_json:
         print_json(found)

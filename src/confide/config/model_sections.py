@@ -72,9 +72,11 @@ def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple
                 f"adapter.kind: {adapter.kind} trains weights of the model itself, which cannot be done in so few "
                 "bits: set adapter.kind: lora",
             )
-        for key in ("rslora", "dora", "modules_to_save"):
-            if getattr(adapter, key):
+        for key in ("rank", "alpha", "rslora", "dora", "modules_to_save"):
+            if getattr(adapter, key) != getattr(Adapter(), key):
                 yield f"adapter.{key}", f"is an option of kind: lora, not of {adapter.kind}"
+        if adapter.kind != "modules" and adapter.targets != Adapter().targets:
+            yield "adapter.targets", f"is an option of kind: lora and kind: modules, not of {adapter.kind}"
     if base.quantiser == "torchao" and base.quantise != "int8":
         yield (
             "base.quantiser",

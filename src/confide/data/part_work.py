@@ -237,7 +237,13 @@ class Finishing:
             size = len(each.text)
             if self.bare:
                 each = Document(
-                    "", each.units, each.label, each.where, blank=each.blank, condition=each.condition
+                    "",
+                    each.units,
+                    each.label,
+                    each.where,
+                    blank=each.blank,
+                    condition=each.condition,
+                    absent=each.absent,
                 )
                 found = found if found.text is None else replace(found, text=found.text.strip()[:1])
             elif found.text is not None:

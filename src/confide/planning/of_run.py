@@ -16,7 +16,8 @@ from confide.planning.memory import kept as kept_of
 from confide.planning.plan import Plan, plan, program_svg
 from confide.planning.verdict import verdict
 from confide.runs.folder import Run
-from confide.runs.job import prepared_data
+from confide.runs.preparation import prepared_data
+from confide.training.optimisation import check_factors
 from confide.training.tasks import Task
 from confide.utils.console import Console
 from confide.utils.files import write_text
@@ -35,6 +36,7 @@ def planned(
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
+        check_factors(run.config.train.rate_factors, model)
         shape, size = prepared.train.shape(), Size.of(model)
         task: Task = registry.task(run.config.task).of(model, tokenizer, run.config.train.precision)
         chunk = _chunk(model, task, "cuda" if torch.cuda.is_available() else "cpu")

@@ -52,14 +52,17 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     left = signal(mechanism, chosen.rows_per_unit)
     times = math.sqrt(gradients_in_noise(chosen.noise_per_gradient, left, size))
     expect = expected(times)
-    units = {name: _about(shape.units * times / limit) for name, limit in (("part", PART), ("most", MOST))}
+    protected = mechanism.parameters(shape).units
+    units = {name: _about(protected * times / limit) for name, limit in (("part", PART), ("most", MOST))}
     return {
         "noise_over_gradient": times,
         "expect": expect,
         "grade": GRADES[expect],
         "units_for_part": units["part"],
         "units_for_most": units["most"],
-        "words": _in_words(expect, times, shape.units, units, chosen.epsilon),
+        "words": _in_words(
+            expect, times, protected, units, chosen.epsilon, "unit" if protected == shape.units else "row"
+        ),
     }
 
 
@@ -75,10 +78,10 @@ def _about(number: float) -> int:
 
 
 def _in_words(
-    expect: str, times: float, units: int, needed: dict[str, int], epsilon: float | str | None
+    expect: str, times: float, units: int, needed: dict[str, int], epsilon: float | str | None, noun: str
 ) -> list[str]:
     target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
-    many = f"{units:,} unit{'s' * (units != 1)}"
+    many = f"{units:,} {noun}{'s' * (units != 1)}"
     shown = f"{times:.2g}" if times < 100 else f"{float(f'{times:.2g}'):,.0f}"
     noise = f"the noise of a step is about {shown} times as long as the gradient"
     if expect == "most":
@@ -86,15 +89,17 @@ def _in_words(
             f"{many} are enough{target}: {noise}; expect most of what training without privacy gains",
             _MEASURED,
         ]
-    more = f"about {needed['most']:,} units for most of it"
+    more = f"about {needed['most']:,} {noun}s for most of it"
     if expect == "part":
         first = f"{many} are few{target}: {noise}; expect a quarter or more of what training without privacy gains"
     else:
         first = (
-            f"too few units{target}: with {many} {noise}; expect less than a quarter of what training without privacy "
-            "gains, perhaps nothing; one text, mail, kept more"
+            f"too few {noun}s{target}: with {many} {noise}; expect less than a quarter of what training without "
+            "privacy gains, perhaps nothing; one text, mail, kept more"
         )
-        more = f"about {needed['part']:,} units for a quarter of what training without privacy gains, {more}"
+        more = (
+            f"about {needed['part']:,} {noun}s for a quarter of what training without privacy gains, {more}"
+        )
     return [
         first,
         f"at the same chance of each and as many steps it takes {more}; a larger epsilon or other steps and batches "

@@ -145,12 +145,12 @@ class Run:
         self._refuse_foreign()
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in dict.fromkeys((self.root, self.folder)):
+                folder.mkdir(mode=0o700, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise InputError(
-                f"run: {self.root} is not a folder that can be made: a part of it is a file"
+                f"run: {self.root} is not a folder that can be made: it, or a part of its path, is a file"
             ) from None
-        for folder in dict.fromkeys((self.root, self.folder)):
-            folder.mkdir(mode=0o700, exist_ok=True)
             close_to_others(folder)
         for path in self._private():
             close_to_others(path)

@@ -29,18 +29,18 @@ from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate,
 from confide.privacy.mechanisms.values import Phase, PrivacyParameters, Sampler
 from confide.randomness.seal import Seal
 from confide.randomness.streams import LAYOUT, RunKey
-from confide.runs import fingerprints, histograms, preparation
+from confide.runs import fingerprints, histograms
 from confide.runs.canaries import GRAPH, Manifest
 from confide.runs.evidence import evidence
 from confide.runs.folder import Run
 from confide.runs.given import model_of, tokenizer_of
-from confide.runs.preparation import Prepared
+from confide.runs.preparation import Prepared, prepared_data
 from confide.runs.provenance import code_version
 from confide.training import evaluation
 from confide.training import perplexity as scoring
 from confide.training.averaging import Averages
 from confide.training.memory_fit import fit, optimizer_copies
-from confide.training.optimisation import Optimisation
+from confide.training.optimisation import Optimisation, check_factors
 from confide.training.phases import PhaseRunner
 from confide.training.row_isolation import (
     check_loss_independence,
@@ -55,15 +55,8 @@ from confide.training.white_box import Readings
 from confide.utils.allocator import keep_freed_memory
 from confide.utils.console import Console
 from confide.utils.errors import InputError
-from confide.utils.workers import Crew
 
 _SEEN = 64  # rows from which two are taken to test that the model keeps rows apart
-
-LITTLE_LEFT = 0.6
-"""Share of masked tokens above which the user is told.
-
-The strictest level of Shi et al. 2022 ("Just Fine-tune Twice") masks 45%.
-"""
 
 
 @dataclass(frozen=True)
@@ -98,6 +91,8 @@ class Job:
         model, stored = model_of(
             run.config, run.given, prepared.classes, len(tokenizer), _is_split(run, ranks)
         )
+        if run.given.optimizer is None:  # before the ledger binds the folder to a word that fits nothing
+            check_factors(run.config.train.rate_factors, model)
         base = fingerprints.of_weights(model, stored, ranks)
         key = _bound_key(key, run, setting.mechanism, prepared, base)
         if stored or (
@@ -454,44 +449,3 @@ def _digest(graph: UnitGraph) -> bytes:
     plain = hashlib.sha256()
     graph.digest(plain.update)
     return plain.digest()
-
-
-def prepared_data(
-    run: Run, tokenizer: Any, console: Console, ranks: Ranks | None = None, crew: Crew | None = None
-) -> Prepared:
-    """Return the run's unit graphs; `crew` makes them if they do not exist, called by the first of several ranks."""
-    key = run.data_key()
-    try:
-        found = preparation.load(run.config, run.data, key, run.given)
-    except InputError:
-        if run.begun:
-            raise
-        found = None  # nothing depends on these rows yet, so they are made again
-    if ranks is not None and not ranks.first:
-        if found is None:
-            raise InputError(
-                f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
-            )
-        return found
-    is_given = run.given.documents is not None  # nothing shows whether a program's documents have changed
-    if found is not None and (run.begun or not (is_given or preparation.outdated(run.config, run.data, key))):
-        return found
-    if found is not None and not is_given:
-        console.say("the text has changed since it was prepared: reading it again")
-    elif run.begun and (run.data / "prepared.json").exists():
-        raise InputError(
-            f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
-            "choose another `run` folder"
-        )
-    elif (run.data / "prepared.json").exists():
-        console.say(
-            f"what was prepared in {run.data} is of other settings of the data, or damaged: preparing again"
-        )
-    with console.track("reading documents") as track:
-        made = preparation.prepare(run.config, tokenizer, run.data, track, key, run.given, crew)
-    for note in made.facts["notes"]:
-        console.say(note)
-    share = made.facts.get("redaction", {}).get("share", 0.0)
-    if share > LITTLE_LEFT:
-        console.say(f"{share:.0%} of all tokens are masked: there is little left to learn from redacted rows")
-    return made

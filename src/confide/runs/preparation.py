@@ -20,8 +20,16 @@ from confide.utils.workers import Crew
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
+    from confide.distributed.ranks import Ranks
+    from confide.runs.folder import Run
+    from confide.utils.console import Console
 
 PICTURE = "rows_per_unit.svg"  # a histogram of the training rows
+LITTLE_LEFT = 0.6
+"""Share of masked tokens above which the user is told.
+
+The strictest level of Shi et al. 2022 ("Just Fine-tune Twice") masks 45%.
+"""
 
 
 @dataclass(frozen=True)
@@ -126,3 +134,59 @@ def prepare(
     found = load(config, folder, key, given)
     assert found is not None
     return found
+
+
+def prepared_data(
+    run: "Run", tokenizer: Any, console: "Console", ranks: "Ranks | None" = None, crew: Crew | None = None
+) -> Prepared:
+    """Return the run's unit graphs; `crew` makes them if they do not exist, called by the first of several ranks."""
+    key = run.data_key()
+    try:
+        found = load(run.config, run.data, key, run.given)
+    except InputError:
+        if run.begun:
+            raise
+        found = None  # nothing depends on these rows yet, so they are made again
+    if ranks is not None and not ranks.first:
+        if found is None:
+            raise InputError(
+                f"{run.data}: what the first rank prepared is not here; the ranks need one disk to share"
+            )
+        return found
+    is_given = run.given.documents is not None  # nothing shows whether a program's documents have changed
+    is_old = found is not None and not is_given and _has_changed(run, key)
+    if found is not None and (run.begun or not (is_given or is_old)):
+        if is_old:
+            console.say(
+                "warning: the files of the text have changed since this run began. It goes on with the rows that it "
+                "began with: to leave somebody out, start a new run and delete this one (docs/leaving.md)"
+            )
+        return found
+    if found is not None and not is_given:
+        console.say("the text has changed since it was prepared: reading it again")
+    elif run.begun and (run.data / "prepared.json").exists():
+        raise InputError(
+            f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
+            "choose another `run` folder"
+        )
+    elif (run.data / "prepared.json").exists():
+        console.say(
+            f"what was prepared in {run.data} is of other settings of the data, or damaged: preparing again"
+        )
+    with console.track("reading documents") as track:
+        made = prepare(run.config, tokenizer, run.data, track, key, run.given, crew)
+    for note in made.facts["notes"]:
+        console.say(note)
+    share = made.facts.get("redaction", {}).get("share", 0.0)
+    if share > LITTLE_LEFT:
+        console.say(f"{share:.0%} of all tokens are masked: there is little left to learn from redacted rows")
+    return made
+
+
+def _has_changed(run: "Run", key: RunKey) -> bool:
+    try:
+        return outdated(run.config, run.data, key)
+    except InputError:
+        if not run.begun:
+            raise
+        return False  # a run that has begun needs its source no more, which may be out of reach

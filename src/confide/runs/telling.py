@@ -8,6 +8,8 @@ NO_MEAN = (
     "train.average: the steps of the mean had not begun, so the weights are those of the last step; a mean over fewer "
     "steps is of the last ones planned, `ema` of the last ones taken"
 )
+ABSURD = 1e15
+"""A perplexity from here on is written with few digits: training has diverged."""
 WORSE = (
     "warning: on held-out text the trained model is worse than the base model: try a smaller train.learning_rate, more "
     "epsilon or more units a step"
@@ -39,7 +41,9 @@ def opening(job: Job) -> str:
 def evaluation(found: dict[str, float | int]) -> str:
     """Format the loss, and the perplexity or, if rows have classes, the accuracy."""
     if "perplexity" in found:
-        return f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}"
+        perplexity = found["perplexity"]
+        shown = f"{perplexity:.1f}" if perplexity < ABSURD else f"{perplexity:.1e} or more"
+        return f"loss {found['loss']:.4f}, perplexity {shown}"
     return f"loss {found['loss']:.4f}, accuracy {found['accuracy']:.1%}"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from confide.config.schedule import ADAMS, share_of_peak
 from confide.distributed.sharding import part
+from confide.models import loading as models
 from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
@@ -59,13 +61,20 @@ def factors_of(
         ]
         if not fit:
             parts = sorted({part for name in found for part in name.split(".") if not part.isdigit()})
+            close = get_close_matches(word, [EMBEDDINGS, *parts], n=1)
             raise InputError(
-                f"train.rate_factors: no tensor that is trained has {word!r} as a part of its name, between points; "
-                f"the parts of their names are {', '.join(parts)}"
+                f"train.rate_factors: no tensor that is trained has {word!r} as a part of its name, between points"
+                f"{f' (did you mean {close[0]!r}?)' if close else ''}; the parts of their names are "
+                f"{', '.join(parts)}, and {EMBEDDINGS} stands for those of tokens"
             )
         for name in fit:
             found[name] *= factor
     return found
+
+
+def check_factors(rate_factors: Mapping[str, float], model: nn.Module) -> None:
+    """Raise InputError if one of `rate_factors` fits no tensor of the model that is trained; as `factors_of`."""
+    factors_of(models.trainable(model), rate_factors, models.token_embeddings(model))
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from confide.randomness.streams import RunKey
 from confide.runs.data_source import source_of
 from confide.runs.folder import Run
 from confide.runs.given import tokenizer_of
-from confide.runs.job import prepared_data
 from confide.runs.loop import Outcome, fine_tune
+from confide.runs.preparation import prepared_data
 from confide.tuning.search import Search, setting_of
 from confide.tuning.space import Candidate, Space, altered
 from confide.utils.console import Console

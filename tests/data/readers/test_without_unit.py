@@ -80,3 +80,24 @@ def test_it_is_a_choice_where_units_are_named_alone(world):
         confide("plan", world.path, "data.unit=null", "privacy.mechanism=dp-sgd", "data.without_unit=drop"),
         r"data\.without_unit: is of documents whose unit is empty, and data\.unit names none",
     )
+
+
+def of_fields(*rows: dict, unit="user", without_unit="drop"):
+    records = (Record({"body": "text", **row}, f"t.jsonl line {n}") for n, row in enumerate(rows, 1))
+    return [each.units for each in documents(records, "body", unit, without_unit=without_unit)]
+
+
+def test_a_field_that_is_not_there_counts_as_empty():
+    rows = {"user": "ann"}, {}, {"user": "bob"}
+    assert of_fields(*rows) == [("ann",), ("bob",)]
+    assert of_fields(*rows, without_unit="own") == [("ann",), (" 1",), ("bob",)]
+    with pytest.raises(InputError, match=r"line 2: data\.unit names 'user', .*say data\.without_unit: drop"):
+        of_fields(*rows, without_unit="refuse")
+
+
+@pytest.mark.parametrize("without_unit", ["drop", "own"])
+@pytest.mark.parametrize("unit", ["usr", ["user", "usr"]])
+def test_a_field_that_no_record_has_is_refused(unit, without_unit):
+    """Mistyped, it would make each document a unit, or protect one owner of two."""
+    with pytest.raises(InputError, match=r"names 'usr', .*did you mean 'user'.* No record has it"):
+        of_fields({"user": "ann"}, {"user": "bob"}, unit=unit, without_unit=without_unit)

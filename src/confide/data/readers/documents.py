@@ -48,6 +48,7 @@ class Document:
         tokens: the token ids, if the text came with them; it is then not tokenised.
         blank: the unit fields that were blank, of a document that others own.
         condition: the number of its condition in the public list, counted from 1; 0 if it has none.
+        absent: unit fields that its record does not have, each with a sentence about it.
     """
 
     text: str = field(repr=False)
@@ -61,6 +62,7 @@ class Document:
     tokens: Sequence[int] | None = field(default=None, repr=False)
     blank: tuple[str, ...] = ()
     condition: int = 0
+    absent: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +239,14 @@ def _made(
             )
         owners: tuple[str, ...] = ()
         blank: list[str] = []
+        absent: dict[str, str] = {}
         if names is not None:
-            owners, blank = owners_of(record.fields, names, where)
+            owners, blank, absent = owners_of(record.fields, names, where)
+            if absent and without_unit == "refuse":
+                raise InputError(
+                    f"{next(iter(absent.values()))} If only some documents lack it, say data.without_unit: drop (leave "
+                    "them out) or own (protect each by itself)."
+                )
         stays = bool(owners) or names is None or without_unit == "own"
         tag = label_of(record.fields, label, where) if label is not None and stays else None
         yield Document(
@@ -253,6 +261,7 @@ def _made(
             record.tokens,
             tuple(blank) if owners else (),
             condition,
+            tuple(absent.items()),
         )
 
 
@@ -270,6 +279,8 @@ class Numbering:
         self._names = [unit] if isinstance(unit, str) else unit
         self._read = self._kept = 0
         self._where = ""
+        self._absent: dict[str, str] = {}
+        self._there: set[str] = set()  # unit fields that some record has
         counts.declare("records", "empty texts", "documents")
 
     def take(self, made: Made, rest: Iterator[Made]) -> Document | None:
@@ -288,6 +299,9 @@ class Numbering:
             self._counts["empty texts"] += 1
             return None
         units = made.units
+        absent = dict(made.absent)
+        self._absent = absent | self._absent
+        self._there.update(name for name in self._names or () if name not in absent)
         if self._names is None:
             units = (f"row:{self._kept}",)
         elif not units and self._without_unit == "refuse":
@@ -305,9 +319,12 @@ class Numbering:
         return replace(made, units=units, number=self._read - 1)
 
     def check_end(self) -> None:
-        """Raise InputError if there was no record, or no document."""
+        """Raise InputError if there was no record, or no document, or none that has the unit's field."""
         if not self._read:
             raise InputError("no record is left to read: every one was removed before it became a document.")
+        for name, sentence in self._absent.items():
+            if name not in self._there:  # mistyped: `own` would protect documents in place of people
+                raise InputError(f"{sentence} No record has it.")
         if not self._kept and self._counts[DROPPED]:
             raise InputError(
                 f"data.unit: no document up to {self._where} has one, so data.without_unit: drop leaves none."

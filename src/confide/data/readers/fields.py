@@ -78,6 +78,10 @@ class Template:
         return "" if blank else "".join(pieces)
 
 
+class NoField(InputError):
+    """A record does not have a field."""
+
+
 def lookup(fields: Mapping[str, Any], name: str, where: str, key: str) -> Any:
     """Return the value of a field; `meta.author` reaches into nested ones. `key` is the config key to blame."""
     if name in fields:
@@ -86,7 +90,7 @@ def lookup(fields: Mapping[str, Any], name: str, where: str, key: str) -> Any:
     for part in name.split("."):
         value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
         if value is _MISSING:
-            raise InputError(_unknown_field(fields, name, where, key))
+            raise NoField(_unknown_field(fields, name, where, key))
     return value
 
 
@@ -145,19 +149,25 @@ def addresses(value: str) -> tuple[str, ...]:
 
 def owners_of(
     fields: Mapping[str, Any], names: Sequence[str], where: str
-) -> tuple[tuple[str, ...], list[str]]:
+) -> tuple[tuple[str, ...], list[str], dict[str, str]]:
     """Return the owners of a record, each once, in order, and which fields were blank. There may be no owner.
 
-    Raises InputError if a field is not there or holds something that is no name.
+    A field that is not there counts as blank. The last are sentences about these fields.
+
+    Raises InputError if a field holds something that is no name.
     """
     owners: dict[str, None] = {}
-    blank = []
+    blank, absent = [], {}
     for name in names:
-        found = _names_in(_unit_value(fields, name, where), name, where)
+        try:
+            value = _unit_value(fields, name, where)
+        except NoField as error:
+            value, absent[name] = None, str(error)
+        found = _names_in(value, name, where)
         if not found:
             blank.append(name)
         owners.update(dict.fromkeys(found))
-    return tuple(owners), blank
+    return tuple(owners), blank, absent
 
 
 def _unit_value(fields: Mapping[str, Any], name: str, where: str) -> Any:

@@ -142,7 +142,7 @@ def _refill(buffer: str, pieces: Iterator[str], wanted: int) -> tuple[str, bool]
 
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.colno}"
+        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
 
 
