@@ -1,5 +1,7 @@
 """Whether some tensors should have a higher learning rate than others under noise. Beyond the papers.
 
+A rate of zero is one, too: biases, norms and positions take a part of the clipped norm, whatever they teach.
+
 Confide's optimiser moves every tensor by steps of one length. Embeddings are unlike other weights: their best rate does
 not fall as a model grows wider, whereas that of matrices between layers does (Yang et al. 2022, "Tensor Programs V").
 In both models here the output layer shares the weights of the embeddings. LoRA's two factors are not alike either:
@@ -24,6 +26,7 @@ from studies.runner.study import Row, Study, Table, Work
 from studies.runner.twins import without_repeats
 
 FULL, LORA = "all weights, one rate", "LoRA, one rate"
+MATRICES = "no biases, norms and positions, one rate"
 EMBEDDINGS = (3.0, 9.0)
 """What the embeddings' rate is, over that of all other weights."""
 RATIOS = (4.0, 16.0)
@@ -41,18 +44,25 @@ def plus(ratio: float) -> str:
     return f"LoRA, B x {ratio:g}"
 
 
-BASES = {embeddings(factor): FULL for factor in EMBEDDINGS} | {plus(ratio): LORA for ratio in RATIOS}
-"""The arm that each arm of several rates is held against."""
-ARMS = (FULL, *map(embeddings, EMBEDDINGS), LORA, *map(plus, RATIOS))
+BASES = dict.fromkeys((*map(embeddings, EMBEDDINGS), MATRICES), FULL) | {
+    plus(ratio): LORA for ratio in RATIOS
+}
+"""The arm that each arm is held against which has several rates, or trains a part of the tensors."""
+ARMS = (FULL, *map(embeddings, EMBEDDINGS), MATRICES, LORA, *map(plus, RATIOS))
 
 
 def grids(work: Work, text: str) -> list[Grid]:
-    """Return the runs that train all weights, and those of LoRA: not at all places, and not of the helpdesk."""
+    """Return the runs that train all weights, and those of LoRA: not at all places, and not of the helpdesk.
+
+    The model of the helpdesk alone has biases and positions that could be left as they are.
+    """
     size = short_runs.SIZES[work.scale]
     full = [
         short_runs.arm(FULL, text, size),
         *(_arm(embeddings(factor), text, size, {WORD: factor}) for factor in EMBEDDINGS),
     ]
+    if text == HELPDESK:
+        full.append(_arm(MATRICES, text, size, {}, {"adapter.kind": "matrices"}))
     made = [short_runs.grid("rate-factors", work, text, size, full)]
     if text == HELPDESK:
         return made
@@ -77,7 +87,8 @@ def _arm(
     rate_factors: Mapping[str, float],
     adapter: Keys | None = None,
 ) -> Arm:
-    factors = LORA_FACTORS[: len(size["factors"])] if adapter else None
+    is_lora = adapter is not None and adapter["adapter.kind"] == "lora"
+    factors = LORA_FACTORS[: len(size["factors"])] if is_lora else None
     made = short_runs.arm(name, text, size, factors=factors)
     several = {"train.rate_factors": dict(rate_factors)} if rate_factors else {}
     return replace(made, keys={**made.keys, **(adapter or {}), **several})
@@ -110,7 +121,7 @@ STUDY = Study(
     name="rate-factors",
     paper="",
     shows=(),
-    question="Should some tensors have a higher learning rate than others under noise?",
+    question="Should some tensors have a higher learning rate than others under noise, or none?",
     measure=measure,
     findings=findings,
     tables=tables,

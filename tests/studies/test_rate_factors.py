@@ -25,6 +25,11 @@ def test_lora_is_at_one_place_of_the_posts_and_not_of_the_helpdesk():
     assert study.LORA not in arms(study.HELPDESK)
 
 
+def test_the_helpdesk_has_an_arm_that_leaves_biases_norms_and_positions():
+    assert arms(study.HELPDESK)[study.MATRICES].keys["adapter.kind"] == "matrices"
+    assert study.MATRICES not in arms()  # stories260K has no biases
+
+
 @pytest.mark.parametrize("ratio", study.RATIOS)
 def test_lora_plus_has_a_ratio_and_no_longer_a_mean(ratio):
     factors = arms()[study.plus(ratio)].keys["train.rate_factors"]
@@ -33,7 +38,7 @@ def test_lora_plus_has_a_ratio_and_no_longer_a_mean(ratio):
 
 
 def test_every_arm_has_as_many_trials_and_the_same_rates_as_its_base():
-    made = arms()
+    made = arms(study.HELPDESK) | arms()
     tried = {name: [each[short_runs.FACTOR] for each in arm.trials()] for name, arm in made.items()}
     assert all(tried[arm] == tried[base] for arm, base in study.BASES.items())
     assert len({len(each) for each in tried.values()}) == 1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from confide.data.readers import Counts, Record, documents, records
 from confide.data.readers.dialogues import is_dialogue, speaker_of
-from confide.data.readers.fields import owners_of
+from confide.data.readers.fields import owners_of, spelt_alike
 from confide.utils.errors import InputError
 
 LOOK = 200
@@ -55,6 +55,7 @@ class Candidate:
 
     Attributes:
         people: different people in the inspected documents; without: documents that name nobody there.
+        alike: how many of these people are another one but for capitals and spaces.
         several: whether a record names more than one.
         sure: whether the field's name means a person; repeats: whether it was found by its values alone.
     """
@@ -66,6 +67,7 @@ class Candidate:
     sure: bool
     repeats: bool
     owners: frozenset[tuple[str, ...]]
+    alike: int = 0
 
 
 @dataclass(frozen=True)
@@ -349,9 +351,10 @@ class _Seen:
     def candidates(self) -> Iterator[Candidate]:
         for name, sure, repeats in self.possible:
             owners = frozenset(self.owners[name])
-            people = len({person for each in owners for person in each})
+            people = {person for each in owners for person in each}
             several = any(len(each) > 1 for each in owners)
-            yield Candidate(name, people, self.without[name], several, sure, repeats, owners)
+            alike = spelt_alike(people)
+            yield Candidate(name, len(people), self.without[name], several, sure, repeats, owners, alike)
 
 
 def _is_name(name: str) -> bool:

@@ -258,6 +258,12 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
             f"data.unit: {unit.name!r} has {unit.people:,} different values in {looked}, and its name does not say "
             "that these are people: what is protected is all documents of one value together"
         )
+    if unit is not None and unit.alike:
+        told.append(
+            f"data.unit: {unit.alike:,} of the {unit.people:,} values of {unit.name!r} in {looked} are another one but "
+            "for capitals and spaces; if these are one person, write them alike: each spelling is protected as a "
+            "person of its own"
+        )
     if unit is not None and unit.without:
         ways = (
             ", or say with data.without_unit what to do with them (drop: leave them out; own: each by itself)"

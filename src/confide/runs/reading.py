@@ -23,6 +23,7 @@ from confide.data.part_work import (
 )
 from confide.data.readers import Counts, Document
 from confide.data.readers.duplicates import Sketches
+from confide.data.readers.fields import spelt_alike
 from confide.data.spans import Mention
 from confide.data.taking import taken
 from confide.data.text_work import Rows, Text, TextWork
@@ -52,6 +53,7 @@ Progress = Callable[[int, str], None]  # documents read since the last call, and
 Taken = TypeVar("Taken", Document, Finished)
 Side = str | None  # of the split: train, eval, or neither
 _HELD = 1 << 20  # tokens of rows that wait to be written
+_LOOKED_THROUGH = 500_000  # names of units, in a second or two
 
 
 class Reading:
@@ -125,7 +127,10 @@ class Reading:
             facts["redaction"] = self.redacted.facts()
         for name in ("eval", "public"):
             facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
-        facts["counts"], facts["notes"] = dict(self._counted()), self.counts.notes()
+        facts["counts"], facts["notes"] = (
+            dict(self._counted()),
+            [*self.counts.notes(), *self._spellings(folder)],
+        )
         if planting is not None:
             planting.manifest.write(folder)
             facts["canaries"] = planting.facts()
@@ -134,6 +139,19 @@ class Reading:
         if self.has_classes:
             facts["classes"] = list(self.classes)
         return facts
+
+    def _spellings(self, folder: Path) -> list[str]:
+        """Return a remark if several units may be one, of a graph that is not too large to look through."""
+        graphs = [UnitGraph.open(folder / name) for name in ("train", "eval") if (folder / name).is_dir()]
+        if self.config.data.unit is None or sum(graph.n_units for graph in graphs) > _LOOKED_THROUGH:
+            return []
+        names = {name for graph in graphs for name in graph.unit_names()}
+        if not (alike := spelt_alike(names)):
+            return []
+        return [
+            f"warning: data.unit: {alike:,} of {len(names):,} names are another one but for capitals and spaces. If "
+            "these are one person, write them alike: each spelling is protected, and held out, as a person of its own"
+        ]
 
     def _planting(self) -> Planting | None:
         """Return the canaries to plant, after a check that the claim is about such canaries; None if there are none."""

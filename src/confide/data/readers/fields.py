@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confide.utils.errors import InputError
@@ -168,6 +168,15 @@ def owners_of(
             blank.append(name)
         owners.update(dict.fromkeys(found))
     return tuple(owners), blank, absent
+
+
+def spelt_alike(names: Iterable[str]) -> int:
+    """Count the names that are another one but for capitals and spaces: perhaps one person, who counts as two."""
+    spellings: dict[str, int] = {}
+    for name in names:
+        folded = "".join(name.casefold().split())
+        spellings[folded] = spellings.get(folded, 0) + 1
+    return sum(number for number in spellings.values() if number > 1)
 
 
 def _unit_value(fields: Mapping[str, Any], name: str, where: str) -> Any:
