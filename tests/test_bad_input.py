@@ -222,6 +222,7 @@ def test_a_tokenizer_without_a_padding_token_pads_with_its_end(world):
 ASKED: dict[str, tuple[Callable[[World], object], str]] = {
     "more units a step than there are": (lambda w: w.set(train__batch=500.0), r"train\.batch: 500 units a step are more than the \d+"),
     "two owners under uls": (lambda w: w.set(data__unit=["user", "kind"]), r"data\.unit: user sampling needs rows with one owner"),
+    "a single unit": (lambda w: (w.rows(w.text, users=1), w.set(data__eval=None)), r"data\.unit: there is a single unit, and one alone cannot be hidden"),
     "two owners in one field under uls": (lambda w: w.write("".join(row(user=[f"u{i}", f"v{i % 3}"]) for i in range(30))), r"data\.unit: user sampling needs rows with one owner"),
     "epsilon out of reach": (lambda w: (w.drop("privacy", "noise_multiplier"), w.set(privacy__epsilon=1e-9, privacy__delta=1e-12)), r"no noise meets privacy\.epsilon 1e-09 at privacy\.delta 1e-12"),
     "no privacy stated": (lambda w: w.drop("privacy", "noise_multiplier"), r"privacy\.epsilon: say how much privacy"),

@@ -346,6 +346,11 @@ class Mechanism(ABC):
         if population < 1:
             raise InputError(f"data.train: there are no {what} to train on")
         rate = self.sampling_rate if self.sampling_rate is not None else self.batch / population
+        if rate > 1 and population == 1 and what == "units":
+            raise InputError(
+                "data.unit: there is a single unit, and one alone cannot be hidden among others: choose another "
+                "data.unit, or bring the text of more people"
+            )
         if rate > 1:
             raise InputError(
                 f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
