@@ -229,6 +229,15 @@ def test_a_budget_of_its_own_needs_no_batch_that_fits(few):
     assert first["batch"] <= 80
 
 
+def test_a_delta_that_is_large_for_so_many_units_is_told(few):
+    """It is written into the config that --out makes, where nobody may look at it again."""
+    raw = config().model_dump(mode="json", exclude_unset=True)
+    large = check(raw | {"privacy": raw["privacy"] | {"delta": 1e-2}})
+    assert "delta is large for 300 units" in suggest(large, shape(300), SIZE, rows=2_000, count=1)["warning"]
+    small = check(raw | {"privacy": raw["privacy"] | {"delta": 1e-6}})
+    assert suggest(small, shape(300), SIZE, rows=2_000, count=1)["warning"] is None
+
+
 def test_measured_norms_say_that_they_are_not_covered(few):
     def flat(k):
         return 1.0

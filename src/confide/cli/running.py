@@ -259,7 +259,7 @@ def _suggest(
         return
     show_plans.suggestions(found)
     if out is not None:
-        print(f"\nwrote {out}: confide train {out}")
+        print(f"\nwrote {out}: `confide plan {out}` says what to expect of it, `confide train {out}` trains")
 
 
 @app.command()

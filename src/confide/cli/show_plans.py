@@ -192,6 +192,8 @@ def suggestions(found: dict[str, Any]) -> None:
             f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
             "AdamW then bears a higher learning rate (docs/configuring.md)"
         )
+    if found["warning"]:
+        print(f"\nwarning: {found['warning']}")
     if told := found["learning_rate"]:
         print(
             f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps, in place of "

@@ -26,9 +26,11 @@ from confide.planning.progress import (
     own_rate,
     signal,
 )
+from confide.planning.verdict import shown
 from confide.privacy import mechanisms
 from confide.privacy.accounting import nearly_least_noise
 from confide.privacy.correlated_noise import noise_in_weights
+from confide.privacy.guarantee import large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
 from confide.privacy.mechanisms.values import PrivacyParameters
@@ -211,6 +213,7 @@ def suggest(
         "nearly": (min(nearly), max(nearly)),
         "correlated": correlated,
         "learning_rate": _named(first, config),
+        "warning": large_delta(first.parameters.units, target.delta),
     }
 
 
@@ -422,7 +425,7 @@ def _warmup(config: "Config", steps: int) -> int:
 def _reason(each: Candidate, first: Candidate) -> str:
     """Explain the place of a setting in the ranking, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
-    facts = f"{steps} steps with noise {math.sqrt(each.ratio):.2g} times as long as the gradient"
+    facts = f"{steps} steps with noise {shown(math.sqrt(each.ratio))} times as long as the gradient"
     if each is first:
         return f"{facts}: first by this rule, of the settings that are possible"
     if each.progress - first.progress > ALIKE and steps not in FITTED:

@@ -71,6 +71,11 @@ def expected(times: float) -> str:
     return "most" if times <= MOST else "part" if times <= PART else "little"
 
 
+def shown(times: float) -> str:
+    """Write how many times as long noise is, with two digits."""
+    return f"{times:.2g}" if times < 99.5 else f"{float(f'{times:.2g}'):,.0f}"
+
+
 def _about(number: float) -> int:
     """Round up to two digits."""
     step: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
@@ -82,8 +87,7 @@ def _in_words(
 ) -> list[str]:
     target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
     many = f"{units:,} {noun}{'s' * (units != 1)}"
-    shown = f"{times:.2g}" if times < 100 else f"{float(f'{times:.2g}'):,.0f}"
-    noise = f"the noise of a step is about {shown} times as long as the gradient"
+    noise = f"the noise of a step is about {shown(times)} times as long as the gradient"
     if expect == "most":
         return [
             f"{many} are enough{target}: {noise}; expect most of what training without privacy gains",
