@@ -292,7 +292,7 @@ def test_a_run_that_has_begun_goes_on_with_its_rows(tmp_path, tokenizer):
     (tmp_path / "run" / "ledger.jsonl").write_text("{}\n")
     write(path, people(50))
     assert made(path, tokenizer) == rows
-    with pytest.raises(InputError, match="holds a run on other data"):
+    with pytest.raises(InputError, match=r"holds a run on other data \(differs in data\.max_length\)"):
         made(path, tokenizer, data__max_length=8)
 
 

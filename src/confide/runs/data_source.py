@@ -49,6 +49,19 @@ def source_of(config: "Config", given: Given | None = None) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
+def differing(one: str, other: str) -> list[str]:
+    """Return the keys in which two results of `source_of` differ, such as `data.unit`."""
+    first, second = json.loads(one), json.loads(other)
+    found = []
+    for part in sorted({*first, *second}):
+        here, there = first.get(part), second.get(part)
+        if isinstance(here, dict) and isinstance(there, dict):
+            found += [f"{part}.{key}" for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+        elif here != there:
+            found.append(part)
+    return found
+
+
 # The keys of `secrets` that decide where secrets are found.
 _SOURCES = {"words", "patterns", "detector", "column", "rows", "repository"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
 from confide.randomness.streams import RunKey
-from confide.runs.data_source import files_of, source_of
+from confide.runs.data_source import differing, files_of, source_of
 from confide.runs.given import Given
 from confide.runs.kept_parts import keeper
 from confide.runs.reading import Progress, Reading
@@ -165,9 +165,9 @@ def prepared_data(
     if found is not None and not is_given:
         console.say("the text has changed since it was prepared: reading it again")
     elif run.begun and (run.data / "prepared.json").exists():
+        keys = differing(read_record(run.data, key)["source"], source_of(run.config, run.given))
         raise InputError(
-            f"{run.root} holds a run on other data (the `data` section, task or tokenizer differs): "
-            "choose another `run` folder"
+            f"{run.root} holds a run on other data (differs in {', '.join(keys)}): choose another `run` folder"
         )
     elif (run.data / "prepared.json").exists():
         console.say(
