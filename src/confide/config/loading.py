@@ -43,9 +43,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         text = _text(path)
     except FileNotFoundError:
+        if folder is not None:
+            raise InputError(
+                f"{folder}: this folder holds no config.yaml; if it holds text, `confide init {folder}` writes a "
+                "config for it"
+            ) from None
         raise InputError(f"{path}: no such config file{_near(path)}") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text") from None
+        raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     try:

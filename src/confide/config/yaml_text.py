@@ -126,6 +126,8 @@ def read(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}: " if mark else ""
         said = ", ".join(filter(None, [error.context, error.problem]))
+        if "'\\t'" in said:
+            said += "; indent with spaces, not tabs"
         raise InputError(f"{place}not valid YAML: {said}") from None
 
 
