@@ -145,6 +145,9 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
     assert game["bound"] > 2
     assert numbers(20.0, secrets=3) == (found, game)  # nothing that is asked after training moves it
     assert numbers(0.1) == ("underpowered", {})  # so weak a claim allows it, and coins keep all of alpha
+    monkeypatch.setattr(attack, "_released", RELEASED)
+    monkeypatch.setattr(Numbers, "of", lambda *_: pytest.fail("all numbers were tokenised for nothing"))
+    assert numbers(0.1) == ("underpowered", {})
 
 
 @pytest.mark.parametrize("mechanism", ["selective", "secret"])

@@ -17,7 +17,7 @@ from confide.auditing.candidates import Candidates
 from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers
 from confide.auditing.inference import Asked, UserInference, Users, ask, infer
 from confide.auditing.membership import Columns
-from confide.auditing.numbers import UNSURE, Numbers
+from confide.auditing.numbers import UNSURE, Numbers, guessed_of
 from confide.auditing.rates import ceiling
 from confide.auditing.result import Audit, ExposedNumbers, ExtractedText
 from confide.auditing.trie import Trie
@@ -287,11 +287,20 @@ class _Audit:
         config = self.job.run.config
         if self.manifest is None or "claim" not in self.attacks or not numbers_are_guessed(config):
             return None
-        found = Numbers.of(
-            self.manifest, self.players, config.canaries.digits, self.job.tokenizer, self._alike
-        )
-        could = play_numbers(self.claim, True, found.choices, self._share(numbers=True)).needed is not None
-        return found if could or self.claim.curve is None else None
+        digits = config.canaries.digits
+        every = np.full(len(guessed_of(self.manifest, self.players)), 10**digits)
+        if not self._could_refute(
+            every
+        ):  # a number has no more choices: nobody waits for all to be tokenised
+            return None
+        found = Numbers.of(self.manifest, self.players, digits, self.job.tokenizer, self._alike)
+        return found if self._could_refute(found.choices) else None
+
+    def _could_refute(self, choices: np.ndarray) -> bool:
+        """Return True if the game of numbers could refute the claim, or if there is none, so that nothing is saved."""
+        if self.claim.curve is None:
+            return True
+        return play_numbers(self.claim, True, choices, self._share(numbers=True)).needed is not None
 
     @property
     def _alike(self) -> list[int] | None:

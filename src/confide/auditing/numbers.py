@@ -24,6 +24,13 @@ UNSURE = 0.001
 """The most probability that a sample overstates the number of choices; taken from alpha before it is shared out."""
 
 
+def guessed_of(manifest: Manifest, players: np.ndarray) -> list[int]:
+    """Return the canaries whose numbers are guessed: the first players of those with the most insertions."""
+    playing = players.tolist()
+    most = max(manifest.canaries[number].insertions for number in playing)
+    return [number for number in playing if manifest.canaries[number].insertions == most][:GUESSED]
+
+
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """The guessed canaries' numbers, and the numbers that no canary has.
@@ -55,9 +62,7 @@ class Numbers:
         Args:
             alike: the same count as the attribute, for all canaries.
         """
-        playing = players.tolist()
-        most = max(manifest.canaries[number].insertions for number in playing)
-        guessed = [number for number in playing if manifest.canaries[number].insertions == most][:GUESSED]
+        guessed = guessed_of(manifest, players)
         candidates = Candidates.digits(manifest.template, digits)
         free = np.ones(candidates.size, dtype=bool)
         free[candidates.numbers([one for canary in manifest.canaries for one in canary.secrets])] = False
