@@ -152,7 +152,7 @@ def test_a_pipe_a_device_a_loop_and_a_folder_are_no_configs(tmp_path):
     for name, said in (
         ("pipe.yaml", r"is not a file \(it is a pipe or a device\)"),
         ("loop.yaml", r"symbolic links"),
-        ("folder", r"folder/config\.yaml: no such config file"),
+        ("folder", r"folder: this folder holds no config\.yaml"),
         ("large.yaml", r"too large|too many"),
     ):
         with pytest.raises(InputError, match=said) as caught:
