@@ -39,7 +39,7 @@ def config(folder: Path) -> Config:
     return check(
         {
             "model": "bundled",
-            "adapter": {"kind": "full"},
+            "adapter": {"kind": "matrices"},
             "data": {
                 "train": str(folder / "helpdesk.jsonl"),
                 "text": "text",
