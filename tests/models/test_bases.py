@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import confide
+from confide.config.model_sections import Adapter, idle
 from confide.models import base as bases
 from confide.models import loading as models
 from confide.models.quantised import Int8Linear, is_of_torchao, quantised, take_from_torchao, weight_of
@@ -280,8 +281,6 @@ def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
             r"base\.quantiser: torchao's nf4 .*use base\.quantiser: bitsandbytes, or base\.quantise: int8",
         ),
         ({"base": BY_TORCHAO}, r"base\.quantise: adapter\.kind: full trains"),
-        ({"adapter": {"rank": 4}}, r"adapter\.rank: is an option of kind: lora, not of full"),
-        ({"adapter": {"targets": ["wte"]}}, r"adapter\.targets: is an option of kind: lora and kind: modules, not of"),
         ({"adapter": {"rslora": True}}, r"adapter\.rslora: is an option of kind: lora"),
         ({"adapter": {"kind": "bias", "dora": True}}, r"adapter\.dora: is an option of kind: lora"),
         ({"adapter": {"modules_to_save": ["lm_head"]}}, r"adapter\.modules_to_save: is an option of kind: lora"),
@@ -291,3 +290,18 @@ def test_layers_that_torchao_leaves_whole_are_refused_by_name(saved):
 def test_what_cannot_be_is_refused_by_its_key(more, message):
     with pytest.raises(confide.InputError, match=message):
         settings("bundled", **more)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "keys"),
+    [
+        ({"rank": 4}, ["adapter.rank"]),
+        ({"kind": "matrices", "targets": ["wte"], "alpha": 3}, ["adapter.alpha", "adapter.targets"]),
+        ({"kind": "modules", "targets": ["wte"], "rank": 4}, ["adapter.rank"]),
+        ({"kind": "lora", "rank": 4, "targets": ["wte"]}, []),
+        ({"rank": 32}, []),
+    ],
+)
+def test_keys_without_effect_are_told_and_not_refused(adapter, keys):
+    """A config for LoRA may be trained whole for once, and a run folder of an older version opens."""
+    assert idle(Adapter(**adapter)) == keys

@@ -53,7 +53,7 @@ RunOrRelease = Annotated[
 AdapterBase = Annotated[
     str | None,
     typer.Option(
-        metavar="MODEL", help="of a release without its run: the base of its adapter, if that has moved"
+        metavar="MODEL", help="where the base of an adapter lies now; for a release without its run"
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a trained config")]

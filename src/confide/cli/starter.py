@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BUNDLED, MAX_LENGTH, RANK = "bundled", 128, 16
 _ROWS_PER_UNIT = {
     "uls": "1          # of each user in a step: fewer of each leave compute for more users",
-    "owners": "8          # of each user in the whole run; the other rows are never read",
+    "owners": "8          # of each user in the whole run; no other rows are trained on",
 }
 _SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none
 
@@ -260,8 +260,8 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
         )
     if unit is not None and unit.alike:
         told.append(
-            f"data.unit: {unit.alike:,} of the {unit.people:,} values of {unit.name!r} in {looked} are another one but "
-            "for capitals and spaces; if these are one person, write them alike: each spelling is protected as a "
+            f"data.unit: {unit.alike:,} of the {unit.people:,} values of {unit.name!r} in {looked} differ from another "
+            "only in capitals or spaces; if these are one person, write them alike: each spelling is protected as a "
             "person of its own"
         )
     if unit is not None and unit.without:

@@ -166,7 +166,7 @@ def _plan(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
     from confide.utils.console import Console
     from confide.utils.rounding import at_least, at_most
 
-    console, trials = Console(), asked.counted()
+    console, trials, tried = Console(), asked.counted(), Space.of(space) if space else None
     with run.locked():
         shape = prepared_data(run, models.load_tokenizer(run.config), console).train.shape()
     if (

@@ -13,8 +13,8 @@ class Adapter(Section):
 
     kind: Literal["full", "matrices", "lora", "bias", "modules"] = Field(
         "full",
-        description="what is trained: every weight; those of linear layers and token embeddings, without biases, norms "
-        "and positions; low-rank adapters; biases only; or the named modules",
+        description="what is trained. full: every weight; matrices: weights of linear layers and of token embeddings, "
+        "no biases, norms or other embeddings; lora: low-rank adapters; bias: biases; modules: the named modules",
     )
     rank: Count = Field(32, description="rank of the LoRA factors")
     alpha: Positive | None = Field(None, description="LoRA scale is alpha / rank; default: 2 * rank")
@@ -52,6 +52,15 @@ class Base(Section):
     )
 
 
+def idle(adapter: Adapter) -> list[str]:
+    """Return the keys that are stated and mean nothing for this kind of adapter.
+
+    They are no faults: a config for LoRA may be trained with `adapter.kind=full` for once.
+    """
+    keys = {"lora": (), "modules": ("rank", "alpha")}.get(adapter.kind, ("rank", "alpha", "targets"))
+    return [f"adapter.{key}" for key in keys if getattr(adapter, key) != getattr(Adapter(), key)]
+
+
 def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for what the two sections cannot mean together.
 
@@ -72,11 +81,9 @@ def model_faults(adapter: Adapter, base: Base, is_split: bool) -> Iterator[tuple
                 f"adapter.kind: {adapter.kind} trains weights of the model itself, which cannot be done in so few "
                 "bits: set adapter.kind: lora",
             )
-        for key in ("rank", "alpha", "rslora", "dora", "modules_to_save"):
-            if getattr(adapter, key) != getattr(Adapter(), key):
+        for key in ("rslora", "dora", "modules_to_save"):
+            if getattr(adapter, key):
                 yield f"adapter.{key}", f"is an option of kind: lora, not of {adapter.kind}"
-        if adapter.kind != "modules" and adapter.targets != Adapter().targets:
-            yield "adapter.targets", f"is an option of kind: lora and kind: modules, not of {adapter.kind}"
     if base.quantiser == "torchao" and base.quantise != "int8":
         yield (
             "base.quantiser",

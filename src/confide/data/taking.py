@@ -46,6 +46,7 @@ def taken(items: Iterable[Item], data: Data, counts: Counts, after: Counter[str]
         if not each.worked.is_only_quotes:
             kept += 1
             yield replace(each, document=document)
+    numbering.check_fields()
 
 
 def _heard(items: Iterable[Item], counts: Counts) -> Iterator[Finished | Blank]:

@@ -54,9 +54,11 @@ def differing(one: str, other: str) -> list[str]:
     first, second = json.loads(one), json.loads(other)
     found = []
     for part in sorted({*first, *second}):
-        here, there = first.get(part), second.get(part)
+        here, there = first.get(part, ()), second.get(part, ())
         if isinstance(here, dict) and isinstance(there, dict):
-            found += [f"{part}.{key}" for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+            found += [
+                f"{part}.{key}" for key in sorted({*here, *there}) if here.get(key, ()) != there.get(key, ())
+            ]
         elif here != there:
             found.append(part)
     return found

@@ -147,11 +147,11 @@ class Run:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             for folder in dict.fromkeys((self.root, self.folder)):
                 folder.mkdir(mode=0o700, exist_ok=True)
+                close_to_others(folder)
         except (FileExistsError, NotADirectoryError):
             raise InputError(
                 f"run: {self.root} is not a folder that can be made: it, or a part of its path, is a file"
             ) from None
-            close_to_others(folder)
         for path in self._private():
             close_to_others(path)
 

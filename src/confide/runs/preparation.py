@@ -158,8 +158,8 @@ def prepared_data(
     if found is not None and (run.begun or not (is_given or is_old)):
         if is_old:
             console.say(
-                "warning: the files of the text have changed since this run began. It goes on with the rows that it "
-                "began with: to leave somebody out, start a new run and delete this one (docs/leaving.md)"
+                "warning: the files of the text have changed, moved or gone since this run began. It goes on with the "
+                "rows that it began with: to leave somebody out, start a new run and delete this one (docs/leaving.md)"
             )
         return found
     if found is not None and not is_given:
@@ -186,7 +186,7 @@ def prepared_data(
 def _has_changed(run: "Run", key: RunKey) -> bool:
     try:
         return outdated(run.config, run.data, key)
-    except InputError:
+    except (InputError, OSError):
         if not run.begun:
             raise
         return False  # a run that has begun needs its source no more, which may be out of reach

@@ -145,12 +145,13 @@ class Reading:
         graphs = [UnitGraph.open(folder / name) for name in ("train", "eval") if (folder / name).is_dir()]
         if self.config.data.unit is None or sum(graph.n_units for graph in graphs) > _LOOKED_THROUGH:
             return []
-        names = {name for graph in graphs for name in graph.unit_names()}
+        # The unit of a document that nobody owns begins with a blank.
+        names = {name for graph in graphs for name in graph.unit_names() if not name.startswith(" ")}
         if not (alike := spelt_alike(names)):
             return []
         return [
-            f"warning: data.unit: {alike:,} of {len(names):,} names are another one but for capitals and spaces. If "
-            "these are one person, write them alike: each spelling is protected, and held out, as a person of its own"
+            f"warning: data.unit: {alike:,} of {len(names):,} names differ from another only in capitals or spaces. "
+            "If these are one person, write them alike: each spelling is protected, and held out, as a person of its own"
         ]
 
     def _planting(self) -> Planting | None:
@@ -245,7 +246,7 @@ class Reading:
         if trains and share and not writers["eval"].rows:
             raise InputError(
                 f"data.eval: a share of {share:g} of the units left none to hold out: there are too few; raise it, or "
-                "name a file. A single unit cannot be hidden among others at all"
+                "name a file"
             )
 
     def _write(

@@ -101,3 +101,18 @@ def test_a_field_that_no_record_has_is_refused(unit, without_unit):
     """Mistyped, it would make each document a unit, or protect one owner of two."""
     with pytest.raises(InputError, match=r"names 'usr', .*did you mean 'user'.* No record has it"):
         of_fields({"user": "ann"}, {"user": "bob"}, unit=unit, without_unit=without_unit)
+
+
+def test_a_field_that_none_of_the_documents_that_are_used_has_is_refused(tmp_path):
+    world = World(tmp_path, tiny_model(tmp_path))
+    for most in (5, None):
+        refused(
+            confide(
+                "prepare",
+                world.path,
+                "data.unit=usr",
+                "data.without_unit=own",
+                f"data.max_documents={most or 'null'}",
+            ),
+            r"data\.unit names 'usr'.*No record has it",
+        )

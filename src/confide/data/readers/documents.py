@@ -244,8 +244,8 @@ def _made(
             owners, blank, absent = owners_of(record.fields, names, where)
             if absent and without_unit == "refuse":
                 raise InputError(
-                    f"{next(iter(absent.values()))} If only some documents lack it, say data.without_unit: drop (leave "
-                    "them out) or own (protect each by itself)."
+                    f"{next(iter(absent.values()))} If only some documents lack it, data.without_unit says what to do "
+                    "with those that name nobody: drop (leave them out) or own (protect each by itself)."
                 )
         stays = bool(owners) or names is None or without_unit == "own"
         tag = label_of(record.fields, label, where) if label is not None and stays else None
@@ -322,9 +322,7 @@ class Numbering:
         """Raise InputError if there was no record, or no document, or none that has the unit's field."""
         if not self._read:
             raise InputError("no record is left to read: every one was removed before it became a document.")
-        for name, sentence in self._absent.items():
-            if name not in self._there:  # mistyped: `own` would protect documents in place of people
-                raise InputError(f"{sentence} No record has it.")
+        self.check_fields()
         if not self._kept and self._counts[DROPPED]:
             raise InputError(
                 f"data.unit: no document up to {self._where} has one, so data.without_unit: drop leaves none."
@@ -334,6 +332,15 @@ class Numbering:
                 f"all {self._read} texts up to {self._where} are empty: "
                 f"check that data.text ({self._text!r}) names the right field."
             )
+
+    def check_fields(self) -> None:
+        """Raise InputError if no record that was read has one of the unit's fields.
+
+        It is mistyped then: `own` would protect documents in place of people, and `drop` one owner of two.
+        """
+        for name, sentence in self._absent.items():
+            if name not in self._there:
+                raise InputError(f"{sentence} No record has it.")
 
     def _nobody(self, rest: Iterator[Made]) -> InputError:
         """Build the error for the first document that nobody owns, with the number of all such documents."""

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from confide.config import registry
+from confide.config.model_sections import idle
 from confide.data.conditions import Conditions
 from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
@@ -134,6 +135,10 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
         found.append(
             f"data.unit: {names} is not what {mechanism.name} protects: one unit is {mechanism.unit}; for all text of "
             f"one {names} together choose uls"
+        )
+    if keys := idle(config.adapter):
+        found.append(
+            f"{' and '.join(keys)}: without effect, since adapter.kind is {config.adapter.kind}; is kind: lora meant?"
         )
     if mechanism.sampling == "shuffle" and mechanism.deals:
         found.append(
