@@ -170,9 +170,9 @@ def _plan(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
     with run.locked():
         shape = prepared_data(run, models.load_tokenizer(run.config), console).train.shape()
     if (
-        space
-    ):  # the prices do not depend on it, but whoever asks for them wants to know whether it is possible
-        check_space(Space.of(space), asked.search(), run.config, shape)
+        tried is not None
+    ):  # the prices do not depend on it, but whoever asks wants to know whether it is possible
+        check_space(tried, asked.search(), run.config, shape)
     found = prices(run.config, shape, trials)
     if as_json:
         print_json(found)

@@ -151,7 +151,7 @@ class Reading:
             return []
         return [
             f"warning: data.unit: {alike:,} of {len(names):,} names differ from another only in capitals or spaces. "
-            "If these are one person, write them alike: each spelling is protected, and held out, as a person of its own"
+            "If these are one person, write them alike: each spelling is protected, and held out, as its own person"
         ]
 
     def _planting(self) -> Planting | None:
