@@ -88,7 +88,8 @@ class Data(Section):
     without_unit: Literal["refuse", "drop", "own"] = Field(
         "refuse",
         description="documents whose unit is empty or not there: `refuse` the data and say how many; `drop` them; or "
-        "make each a unit of its `own`: of somebody who wrote several, each is then protected by itself, not all of them together",
+        "make each a unit of its `own`: of somebody who wrote several, each is then protected by itself, not all of "
+        "them together",
     )
     label: str | None = Field(None, description="field that holds the class, for `task: classification`")
     condition: str | list[str] | None = Field(
