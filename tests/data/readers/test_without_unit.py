@@ -91,9 +91,7 @@ def test_a_field_that_is_not_there_counts_as_empty():
     rows = {"user": "ann"}, {}, {"user": "bob"}
     assert of_fields(*rows) == [("ann",), ("bob",)]
     assert of_fields(*rows, without_unit="own") == [("ann",), (" 1",), ("bob",)]
-    with pytest.raises(
-        InputError, match=r"line 2: data\.unit names 'user', .*data\.without_unit says what"
-    ):
+    with pytest.raises(InputError, match=r"line 2: data\.unit names 'user', .*data\.without_unit says what"):
         of_fields(*rows, without_unit="refuse")
 
 
