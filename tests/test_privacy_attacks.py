@@ -175,6 +175,9 @@ def test_another_config_in_a_partly_wiped_run_folder_does_not_meet_the_same_nois
     settings, other = tiny(tmp_path), tiny(tmp_path, **change)
     first = moved(settings) / settings.train.learning_rate
     forget(Run(settings), "checkpoints", "ledger.jsonl")
+    with pytest.raises(InputError, match="holds a release and no ledger"):
+        moved(other)
+    forget(Run(settings), "release")
     second = moved(other) / other.train.learning_rate
     assert float((first - second).norm()) > float(first.norm())
 
