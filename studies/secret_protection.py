@@ -44,14 +44,13 @@ PRIOR, POSTERIORS = 1e-10, (2e-4, 1e-3)
 QUIET, KL, BLOW_UP, GREEDY = "no noise", "kl", "blow-up", "blow-up, rows kept greedily"
 TENTH = "kl, about a tenth of the noise"
 PLAIN, GAUSSIAN = {"target": "kl"}, {"target": "gaussian"}
-_NOISED: Mapping[str, tuple[Accountant, dict[str, str]]] = {
-    TENTH: ("kl", PLAIN),
-    KL: ("kl", PLAIN),
-    BLOW_UP: ("blow-up", GAUSSIAN),
-    GREEDY: ("blow-up", GAUSSIAN | {"solver": "greedy"}),
+_NOISED: Mapping[str, tuple[Accountant, dict[str, str], float]] = {
+    TENTH: ("kl", PLAIN, 10.0**2),
+    KL: ("kl", PLAIN, 1.0),
+    BLOW_UP: ("blow-up", GAUSSIAN, 1.0),
+    GREEDY: ("blow-up", GAUSSIAN | {"solver": "greedy"}, 1.0),
 }
-_TENTH = 10.0**2
-"""By how much the divergence from prior to posterior grows, so that about a tenth of the noise is enough."""
+"""Accountant, program, and how many times the divergence from prior to posterior may be: noise falls by its root."""
 _SMALL: dict[str, Any] = {
     "ranks": (2000, 6000),  # of words by document frequency
     # Greedy caps are whole. At c = 1/16 the most frequent secrets may have 0.9 to 1.05 rows: rounding would decide.
@@ -191,10 +190,7 @@ def grids(work: Work) -> tuple[Grid, Grid, Grid]:
     size = _SIZES[work.scale]
     rates = {"train.learning_rate": size["rates"]}
     quiet = Arm(QUIET, _protected(work, "kl", PLAIN) | {"privacy.epsilon": math.inf}, rates)
-    noised = {
-        name: Arm(name, _protected(work, *each, ease=_TENTH if name == TENTH else 1.0), rates)
-        for name, each in _NOISED.items()
-    }
+    noised = {name: Arm(name, _protected(work, *each), rates) for name, each in _NOISED.items()}
     greedy, below = noised.pop(GREEDY), size["noised"][1:]
 
     def grid(arms: tuple[Arm, ...], at: Sequence[float], tuned: Sequence[float]) -> Grid:

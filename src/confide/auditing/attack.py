@@ -289,9 +289,7 @@ class _Audit:
             return None
         digits = config.canaries.digits
         every = np.full(len(guessed_of(self.manifest, self.players)), 10**digits)
-        if not self._could_refute(
-            every
-        ):  # a number has no more choices: nobody waits for all to be tokenised
+        if not self._could_refute(every):  # there are no more choices: nobody waits for their tokens
             return None
         found = Numbers.of(self.manifest, self.players, digits, self.job.tokenizer, self._alike)
         return found if self._could_refute(found.choices) else None

@@ -169,9 +169,7 @@ def _plan(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
     console, trials, tried = Console(), asked.counted(), Space.of(space) if space else None
     with run.locked():
         shape = prepared_data(run, models.load_tokenizer(run.config), console).train.shape()
-    if (
-        tried is not None
-    ):  # the prices do not depend on it, but whoever asks wants to know whether it is possible
+    if tried is not None:  # no price depends on it, but whoever asks wants to know if it is possible
         check_space(tried, asked.search(), run.config, shape)
     found = prices(run.config, shape, trials)
     if as_json:

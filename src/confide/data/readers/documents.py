@@ -299,9 +299,10 @@ class Numbering:
             self._counts["empty texts"] += 1
             return None
         units = made.units
-        absent = dict(made.absent)
-        self._absent = absent | self._absent
-        self._there.update(name for name in self._names or () if name not in absent)
+        if made.absent or len(self._there) < len(self._names or ()):
+            absent = dict(made.absent)
+            self._absent = absent | self._absent
+            self._there.update(name for name in self._names or () if name not in absent)
         if self._names is None:
             units = (f"row:{self._kept}",)
         elif not units and self._without_unit == "refuse":
