@@ -23,6 +23,7 @@ ABOVE = 1e-9
 """The lower bound of a claim that something is more than nothing: no difference at all does not bear it out."""
 
 CONFIDENCE = 0.95
+RUN_KEYS = "run keys"
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided at this scale"
 
 
@@ -66,7 +67,7 @@ class Finding:
     family: str = ""
     is_exact: bool = False
     unit: str = "nats"
-    over: str = "run keys"
+    over: str = RUN_KEYS
     pooled: Pooled | None = None
     is_beyond: bool = False
 

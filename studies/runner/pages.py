@@ -9,7 +9,8 @@ from typing import Any
 from confide.utils.files import write_text
 from studies.registry import names, study
 from studies.runner import register, store
-from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, RUN_KEYS, UNDECIDED
+from studies.runner.grid import TRIAL
 from studies.runner.study import Row, Scale, Study
 from studies.runner.tables import percent
 
@@ -63,6 +64,17 @@ def _on(entry: Entry) -> str:
     return "" if entry["devices"] in ([], ["CPU"]) else f", on: {', '.join(entry['devices'])}"
 
 
+def _keys(rows: Sequence[Row], entries: Sequence[Entry]) -> str:
+    """Name the run keys that findings are measured over, and the one of the trials."""
+    if all(each["confidence"] is None or each["over"] != RUN_KEYS for each in entries):
+        return ""
+    keys = [int(row["key"]) for row in rows if row.get("key") not in (None, TRIAL)]
+    first, last = min(keys), max(keys)
+    words = f", run key {first}" if first == last else f", run keys {first} to {last}"
+    has_trials = any(row.get("part") == "validation" for row in rows)
+    return words + f"; settings were chosen with run key {TRIAL}" * has_trials
+
+
 def _titles(folder: Path, name: str) -> dict[str, str]:
     """Return the titles of a study's sections by scale: its name, and for a second one which scale it is of."""
     scales = [scale for scale in (Scale.SMALL, Scale.FULL) if (folder / f"{name}-{scale}.parquet").exists()]
@@ -89,7 +101,8 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry], title:
         first = entries[0]
         lines += [
             "",
-            f"Made by `{first['command']}` on {first['date']}, confide {', '.join(first['versions'])}{_on(first)}.",
+            f"Made by `{first['command']}` on {first['date']}, confide {', '.join(first['versions'])}{_on(first)}"
+            f"{_keys(rows, entries)}.",
             "",
         ]
     lines += [table.markdown() for table in chosen.tables(rows)]
@@ -149,6 +162,9 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "",
         "Arms of one run key have the same draws and the same noise, so that these drop out of differences. `user-k` "
         "and `mask-token` were measured before that was so: there arms drew on their own, and intervals are wider.",
+        "",
+        "A page names the run keys of each study. Where a study trains on a text, run key 2 on newsgroups is "
+        "`published_key: study newsgroups 2` in the run's config.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",

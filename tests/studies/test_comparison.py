@@ -1,5 +1,6 @@
 """`confide study --compare`: findings against those that are kept."""
 
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -95,6 +96,14 @@ def test_a_figure_that_has_left_its_interval_fails_the_command(mean, ends, monke
     monkeypatch.setattr(register, "kept", lambda: [entry("a", 2.0)])
     with ends:
         _compare({"one": [entry("a", mean)]}, Work(None, tmp_path, Scale.SMALL), as_json=False)
+
+
+def test_programs_get_what_came_of_each_finding(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(register, "kept", lambda: [entry("a", 2.0)])
+    _compare({"one": [entry("a", 2.05), entry("b", 1.0)]}, Work(None, tmp_path, Scale.SMALL), as_json=True)
+    stays, new = json.loads(capsys.readouterr().out)["one"]
+    assert (stays["outcome"], stays["kept"]["mean"], stays["now"]["mean"]) == (INSIDE, 2.0, 2.05)
+    assert (new["outcome"], new["kept"], new["now"]["claim"]) == (NEW, None, "b")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

@@ -460,6 +460,26 @@ def test_a_finding_names_the_freedom_of_a_pooled_error_and_what_goes_beyond_the_
     assert "beyond" not in pages._source(own)
 
 
+def test_a_page_names_the_run_keys():
+    by_key = Finding("It does.", "Table 6", "gap", (1.0, 1.1, 1.2), high=5.0)
+    by_sample = Finding("It does.", "Table 6", "gap", (1.0, 1.1, 1.2), high=5.0, over="samples")
+    trial = {"key": 0, "part": "validation", "loss": 1.0}
+    for finding, rows, words in (
+        (by_key, ROWS, ", run keys 1 to 3."),
+        (by_key, [trial, *ROWS], ", run keys 1 to 3; settings were chosen with run key 0."),
+        (by_key, [trial | {"part": "test"}, *ROWS], ", run keys 1 to 3."),
+        (by_key, ROWS[:1], ", run key 1."),
+        (by_sample, ROWS, ", confide 0.1."),
+    ):
+        entries = [
+            register.entry(example(), Scale.SMALL, each, rows, "2026-01-02") for each in judged([finding])
+        ]
+        made = next(
+            line for line in pages.section(example(), rows, entries).splitlines() if line.startswith("Made")
+        )
+        assert made.endswith(words)
+
+
 def test_cells_have_means_and_intervals():
     assert perplexity({1: 1.0, 2: 1.0}) == "2.72 (2.72 to 2.72)"
     assert change([math.log(0.9)] * 3) == "-10.0% (-10.0% to -10.0%)"
