@@ -144,13 +144,14 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         found.append(
             Finding(
                 f"Before training, members and others look alike ({text}).",
-                "a check of the study",
+                "",
                 f"AUROC of the loss of the model before training; within {CHANCE - 0.5:.2f} of 1/2 counts as alike",
                 of(rows, text, NONE, "loss", "before")[:1],
                 low=1 - CHANCE,
                 high=CHANCE,
                 is_exact=True,  # all runs start from one model and ask about the same rows
                 unit="AUROC",
+                is_check=True,
             )
         )
     return found

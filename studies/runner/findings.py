@@ -56,6 +56,8 @@ class Finding:
         over: what there is one value for.
         pooled: the mean's standard error, if more than `values` tell of it.
         is_beyond: the paper does not make the claim; `place` says what it adds to.
+        is_check: nobody would doubt the claim, or the construction of the study makes it true. If it does not hold,
+            the study is at fault, or too small to say anything. It is shown, and not counted as a finding.
     """
 
     claim: str
@@ -70,6 +72,7 @@ class Finding:
     over: str = RUN_KEYS
     pooled: Pooled | None = None
     is_beyond: bool = False
+    is_check: bool = False
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the interval of the mean by Student's t; without limits if there is only one value."""
@@ -164,13 +167,13 @@ def taught(what: str, statistic: str, gains: Sequence[float], unit: str = "nats"
     """
     return Finding(
         f"{what} teaches something.",
-        "a check of the study",
+        "",
         statistic,
         tuple(gains),
         high=-MARGIN,
         family="learning",
         unit=unit,
-        is_beyond=True,
+        is_check=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ PAPERS = {
     "": "Beyond the papers",
 }
 _ORDER = (NOT_REPRODUCED, UNDECIDED, REPRODUCED)  # what does not reproduce is said first
+_OWN_WORDS = {REPRODUCED: "holds", NOT_REPRODUCED: "does not hold", UNDECIDED: UNDECIDED}
+"""Verdicts of claims that no paper makes, so that there is nothing to reproduce."""
 _NEARLY = 1e-6
 _SHORT = {paper: name.partition("(")[2].rstrip(")") for paper, name in PAPERS.items() if paper}
 _MADE = "<!-- Made by `confide study --pages`; do not edit by hand. -->\n\n"
@@ -94,7 +97,7 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry], title:
             "|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {each['verdict']} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
+            f"| {said(each)} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
             f"| {each['statistic']} |"
             for each in _sorted(entries)
         ]
@@ -143,59 +146,100 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
     lines = [
         "# Findings",
         "",
-        "Each line is a claim of a paper, or one of confide's own, and what was found of it. A claim says that a "
-        "statistic lies between two bounds (*claim holds*). It is *reproduced* if the statistic's 95% interval lies "
-        "between them, *not reproduced* if all of it lies outside, and *undecided* otherwise; confide's own claims are "
-        "judged by the same rule. Where the statistic is computed and not measured there is no interval: the range of "
-        "its values is shown, and one value outside refutes the claim. Intervals are over run keys, for these texts "
-        "and the settings that were chosen. Claims of the same kind on one text are judged together (Holm 1979): "
-        "their intervals are wider than those in the tables, each of which has 95% by itself. Differences of loss are "
-        "shown as changes of the perplexity. The name of a study leads to its tables, and to the command that made "
-        "them.",
+        "What the experiments of the papers came to here. [Papers](papers.md) says it in a few words, paper by paper, "
+        "and explains the terms. Below, each line is a claim of a paper and what was found of it; what was not "
+        "reproduced stands first. The name of a study leads to its tables, to claims that go beyond the paper, to its "
+        "run keys, and to the command that made the figures.",
         "",
-        "Most studies have three run keys. An interval then reaches 4.3 standard errors to each side, and further "
-        "where claims are judged together, so that *undecided* often asks for more keys. Where several arms of one "
-        "mechanism differ only in which rows they take, or in how many, the standard error comes from all of them "
-        "(a randomised block design with the run key as block): such a finding names its degrees of freedom. That "
-        "rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
+        *_summary(entries),
+        "## How claims are judged",
+        "",
+        "A claim says that a statistic lies between two bounds (*claim holds*). It is *reproduced* if the statistic's "
+        "95% interval lies between them, *not reproduced* if all of it lies outside, and *undecided* otherwise. "
+        "Where the statistic is computed and not measured there is no interval: the range of "
+        "its values is shown, and one value outside refutes the claim. Claims of the same kind on one text are judged "
+        "together (Holm 1979): their intervals are wider than those in the tables, each of which has 95% by itself. "
+        "Claims that no paper makes are judged by the same rule, and *hold* or do *not hold*. A *check* is what nobody "
+        "would doubt, or what the construction of the study makes true. If it does not hold, the study is at fault or "
+        "too small. Checks are not counted as findings.",
+        "",
+        "Intervals are over run keys, for these texts and the settings that were chosen. A page names its run keys. "
+        "Where a study trains on a text, run key 2 on newsgroups is `published_key: study newsgroups 2` in the run's "
+        "config. Most studies have three run keys. An interval then reaches 4.3 standard errors to each side, and "
+        "further where claims are judged together, so that *undecided* often asks for more keys. Where several arms "
+        "of one mechanism differ only in which rows they take, or in how many, the standard error comes from all of "
+        "them (a randomised block design with the run key as block): such a finding names its degrees of freedom. "
+        "That rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
         "claims and bounds stayed as they were.",
         "",
-        "Arms of one run key have the same draws and the same noise, so that these drop out of differences. `user-k` "
-        "and `mask-token` were measured before that was so: there arms drew on their own, and intervals are wider.",
-        "",
-        "A page names the run keys of each study. Where a study trains on a text, run key 2 on newsgroups is "
-        "`published_key: study newsgroups 2` in the run's config.",
+        "Differences of loss are shown as changes of the perplexity. Arms of one run key have the same draws and the "
+        "same noise, so that these drop out of differences. `user-k` and `mask-token` were measured before that was "
+        "so: there arms drew on their own, and intervals are wider.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
         "",
-        "The papers' claims: " + _counted([each for each in entries if not each["is_beyond"]]),
-        "",
-        "Claims beyond the papers: " + _counted([each for each in entries if each["is_beyond"]]),
-        "",
-        "| verdict | paper | claim | found | claim holds | what is measured | study |",
+    ]
+    for paper, name in PAPERS.items():
+        if own := [each for each in entries if each["paper"] == paper]:
+            lines += _of_paper(name, own, folder)
+    return "\n".join(lines)
+
+
+def _summary(entries: Sequence[Entry]) -> list[str]:
+    """Count what was found of each paper, and of confide's own claims."""
+    lines = [
+        "| paper | not reproduced | undecided | reproduced | beyond it: do not hold | undecided | hold |",
         "|---|---|---|---|---|---|---|",
     ]
-    for each in _sorted(entries):
+    for paper, name in PAPERS.items():
+        own = [each for each in entries if each["paper"] == paper and not each["is_check"]]
+        counts = Counter((each["is_beyond"], each["verdict"]) for each in own)
+        cells = [str(counts[kind, verdict] or "") for kind in (False, True) for verdict in _ORDER]
+        if own:
+            lines.append(f"| [{name}](results/{_file(paper)}.md) | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _of_paper(name: str, entries: Sequence[Entry], folder: Path) -> list[str]:
+    """List the claims of a paper, and the checks that failed."""
+    listed = [
+        each
+        for each in _sorted(entries)
+        if (each["verdict"] != REPRODUCED if each["is_check"] else not each["is_beyond"])
+    ]
+    if not listed:
+        return []
+    lines = [f"## {name}", "", "| verdict | of | claim | found | claim holds | what is measured | study |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for each in listed:
         title = _titles(folder, each["study"])[each["scale"]]
         link = f"[{title}](results/{_file(each['paper'])}.md#{title.replace(' ', '-')})"
         lines.append(
-            f"| {each['verdict']} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
+            f"| {said(each)} | {_place(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
             f"| {each['statistic']} | {link} |"
         )
-    return "\n".join(lines) + "\n"
+    return [*lines, ""]
 
 
-def _counted(entries: Sequence[Entry]) -> str:
-    counts = {verdict: sum(each["verdict"] == verdict for each in entries) for verdict in _ORDER}
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
+def said(entry: Entry) -> str:
+    """Return the verdict in the words that its claim is judged by."""
+    is_papers = not entry["is_beyond"] and not entry["is_check"]
+    return str(entry["verdict"] if is_papers else _OWN_WORDS[entry["verdict"]])
 
 
 def _source(entry: Entry) -> str:
     """Write where a claim comes from: the paper's table or figure, or what it adds to that."""
-    if not entry["paper"]:
-        return str(entry["place"])
-    return f"{_SHORT[entry['paper']]}, {'beyond ' * entry['is_beyond']}{entry['place']}"
+    if entry["is_check"] or not entry["paper"]:
+        return _place(entry)
+    return f"{_SHORT[entry['paper']]}, {_place(entry)}"
+
+
+def _place(entry: Entry) -> str:
+    """Write where in its paper a claim stands."""
+    if entry["is_check"]:
+        return "check"
+    return f"{'beyond ' * (entry['is_beyond'] and bool(entry['paper']))}{entry['place']}"
 
 
 def _shown(folder: Path) -> str:
@@ -239,11 +283,11 @@ def _order(place: str) -> tuple[str, int]:
 
 
 def _sorted(entries: Sequence[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda each: (_ORDER.index(each["verdict"]), each["paper"] or "9"))
+    return sorted(entries, key=lambda each: (each["is_check"], _ORDER.index(each["verdict"])))
 
 
 def _file(paper: str) -> str:
     return f"paper-{paper}" if paper else "beyond"
 
 
-__all__ = ["draw", "section", "shown", "write"]
+__all__ = ["draw", "said", "section", "shown", "write"]

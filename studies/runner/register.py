@@ -64,6 +64,7 @@ def entry(
         "paper": study.paper,
         "place": finding.place,
         "is_beyond": finding.is_beyond or not study.paper,
+        "is_check": finding.is_check,
         "claim": finding.claim,
         "verdict": found.verdict,
         "statistic": finding.statistic,

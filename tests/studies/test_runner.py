@@ -410,7 +410,7 @@ def test_pages_say_first_what_does_not_reproduce(tmp_path, monkeypatch):
     pages.write(tmp_path / "docs", tmp_path / "measured")
     page = (tmp_path / "docs/results.md").read_text()
     assert page.index("| not reproduced |") < page.index("| reproduced |")
-    assert "1 not reproduced, 0 undecided at this scale, 1 reproduced." in page
+    assert "| 1 |  | 1 |  |  |  |" in page
     assert "| example | small |" in page
     assert "| +64.9% to +348.2% |" in page
     paper = (tmp_path / "docs/results/paper-000.md").read_text()
@@ -478,6 +478,27 @@ def test_a_page_names_the_run_keys():
             line for line in pages.section(example(), rows, entries).splitlines() if line.startswith("Made")
         )
         assert made.endswith(words)
+
+
+def test_checks_are_shown_and_not_counted(tmp_path, monkeypatch):
+    def found(rows):
+        values = tuple(row["loss"] for row in rows)
+        yield Finding("Training teaches.", "", "gap", values, high=5.0, is_check=True)
+        yield Finding("The model is there.", "", "gap", values, low=5.0, is_check=True)
+        yield Finding("It does more.", "Table 6", "gap", values, high=5.0, is_beyond=True)
+
+    chosen = example(findings=found)
+    monkeypatch.setattr(pages, "names", lambda: ["example"])
+    monkeypatch.setattr(pages, "study", lambda name: chosen)
+    register.record(chosen, Scale.SMALL, ROWS, "2026-01-02", tmp_path / "measured")
+    pages.write(tmp_path / "docs", tmp_path / "measured")
+    page = (tmp_path / "docs/results.md").read_text()
+    assert "|  |  |  |  |  | 1 |" in page
+    assert "| does not hold | check | The model is there. |" in page
+    assert "Training teaches." not in page
+    paper = (tmp_path / "docs/results/paper-000.md").read_text()
+    assert "| holds | check | Training teaches. |" in paper
+    assert "| holds | Chua et al. 2024, beyond Table 6 | It does more. |" in paper
 
 
 def test_cells_have_means_and_intervals():
