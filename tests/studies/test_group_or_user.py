@@ -9,10 +9,9 @@ from studies import group_or_user as study
 TEXT = "newsgroups"
 
 
-def between(group, els, uls):
-    """The verdicts on ELS between the two, of made-up runs at two epsilons: not worse than group, not better."""
-    losses = {GROUP: group, ELS: els, ULS: uls}
-    rows = [
+def made(losses):
+    """Rows of made-up runs at two epsilons."""
+    return [
         {
             "text": TEXT,
             "arm": arm,
@@ -25,6 +24,11 @@ def between(group, els, uls):
         for epsilon in (1.0, 8.0)
         for key in (1, 2, 3)
     ]
+
+
+def between(group, els, uls):
+    """The verdicts on ELS between the two, of made-up runs at two epsilons: not worse than group, not better."""
+    rows = made({GROUP: group, ELS: els, ULS: uls})
     found = [each for each in judged(study.findings(rows)) if each.finding.family.endswith("ELS between")]
     assert {each.finding.family for each in found} == {f"{TEXT}, ELS between"}
     assert len(found) == 4
@@ -42,3 +46,11 @@ def between(group, els, uls):
 )
 def test_els_lies_between_unless_it_is_worse_than_group_or_better_than_user_wise(losses, verdicts):
     assert between(*losses) == verdicts
+
+
+@pytest.mark.parametrize(("uls", "verdict"), [(4.0, REPRODUCED), (4.3, NOT_REPRODUCED)])
+def test_arms_that_read_random_rows_are_compared_by_themselves(uls, verdict):
+    losses = {GROUP: 4.4, ELS: 4.1, ULS: 4.0, study.GROUP_ALIKE: 4.1, study.ULS_ALIKE: uls}
+    found = [each for each in judged(study.findings(made(losses))) if each.finding.family.endswith("alike")]
+    assert [each.verdict for each in found] == [verdict] * 2
+    assert all(each.finding.is_beyond for each in found)
