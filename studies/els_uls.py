@@ -50,12 +50,13 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 def grid(work: Work) -> Grid:
     size = _SIZES[work.scale]
     options = {"privacy.rows_per_unit": size["ks"], "train.learning_rate": size["rates"]}
+    rows, selection = size["rows"], "random"  # both read whole rows: ULS draws them anew at each step (Algorithm 2)
     return Grid(
         name="els-uls",
         texts=size["texts"],
         model=stories,
         keys=users.keys(size["steps"][0]),
-        arms=tuple(users.arm(kind, size["rows"], options) for kind in (ELS, ULS)),
+        arms=tuple(users.arm(kind, rows, options, selection=selection) for kind in (ELS, ULS)),
         at={EPSILON: size["epsilons"], STEPS: size["steps"]},
         tuned_at={EPSILON: size["tuned"], STEPS: size["tuned_steps"]},
         seeds=size["seeds"],
