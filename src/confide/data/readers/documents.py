@@ -341,7 +341,7 @@ class Numbering:
         """
         for name, sentence in self._absent.items():
             if name not in self._there:
-                raise InputError(f"{sentence} No record has it.")
+                raise InputError(f"{sentence} None of the {self._read:,} records that were read has it.")
 
     def _nobody(self, rest: Iterator[Made]) -> InputError:
         """Build the error for the first document that nobody owns, with the number of all such documents."""
