@@ -240,25 +240,30 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         )
         found += [
             _above_zero(
-                f"At {words}, ULS improves on ELS.",
+                f"At {words} ({units(name, at)}), ULS improves on ELS.",
                 "error of ELS less that of ULS",
                 measured.els(at) - measured.uls(at),
                 "squared error",
             ),
             _above_zero(
-                f"At {words}, ULS benefits from more than one row a user.",
+                f"At {words} ({units(name, alone)}), ULS benefits from more than one row a user.",
                 "error with k = 1 less that with the chosen k",
                 measured.uls(alone, 1) - measured.uls(alone),
                 "squared error",
             ),
             _above_zero(
-                f"At {words}, ULS gains more than at the other end.",
+                f"At {words} ({units(name, at)}), ULS gains more than at the other end ({units(name, other)}).",
                 "log of ELS / ULS, less that at the other end",
                 _gained(measured, at) - _gained(measured, other),
                 "log ratio",
             ),
         ]
     return [*found, *_comparable(measured), *_strategies(measured)]
+
+
+def units(name: str, setting: Setting) -> str:
+    """Write the value of the field that is varied."""
+    return UNITS[name].format(getattr(setting, name))
 
 
 def _gained(measured: Measured, setting: Setting) -> np.ndarray:
@@ -332,6 +337,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 TRIALS = "trials, each with its own users"
+UNITS = {"epsilon": "{:g}", "budget": "{:,g} rows a step", "within": "standard deviation {:g}"}
 AXES = {"epsilon": "epsilon", "budget": "rows a step", "within": "standard deviation within a user"}
 
 

@@ -150,6 +150,19 @@ def test_claims_follow_the_outcome(monkeypatch):
     assert found[:of_figure] == [False] * of_figure
 
 
+def test_claims_name_the_setting_that_they_are_of(monkeypatch):
+    """One row of each user spends at most 256 rows, so the largest budget is another one where k = 1 is asked for."""
+    rows = made_up(lambda setting, k: 1.0, monkeypatch) + choices()
+    claims = [each.claim for each in study.findings(rows)]
+    assert "At a large budget (1,024 rows a step), ULS improves on ELS." in claims
+    assert "At a large budget (256 rows a step), ULS benefits from more than one row a user." in claims
+    assert (
+        "At a large budget (1,024 rows a step), ULS gains more than at the other end (16 rows a step)."
+        in claims
+    )
+    assert "At a small epsilon (0.25), ULS improves on ELS." in claims
+
+
 def test_the_k_of_uls_is_chosen_by_the_trials_that_are_not_reported_on(monkeypatch):
     rows = made_up(lambda setting, k: 1.0 if k is None else 1.0 + abs(k - 4), monkeypatch)
     measured = study.Measured(rows)
