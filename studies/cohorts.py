@@ -333,7 +333,7 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
     reach = [y for by_name in lines.values() for points in by_name.values() for _, y in points]
     panels = [
         Panel(
-            f"epsilon {target(epsilon)}" + f"; {COHORT} lies on {OWN}" * alike[epsilon],
+            f"epsilon {target(epsilon)}" + f"; the first lies under {COHORT}" * alike[epsilon],
             "rows a step",
             "% above the best split",
             by_name,
