@@ -220,8 +220,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         line.append(f"{sum(ratios) / len(ratios):.2f} ({low:.2f} to {high:.2f})")
     cells = [line]
     for name, none, group, uls in PAPER:
-        times = (f"{each / none:.2f}" for each in (group, uls))
-        cells.append([name, f"{none:.2f}", f"{group:.2f}", f"{uls:.2f}", *times])
+        multiples = [f"{each / none:.2f}" for each in (group, uls)]
+        cells.append([name, f"{none:.2f}", f"{group:.2f}", f"{uls:.2f}", *multiples])
     quotients = " and ".join(
         f"{statistics.median(seconds[arm].values()) / statistics.median(seconds[NONE].values()):.2f}"
         for arm in (GROUP, ULS)
