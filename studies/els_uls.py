@@ -111,7 +111,8 @@ def _in_all_settings(rows: Sequence[Row], text: str) -> list[Finding]:
         Finding(
             f"ULS gains more over ELS at epsilon {target(epsilons[0])} than at {target(epsilons[-1])} ({text}).",
             "Figure 3",
-            "the gain in loss at the small epsilon less that at the large one, with the largest budget",
+            "the gain in loss at the small epsilon less that at the large one, with the largest budget: a quotient of "
+            "two quotients of perplexities",
             _gain(far, near),
             low=0.0,
         ),
@@ -146,7 +147,8 @@ def _with_compute(rows: Sequence[Row], text: str) -> list[Finding]:
         Finding(
             f"At epsilon {target(epsilon)}, ULS gains more over ELS with the larger budget ({text}).",
             "Figures 3, 4, 14 and 15",
-            "the gain in loss with the largest budget less that with the smallest",
+            "the gain in loss with the largest budget less that with the smallest: a quotient of two quotients of "
+            "perplexities",
             _gain(*(_gap(rows, text, epsilon, steps) for steps in (budgets[0], budgets[-1]))),
             low=0.0,
             family=f"{text}, compute",

@@ -141,7 +141,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             Finding(
                 f"With {_words(times)}, the loss of ULS falls more with the compute budget than that of ELS.",
                 "Figure 5",
-                "the gain of ULS from the smallest to the largest budget, less that of ELS",
+                "the gain of ULS from the smallest to the largest budget, less that of ELS: a quotient of two "
+                "quotients of perplexities",
                 paired(gained(rows, ULS, *pair), gained(rows, ELS, *pair)),
                 low=0.0,
                 family="compute",
@@ -153,7 +154,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             Finding(
                 f"At {budget} rows a step, the loss of ELS falls more with the number of users than that of ULS.",
                 "Figure 5",
-                f"the gain of ELS from {_words(many[0])} to {_words(many[-1])}, less that of ULS",
+                f"the gain of ELS from {_words(many[0])} to {_words(many[-1])}, less that of ULS: a "
+                "quotient of two quotients of perplexities",
                 paired(gained(rows, ELS, *pair), gained(rows, ULS, *pair)),
                 low=0.0,
                 family="users",
