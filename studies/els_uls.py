@@ -50,7 +50,10 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 def grid(work: Work) -> Grid:
     size = _SIZES[work.scale]
     options = {"privacy.rows_per_unit": size["ks"], "train.learning_rate": size["rates"]}
-    rows, selection = size["rows"], "random"  # both read whole rows: ULS draws them anew at each step (Algorithm 2)
+    rows, selection = (
+        size["rows"],
+        "random",
+    )  # both read whole rows: ULS draws them anew at each step (Algorithm 2)
     return Grid(
         name="els-uls",
         texts=size["texts"],
@@ -98,7 +101,7 @@ def _in_all_settings(rows: Sequence[Row], text: str) -> list[Finding]:
                 f"With the largest budget, ULS does not do worse than ELS at epsilon {target(epsilon)} ({text}, which "
                 "are like Stack Overflow).",
                 "Figure 3",
-                "loss of ULS less that of ELS",
+                "loss of ULS less that of ELS" + _said(rows, text, epsilon, budget),
                 _gap(rows, text, epsilon, budget),
                 high=MARGIN,
                 family=f"{text}, largest budget",
@@ -108,7 +111,8 @@ def _in_all_settings(rows: Sequence[Row], text: str) -> list[Finding]:
         Finding(
             f"ULS gains more over ELS at epsilon {target(epsilons[0])} than at {target(epsilons[-1])} ({text}).",
             "Figure 3",
-            "the gain in loss at the small epsilon less that at the large one, with the largest budget",
+            "the gain in loss at the small epsilon less that at the large one, with the largest budget: a quotient of "
+            "two quotients of perplexities",
             _gain(far, near),
             low=0.0,
         ),
@@ -127,7 +131,7 @@ def _in_some_settings(rows: Sequence[Row], text: str) -> list[Finding]:
         Finding(
             f"With {words}, ELS is better than ULS ({text}, which are like CC-News).",
             "Figure 4",
-            "loss of ULS less that of ELS",
+            "loss of ULS less that of ELS" + _said(rows, text, *place),
             _gap(rows, text, *place),
             low=ABOVE,
             family=f"{text}, small budget or epsilon",
@@ -143,7 +147,8 @@ def _with_compute(rows: Sequence[Row], text: str) -> list[Finding]:
         Finding(
             f"At epsilon {target(epsilon)}, ULS gains more over ELS with the larger budget ({text}).",
             "Figures 3, 4, 14 and 15",
-            "the gain in loss with the largest budget less that with the smallest",
+            "the gain in loss with the largest budget less that with the smallest: a quotient of two quotients of "
+            "perplexities",
             _gain(*(_gap(rows, text, epsilon, steps) for steps in (budgets[0], budgets[-1]))),
             low=0.0,
             family=f"{text}, compute",
@@ -153,22 +158,53 @@ def _with_compute(rows: Sequence[Row], text: str) -> list[Finding]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    heads = ["epsilon", "steps", ELS, ULS, "ULS against ELS"]
+    heads = [
+        "epsilon",
+        "steps",
+        "ELS",
+        "ULS",
+        "ULS against ELS",
+        "G of ELS",
+        "k of ULS",
+        "noise multiplier of ELS",
+    ]
+    heads += ["of ULS", "one mechanism"]
     found = []
     for text in users.texts_of(rows):
-        cells = [
-            [
-                target(epsilon),
-                str(steps),
-                *(perplexity(_at(rows, text, arm, epsilon, steps)) for arm in (ELS, ULS)),
-                change(_gap(rows, text, epsilon, steps)),
-            ]
-            for epsilon in users.values(rows, EPSILON)
-            for steps in users.values(rows, STEPS)
-        ]
-        note = "Each step asks for as many rows. The paper has plots, not numbers. Intervals are of 95% over run keys."
+        cells = []
+        for epsilon in users.values(rows, EPSILON):
+            for steps in users.values(rows, STEPS):
+                els, uls = (_runs(rows, text, arm, epsilon, steps) for arm in (ELS, ULS))
+                cells.append(
+                    [
+                        target(epsilon),
+                        str(steps),
+                        *(perplexity(_at(rows, text, arm, epsilon, steps)) for arm in (ELS, ULS)),
+                        change(_gap(rows, text, epsilon, steps)),
+                        *map(users.rows_of_unit, (els, uls)),
+                        *map(users.noise_of, (els, uls)),
+                        "yes" if users.are_alike(els, uls) else "",
+                    ]
+                )
+        alike = sum(line[-1] == "yes" for line in cells)
+        note = (
+            "ELS: example-level sampling, with at most G rows of each user in use; ULS: user-level sampling, or "
+            f"user-wise DP-SGD, with k of each user a step. {users.ALIKE} That is so in {alike} of {len(cells)} lines. "
+            "Each step asks for as many rows. The paper has plots, not numbers. Intervals are of 95% over run keys."
+        )
         found.append(Table(f"Figures 3 and 4, {text}: test perplexity", heads, cells, note))
     return found
+
+
+def _said(rows: Sequence[Row], text: str, epsilon: float, steps: int) -> str:
+    """Say it where the tuning made one mechanism of both, so that their difference is one of the text that is read."""
+    alike = users.are_alike(*(_runs(rows, text, arm, epsilon, steps) for arm in (ELS, ULS)))
+    return "; G = k = 1 was chosen for both, so that both are one mechanism" * alike
+
+
+def _runs(rows: Sequence[Row], text: str, arm: str, epsilon: float, steps: int) -> list[Row]:
+    place = (text, arm, epsilon, steps, "test")
+    return [row for row in rows if (row["text"], row["arm"], row[EPSILON], row[STEPS], row["part"]) == place]
 
 
 STUDY = Study(

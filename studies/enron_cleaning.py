@@ -43,7 +43,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     share, most = PAPER_KEPT / PAPER_READ, next(row["value"] for row in rows if row["what"] == REPEATS)
     return [
         Finding(
-            f"The cleaning leaves {share:.0%} as many records as there were mails.",
+            f"Of the sent folders of four mailboxes the cleaning leaves {share:.0%} as many records as mails, as "
+            "it does of the whole corpus in the paper.",
             "appendix B.1",
             "records kept / mails read; a tenth more or less counts as the same, since the paper rounds the mails read",
             (counts[KEPT] / counts[READ],),
@@ -51,6 +52,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             1.1 * share,
             is_exact=True,
             unit="share",
+            is_beyond=True,  # the paper's mail has folders of all kinds, in which a mail lies several times
         ),
         Finding(
             "No mail that is kept has a run of 20 words twice.",
@@ -60,6 +62,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             high=1.0,
             is_exact=True,
             unit="times",
+            is_check=True,  # such mails are what the cleaning removes
         ),
     ]
 

@@ -17,6 +17,7 @@ from studies.parts.estimated_means import DELTA, D, K, N, Result, Setting, peopl
 from studies.parts.user_sampling import (
     COHORT,
     GROUP,
+    MENDED,
     ORACLE,
     OWN,
     RANDOM,
@@ -240,19 +241,19 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         )
         found += [
             _above_zero(
-                f"At {words}, ULS improves on ELS.",
+                f"At {words} ({units(name, at)}), ULS improves on ELS.",
                 "error of ELS less that of ULS",
                 measured.els(at) - measured.uls(at),
                 "squared error",
             ),
             _above_zero(
-                f"At {words}, ULS benefits from more than one row a user.",
+                f"At {words} ({units(name, alone)}), ULS benefits from more than one row a user.",
                 "error with k = 1 less that with the chosen k",
                 measured.uls(alone, 1) - measured.uls(alone),
                 "squared error",
             ),
             _above_zero(
-                f"At {words}, ULS gains more than at the other end.",
+                f"At {words} ({units(name, at)}), ULS gains more than at the other end ({units(name, other)}).",
                 "log of ELS / ULS, less that at the other end",
                 _gained(measured, at) - _gained(measured, other),
                 "log ratio",
@@ -261,17 +262,21 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     return [*found, *_comparable(measured), *_strategies(measured)]
 
 
+def units(name: str, setting: Setting) -> str:
+    """Write the value of the field that is varied."""
+    return UNITS[name].format(getattr(setting, name))
+
+
 def _gained(measured: Measured, setting: Setting) -> np.ndarray:
     found: np.ndarray = np.log(measured.els(setting) / measured.uls(setting))
     return found
 
 
 def _above_zero(
-    claim: str, statistic: str, values: np.ndarray, unit: str, place: str = "Figure 7"
+    claim: str, statistic: str, values: np.ndarray, unit: str, place: str = "Figure 7", family: str = ""
 ) -> Finding:
-    return Finding(
-        claim, place, statistic, tuple(map(float, values)), low=ABOVE, family=place, unit=unit, over=TRIALS
-    )
+    own = tuple(map(float, values))
+    return Finding(claim, place, statistic, own, low=ABOVE, family=family or place, unit=unit, over=TRIALS)
 
 
 def _comparable(measured: Measured) -> list[Finding]:
@@ -298,31 +303,38 @@ def _comparable(measured: Measured) -> list[Finding]:
 
 
 def _strategies(measured: Measured) -> list[Finding]:
-    """Whether Estimate-and-Double is as good as an oracle, and better than what needs no measurement."""
-    found = measured.by_epsilon().values()
-    means = {name: np.mean([each[name].mean(0) for each in found], axis=0) for name in next(iter(found), {})}
-    own, place = means[OWN], "Figures 12 and 13"
-    as_good = Finding(
-        "Estimate-and-Double, with n in tau, does as well as the oracle that sees the errors.",
-        place,
-        "what it loses to the best split, less what the oracle loses, in shares of the least error; 2% counts as well",
-        tuple(map(float, own - means[ORACLE])),
-        high=0.02,
-        family=place,
-        unit="share",
-        over=TRIALS,
-    )
-    others = [
-        _above_zero(
-            f"Estimate-and-Double, with n in tau, loses less to the best split than {name}.",
-            "the difference of what they lose, in shares of the least error",
-            means[name] - own,
-            "share",
+    """Whether Estimate-and-Double is as good as an oracle, and better than what needs no measurement.
+
+    The paper compares strategies on text. Each epsilon is judged by itself, since other strategies fail at each.
+    """
+    found = []
+    for epsilon, by_strategy in measured.by_epsilon().items():
+        means = {name: by_strategy[name].mean(0) for name in (OWN, ORACLE, RANDOM, COHORT, GROUP)}
+        place, at = "Figures 12 and 13", f"at epsilon {at_most(epsilon, 6)}"
+        as_good = Finding(
+            f"{MENDED} does as well as the oracle that sees the errors {at}.",
             place,
+            "what it loses to the best split, less what the oracle loses, in shares of the least error; 2% counts as "
+            "well, by our choice",
+            tuple(map(float, means[OWN] - means[ORACLE])),
+            high=0.02,
+            family=f"{place}, {at}",
+            unit="share",
+            over=TRIALS,
         )
-        for name in (RANDOM, COHORT, GROUP)
-    ]
-    return [as_good, *others]
+        others = [
+            _above_zero(
+                f"{MENDED} loses less to the best split than {name} {at}.",
+                "the difference of what they lose, in shares of the least error",
+                means[name] - means[OWN],
+                "share",
+                place,
+                f"{place}, {at}",
+            )
+            for name in (RANDOM, COHORT, GROUP)
+        ]
+        found += [replace(each, is_beyond=True) for each in (as_good, *others)]
+    return found
 
 
 # as pictures and tables ----------------------------------------------------------------------------------------
@@ -332,6 +344,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 TRIALS = "trials, each with its own users"
+UNITS = {"epsilon": "{:g}", "budget": "{:,g} rows a step", "within": "standard deviation {:g}"}
 AXES = {"epsilon": "epsilon", "budget": "rows a step", "within": "standard deviation within a user"}
 
 
@@ -379,9 +392,9 @@ def _losses(measured: Measured) -> Table:
     budgets = sorted({row["budget"] for row in measured.rows if row["what"] == "choice"})
     note = (
         f"(error - least error) / least error, the mean over {budgets[0]:g} to {budgets[-1]:,g} rows a step, "
-        f"beginning with one row of {START.n:g} users. As printed in the paper, Estimate-and-Double doubles rows as "
-        "long as users have any left, since s(2n) / s(n) is at least 1: it ends where max group size does. With s / n, "
-        "as in the variance of equation (6), it does what the paper reports."
+        f"beginning with one row of {START.n:g} users. Algorithm 3 as printed doubles rows as long as users "
+        "have any left, since s(2n) / s(n) is at least 1: it ends where max group size does. Estimate-and-Double here "
+        "has noise over users, s(n) / n, as in the variance of equation (6), and does what the paper reports."
     )
     heads = ["strategy", *(f"epsilon {at_most(epsilon, 6)} (95%)" for epsilon in found)]
     return Table("Appendix I.1: what strategies lose to the best split, on this task", heads, cells, note)
@@ -403,10 +416,9 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
         panels.append(Panel(f"({letter}) by {words}", words, "squared error", lines, True, True))
     epsilon, by_strategy = next(iter(measured.by_epsilon().items()))
     budgets = sorted({row["budget"] for row in rows if row["what"] == "choice"})
-    shown = {"by estimate": OWN, "random": RANDOM, "max cohort": COHORT, "max group": GROUP}
     lines = {
-        label: [*zip(budgets, by_strategy[name].mean(1).tolist(), strict=True)]
-        for label, name in shown.items()
+        name: [*zip(budgets, by_strategy[name].mean(1).tolist(), strict=True)]
+        for name in (OWN, RANDOM, COHORT, GROUP)
     }
     title = f"(d) above the least error, epsilon {at_most(epsilon, 6)}"
     panels.append(Panel(title, "rows a step", "share", lines, True))

@@ -15,10 +15,12 @@ from confide.utils.errors import InputError
 
 OWN, PRINTED, LEAST, ORACLE = (
     "Estimate-and-Double",
-    "as printed, without n in tau",
+    "Algorithm 3 as printed",
     "least noise variance",
     "greedy local oracle",
 )
+MENDED = f"{OWN} (noise over users)"
+"""What claims call it. Algorithm 3 as printed has s(2n) / s(n), which is 1 or more, so that it never adds users."""
 COHORT, GROUP, RANDOM = "max cohort", "max group size", "random"
 
 Strategy = Callable[[float], Split]

@@ -96,10 +96,43 @@ def settings(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> str:
 
 
 def chosen(rows: Sequence[Row]) -> str:
-    """Write the settings that rows were made with, each once."""
+    """Write the settings that rows were made with, each once; with their names where numbers alone would not tell."""
     found = {row["settings"] for row in rows}
-    return "; ".join(", ".join(map(_written, json.loads(each).values())) for each in sorted(found))
+    return "; ".join(", ".join(_named(json.loads(each))) for each in sorted(found))
+
+
+def _named(settings: Keys) -> list[str]:
+    values = list(map(_written, settings.values()))
+    if len(settings) < 3 and not any(isinstance(value, str) for value in settings.values()):
+        return values
+    names = (name.split(".", 1)[1].removesuffix(".kind").replace("_", " ") for name in settings)
+    return [f"{name} {value}" for name, value in zip(names, values, strict=True)]
 
 
 def _written(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
+
+
+K = "privacy.rows_per_unit"
+
+
+def rows_of_unit(rows: Sequence[Row]) -> str:
+    """Write how many rows of each user the runs of rows used: what the run says, or its settings if it does not."""
+    found = {str(row.get("rows_per_unit") or json.loads(row["settings"]).get(K, "")) for row in rows}
+    return " or ".join(sorted(found))
+
+
+def noise_of(rows: Sequence[Row]) -> str:
+    """Write the noise multipliers that the runs of rows had."""
+    return " or ".join(f"{value:.4g}" for value in sorted({row["noise_multiplier"] for row in rows}))
+
+
+ALIKE = (
+    "Where both use one row of each user (G = k = 1) with equal noise they are one mechanism, and differ only in which "
+    "text of a user is read: ELS reads a row that was fixed before, ULS one that is drawn afresh in each step."
+)
+
+
+def are_alike(els: Sequence[Row], uls: Sequence[Row]) -> bool:
+    """Tell whether the runs of both used one row of each user with the same noise, so that they are one mechanism."""
+    return rows_of_unit(els) == rows_of_unit(uls) == "1" and noise_of(els) == noise_of(uls)

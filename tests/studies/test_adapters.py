@@ -68,7 +68,10 @@ def test_a_part_of_the_weights_is_held_against_all_of_them():
         row | {study.EPSILON: math.inf} for row in rows(found | {study.BLOCKS: 3.95, study.UPPER: 4.0})
     ]
     claims = {each.finding.claim: each.verdict for each in judged(study.findings(at_eight + without))}
-    control = "Beside every weight, this does better at epsilon 8 than without noise: {}."
+    control = (
+        "The gap to training every weight is smaller at epsilon 8 than without noise, where this alone trains"
+    )
+    control += ": {}."
     assert claims[control.format(study.BLOCKS)] == REPRODUCED
     assert claims[control.format(study.UPPER)] == NOT_REPRODUCED
     assert [line[1] for line in study.tables(rows(found))[0].cells][-2:] == [study.BLOCKS, study.UPPER]

@@ -23,6 +23,7 @@ def rows(bend, gain):
             "key": key,
             "part": "test",
             "settings": '{"train.learning_rate": 0.5}',
+            "rows_per_unit": 5 if mechanism == GROUP else None,
             "loss": 4 + bend(mechanism) * math.log10(clip) ** 2 - gain * math.log(batch / 64) + key / 1000,
         }
         for mechanism in study.MECHANISMS
@@ -57,5 +58,20 @@ def test_the_table_ends_each_arm_with_worst_over_best_and_the_picture_has_a_pane
     (table,) = study.tables(made)
     assert table.cells[0][3] == "worse than guessing"
     assert table.cells[3][3] == f"{math.exp((study.GUESSING - 4.001 + 1.0) / 3):.2f}"  # one key of three
+    assert "k = 5 rows" in table.note
     (plot,) = study.plots(made)
     assert all(f"{GROUP}, {optimiser}" in plot.svg for optimiser in study.OPTIMISERS)
+
+
+def test_the_picture_leaves_out_what_is_worse_than_guessing_and_has_one_scale():
+    made = rows(lambda mechanism: 0.5 if mechanism == GROUP else 0.1, 0.1)
+    (whole,) = study.plots(made)
+    for row in made:
+        if (row["arm"], row[study.CLIP], row[study.ROWS]) == (f"{GROUP}, SGD", 0.1, 64):
+            row["loss"] = 7.0
+    (plot,) = study.plots(made)
+    assert whole.svg.count("<circle") == plot.svg.count("<circle") + 1
+    assert "512" not in plot.svg.replace("M512", "")
+    ticks = [line for line in whole.svg.splitlines() if line.endswith(">64</text>")]
+    assert len({line.split('y="')[1].split('"')[0] for line in ticks}) == 1
+    assert len(ticks) == 4  # in all panels

@@ -81,11 +81,22 @@ def outcomes(crossings, ratios):
 
 def test_claims_follow_the_outcome():
     near = {(2, 1.0): 0.05, (2, 8.0): 0.09, (50, 1.0): 0.09, (50, 8.0): 0.3}
-    one_above = [REPRODUCED, REPRODUCED, NOT_REPRODUCED, REPRODUCED, REPRODUCED]
+    one_above = [REPRODUCED, NOT_REPRODUCED, REPRODUCED, REPRODUCED]
     assert outcomes(near, (1.2, 1.3, 1.1)) == one_above  # a computed crossing above the bound refutes
+    within = dict.fromkeys(near, 0.09)
+    assert outcomes(within, (1.2, 1.3, 1.1)) == [REPRODUCED] * 4
     far = {(2, 1.0): 0.2, (2, 8.0): 0.3}
     assert outcomes(far, (0.1, 0.11, 0.1)) == [NOT_REPRODUCED] * 4
     assert outcomes(far, (0.4, 0.1, 0.9))[-2:] == [UNDECIDED, UNDECIDED]
+
+
+def test_nearness_is_judged_at_the_k_whose_users_are_most_alike():
+    rows = [{"what": NOISE, "k": 2, "epsilon": 1.0, "crossing": 0.09}]
+    rows += [{"what": NEARNESS, "k": 1, "clipped_ratio": ratio} for ratio in (1.4, 1.3)]
+    rows += [{"what": NEARNESS, "k": 16, "clipped_ratio": ratio} for ratio in (0.3, 0.2)]
+    around, noise = concentration.findings(rows)[2:]
+    assert around.values == (0.3, 0.2)
+    assert noise.values == pytest.approx((0.3 / 0.09, 0.2 / 0.09))
 
 
 @pytest.mark.parametrize(("epsilon", "part"), [(1.0, 1), (8.0, 1), (3.0, 8)])

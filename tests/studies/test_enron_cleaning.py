@@ -48,3 +48,11 @@ def test_claims_follow_the_outcome():
 
     assert verdicts(100, 48, 1) == [REPRODUCED, REPRODUCED]
     assert verdicts(100, 60, 2) == [NOT_REPRODUCED, NOT_REPRODUCED]
+
+
+def test_neither_counts_as_a_claim_of_the_paper():
+    """Four mailboxes are not the paper's corpus, and what the cleaning removes is gone by construction."""
+    rows = [{"what": study.STEP, "name": name, "value": 1} for name in ("read", "kept")]
+    share, repeats = study.findings([*rows, {"what": study.REPEATS, "value": 1}])
+    assert (share.is_beyond, share.is_check) == (True, False)
+    assert repeats.is_check

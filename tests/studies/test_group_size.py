@@ -1,5 +1,6 @@
 """The study of group sizes: what the median is held against, and the claims against made-up losses."""
 
+import pytest
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 
 from studies import group_size as study
@@ -39,9 +40,17 @@ def verdicts(found):
 
 def test_claims_follow_the_outcome():
     as_in_the_paper = at((2.0, 2.0), (1.9, 1.8), (2.2, 1.8), (1.905, 1.805))
-    assert verdicts(rows(as_in_the_paper)) == [REPRODUCED] * 3
-    otherwise = at((2.0, 2.2), (1.9, 1.8), (2.0, 2.3), (1.95, 1.85))
-    assert verdicts(rows(otherwise)) == [NOT_REPRODUCED] * 3
+    assert verdicts(rows(as_in_the_paper)) == [REPRODUCED] * 4
+    otherwise = at((2.0, 2.0), (1.9, 1.8), (2.2, 2.205), (1.95, 1.85))
+    assert verdicts(rows(otherwise)) == [NOT_REPRODUCED] * 4
+
+
+def test_dependence_on_epsilon_has_no_direction():
+    dearer_at_the_large_one = at((2.0, 2.2), (1.9, 1.8), (2.0, 2.3), (1.9, 1.8))
+    depends, costs_more = judged(study.findings(rows(dearer_at_the_large_one)))[2:]
+    assert (depends.verdict, depends.finding.is_beyond) == (REPRODUCED, False)
+    assert (costs_more.verdict, costs_more.finding.is_beyond) == (NOT_REPRODUCED, True)
+    assert depends.interval == pytest.approx(tuple(-limit for limit in reversed(costs_more.interval)))
 
 
 def test_the_median_is_held_against_what_validation_text_chose():

@@ -150,6 +150,37 @@ def test_claims_follow_the_outcome(monkeypatch):
     assert found[:of_figure] == [False] * of_figure
 
 
+def test_claims_name_the_setting_that_they_are_of(monkeypatch):
+    """One row of each user spends at most 256 rows, so the largest budget is another one where k = 1 is asked for."""
+    rows = made_up(lambda setting, k: 1.0, monkeypatch) + choices()
+    claims = [each.claim for each in study.findings(rows)]
+    assert "At a large budget (1,024 rows a step), ULS improves on ELS." in claims
+    assert "At a large budget (256 rows a step), ULS benefits from more than one row a user." in claims
+    assert (
+        "At a large budget (1,024 rows a step), ULS gains more than at the other end (16 rows a step)."
+        in claims
+    )
+    assert "At a small epsilon (0.25), ULS improves on ELS." in claims
+
+
+def test_strategies_are_judged_at_each_epsilon_and_beyond_the_paper(monkeypatch):
+    """Most users are best at one epsilon and worst at the other."""
+    size = Size(budgets=(32.0, 64.0))
+
+    def error(setting, k):
+        return 1.0 if k is None else 1.0 + (k if setting.epsilon == 8.0 else 1 / k)
+
+    rows = made_up(error, monkeypatch)
+    rows += [
+        row | {"epsilon": epsilon}
+        for epsilon in size.choosing
+        for row in choices(**{ways.OWN: 2, ways.COHORT: 1})
+    ]
+    found = [each for each in judged(study.findings(rows)) if "than max cohort at" in each.finding.claim]
+    assert [each.verdict == REPRODUCED for each in found] == [True, False]
+    assert all(each.finding.is_beyond for each in found)
+
+
 def test_the_k_of_uls_is_chosen_by_the_trials_that_are_not_reported_on(monkeypatch):
     rows = made_up(lambda setting, k: 1.0 if k is None else 1.0 + abs(k - 4), monkeypatch)
     measured = study.Measured(rows)

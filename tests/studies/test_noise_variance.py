@@ -58,6 +58,13 @@ def test_claims_are_counted():
     assert verdicts(always)[5:7] == [True, True]
 
 
+def test_what_the_paper_does_not_say_is_no_claim_of_the_paper():
+    found = study.findings(rows(1.0, 2.0, lambda epsilon, budget: 0.5))
+    assert [each.claim for each in found if each.is_beyond] == [
+        "With gradients alike and several rows of a user, ELS has the smaller variance in nearly all settings."
+    ]
+
+
 def test_the_conjecture_fails_where_delta_is_nearly_the_probability_of_being_drawn():
     """By hand, T = 1: at noise K s_ULS the event {x > t} alone passes delta, so that ELS needs more noise."""
     case = Case(group_size=2, p=0.5, steps=1, epsilon=0.1, delta=0.45)

@@ -31,14 +31,22 @@ def test_every_arm_computes_the_same_rows_and_tokens(tmp_path):
 
 def rows(private, slope):
     """Made-up times: of a turn that is `turn` times as slow as the first, and of k to some power."""
+    place = {"device": "CPU", "threads": 1, "cores": 2, "load": 6.3, "model": "bundled", "rows": 40}
     found = []
     for turn in range(6):
         for arm, factor in ((study.NONE, 1.0), (study.GROUP, private), (study.ULS, private)):
-            common = {"what": study.OF_ARMS, "arm": arm, "key": turn // 2, "turn": turn}
+            common = place | {"what": study.OF_ARMS, "arm": arm, "key": turn // 2, "turn": turn}
             found.append(common | {"seconds": (turn + 1) * factor * (1 + 0.001 * turn * (arm != study.NONE))})
         for k in (1, 4, 16):
             found.append(
-                {"what": study.OF_K, "k": k, "key": turn // 2, "turn": turn, "seconds": (turn + 1) * k**slope}
+                place
+                | {
+                    "what": study.OF_K,
+                    "k": k,
+                    "key": turn // 2,
+                    "turn": turn,
+                    "seconds": (turn + 1) * k**slope,
+                }
             )
     return found
 
@@ -52,3 +60,27 @@ def test_claims_follow_the_outcome():
     )  # of the same turn, though turns differ
     assert found[2].finding.values == pytest.approx([-0.2] * 3)
     assert math.isinf(found[0].finding.low)
+
+
+def test_the_table_says_what_a_multiple_is_of():
+    """A machine that is slow for a while: quotients of medians are others than those of the same turn."""
+    made = rows(1.3, 0.8)
+    slow = [row for row in made if row.get("arm") == study.NONE and row["turn"] in (2, 3)]
+    for row in slow:
+        row["seconds"] *= 3
+    found = study.findings(made)
+    table = study.tables([made[0] | {"k": 10}, *made[1:]])[0]
+    assert len(table.cells[0]) == len(table.columns)
+    multiple = sum(found[0].values) / 3
+    assert table.cells[0][4].startswith(f"{multiple:.2f} (")
+    seconds = [float(cell) for cell in table.cells[0][1:3]]
+    quotient = f"{seconds[1] / seconds[0]:.2f}"
+    assert quotient != f"{multiple:.2f}"
+    assert f"({quotient} and " in table.note
+    assert [line[-1] for line in table.cells[1:]] == ["1.07", "1.06", "1.09"]
+
+
+def test_a_finding_says_on_what_machine_and_that_more_rows_take_longer_is_a_check():
+    found = study.findings(rows(1.3, 0.8))
+    assert "on CPU, 1 of 2 cores, which others kept busy (load 6.3)" in found[0].statistic
+    assert [each.is_check for each in found] == [False, False, True]

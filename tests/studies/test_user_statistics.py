@@ -34,9 +34,33 @@ def verdicts(found):
     return [each.verdict for each in judged(study.findings(found))]
 
 
+def test_the_share_of_the_largest_tenth_is_counted():
+    tally = study.tallies(rows(newsgroups=[1] * 18 + [2, 80]), study.RECORDS)["newsgroups"]
+    assert study.of_largest(tally, 0.1) == 82 / 100  # two units of twenty
+    assert study.of_largest(tally, 0.11) == 83 / 100  # two units and a part of one: three
+
+
+def test_a_mean_above_the_median_does_not_make_few_units_have_most():
+    uneven = [1] * 6 + [3] * 4  # the mean is nearly twice the median, and the largest unit has a seventh
+    found = {
+        each.finding.claim: each.verdict
+        for each in judged(study.findings(rows(newsgroups=uneven, enron=uneven, articles=uneven)))
+    }
+    few = [verdict for claim, verdict in found.items() if claim.startswith("Few units")]
+    assert few == [NOT_REPRODUCED] * 3
+
+
+def test_no_claim_counts_as_the_papers_since_the_texts_are_others():
+    found = study.findings(rows(newsgroups=[1, 2, 3], enron=[1, 2, 3], articles=[1, 2, 3]))
+    assert all(each.is_beyond for each in found)
+    assert [each.claim for each in found if each.is_check] == [
+        each.claim for each in found if "single" in each.claim
+    ]
+
+
 def test_claims_follow_the_outcome():
     skewed = [1, 1, 2, 2, 2, 500]
-    as_in_the_papers = rows(newsgroups=skewed, enron=skewed, articles=[1, 20, 25, 30, 250])
+    as_in_the_papers = rows(newsgroups=skewed, enron=skewed, articles=[1, 10, 15, 20, 190])
     assert verdicts(as_in_the_papers) == [REPRODUCED] * 10
     even = [3, 9, 9]
     assert verdicts(rows(newsgroups=even, enron=even, articles=even)) == [NOT_REPRODUCED] * 10
@@ -44,9 +68,9 @@ def test_claims_follow_the_outcome():
 
 def test_tables_have_what_was_counted():
     records, cut = study.tables(rows(newsgroups=[1, 1, 4], articles=[2, 3]))
-    assert records.cells[0] == ["20 Newsgroups, posts of a sender", "6", "3", "1", "1", "2.0", "4"]
-    assert cut.cells[1] == ["WikiText-2, paragraphs of an article", "5", "2", "2", "2.5", "2.5", "3"]
-    assert records.cells[2:] == [list(each) for each in study.PAPERS]
+    assert records.cells[0] == ["20 Newsgroups, posts of a sender", "6", "3", "1", "1", "2.0", "4", "67%"]
+    assert cut.cells[1] == ["WikiText-2, paragraphs of an article", "5", "2", "2", "2.5", "2.5", "3", "60%"]
+    assert records.cells[2:] == [[*each, ""] for each in study.PAPERS]
 
 
 def test_the_picture_has_a_bar_for_each_doubling():

@@ -44,6 +44,11 @@ def rows(loss):
             "key": key,
             "loss": loss(arm, times, budget) + key / 1000,
             "epsilon": 4.0 * times,
+            "noise_multiplier": 1.5 if arm == ELS else 1.25,
+            "rows_per_unit": 54 if arm == ELS else None,
+            "settings": '{"privacy.rows_per_unit": "median"}'
+            if arm == ELS
+            else '{"privacy.rows_per_unit": 4}',
         }
         for arm in (ELS, ULS)
         for times in (1, 10, 100)
@@ -70,3 +75,5 @@ def test_the_table_says_what_each_run_may_claim():
     (table,) = study.tables(rows(lambda arm, times, budget: 2.0))
     assert [line[0] for line in table.cells] == ["x1", "x1", "x10", "x10", "x100", "x100"]
     assert table.cells[-1][-2:] == ["epsilon 400", "epsilon 400"]
+    assert table.cells[-1][5:-2] == ["54", "4", "1.5", "1.25"]
+    assert {len(line) for line in table.cells} == {len(table.columns)}
