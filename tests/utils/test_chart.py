@@ -43,6 +43,35 @@ def test_every_panel_line_and_axis_is_named_and_escaped():
     assert len(circles(svg)) == 3
 
 
+def test_panels_that_reach_as_far_have_one_scale():
+    panels = [
+        Panel(name, "x", "y", {"l": [(0, low), (1, high)]}, reach=(0, 50))
+        for name, low, high in (("p", 0.0, 10.0), ("q", 10.0, 50.0))
+    ]
+    first, second = circles(panels_svg("t", panels))[1:3]
+    assert first[1] == second[1]  # both are 10
+
+
+def test_names_that_do_not_fit_stand_in_a_second_line_within_the_panel():
+    lines = {
+        "Estimate-and-Double": [(1, 1)],
+        "random": [(1, 2)],
+        "max cohort": [(1, 3)],
+        "max group size": [(1, 4)],
+    }
+    root = ElementTree.fromstring(panels_svg("t", [Panel("p", "x", "y", lines)]))
+    places = {
+        text.text: (float(text.get("x")), float(text.get("y")))
+        for text in root.iter(f"{NAME}text")
+        if text.get("x")
+    }
+    assert len({places[name][1] for name in [*lines][:3]}) == 1
+    below = places["max group size"]
+    assert below[0] == places["Estimate-and-Double"][0]
+    assert below[1] > places["random"][1] + 10
+    assert all(places[name][0] + 6.6 * len(name) <= 420 for name in lines)
+
+
 def test_powers_of_two_below_one_are_fractions():
     points = [(2.0**-k, 1.0) for k in range(11)]
     assert "1/1,024" in words(panels_svg("t", [Panel("p", "x", "y", {"l": points}, log_x=True)]))

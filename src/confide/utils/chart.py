@@ -26,6 +26,7 @@ class Panel:
         dashed: lines that limit the others, such as a ceiling.
         band: (x, low, high): an area between two values, such as an interval around a line.
         band_name: what the area is.
+        reach: values that the y-axis reaches besides those of the lines, such as those of the panels beside this one.
     """
 
     title: str
@@ -40,6 +41,7 @@ class Panel:
     dashed: Sequence[str] = ()
     band: Band = ()
     band_name: str = ""
+    reach: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if not any(self.lines.values()):
@@ -118,7 +120,7 @@ def _lines(panel: Panel) -> list[str]:
     points = [point for line in panel.lines.values() for point in line]
     edges = [(x, y) for x, low, high in panel.band for y in (low, high)]
     across = _Axis.of([x for x, _ in points], panel.log_x, LEFT, WIDTH - RIGHT, panel.decades)
-    up = _Axis.of([y for _, y in points + edges], panel.log_y, HEIGHT - BOTTOM, TOP)
+    up = _Axis.of([*panel.reach, *(y for _, y in points + edges)], panel.log_y, HEIGHT - BOTTOM, TOP)
     parts = _frame(panel, up)
     for tick in across.ticks():
         parts.append(
@@ -178,17 +180,20 @@ def _bars(panel: Bars) -> list[str]:
 
 
 class _Legend:
-    """Names of lines beside their colours, from left to right."""
+    """Names of lines beside their colours, from left to right; a second line below takes those that do not fit."""
 
     def __init__(self) -> None:
-        self.start = float(LEFT)
+        self.start, self.top = float(LEFT), 36
 
     def entry(self, name: str, colour: str, opacity: float = 1.0) -> list[str]:
-        start = self.start
-        self.start += 30 + 6.6 * len(name)
+        width = 30 + 6.6 * len(name)
+        if self.start > LEFT and self.start + width - 15 > WIDTH:  # after the last name no room is needed
+            self.start, self.top = float(LEFT), self.top + 13
+        start, self.start = self.start, self.start + width
         return [
-            f'<rect x="{start:.0f}" y="36" width="10" height="10" fill="{colour}" fill-opacity="{opacity:g}"/>',
-            text(start + 15, 45, name),
+            f'<rect x="{start:.0f}" y="{self.top}" width="10" height="10" fill="{colour}" '
+            f'fill-opacity="{opacity:g}"/>',
+            text(start + 15, self.top + 9, name),
         ]
 
 
