@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from confide.utils.chart import Panel, panels_svg
@@ -21,7 +22,7 @@ from confide.utils.files import write_text
 from confide.utils.rounding import at_most
 from studies.runner import twice
 from studies.runner.course import TEMPLATE, Course, courses_of, numbers_of
-from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.findings import MARGIN, Finding, interval, paired
 from studies.runner.grid import Keys, nested
 from studies.runner.marked import marked
 from studies.runner.models import stories
@@ -32,6 +33,9 @@ from studies.runner.users import texts_of
 
 EXPOSED = 3.0
 """Bits: the paper calls a lower exposure not extractable (section A.5)."""
+
+CHANCE = 1 / math.log(2)
+"""Bits: the mean exposure of a random number is below this in any model that does not depend on it."""
 
 NONE, DPSGD, CRT = "no DP", "DP-SGD", "CRT, missed"
 REDACTED, REDACTED_MISSED = "redacted, caught", "redacted, missed"
@@ -61,6 +65,20 @@ def with_recall(recall: float) -> str:
 ONLY_NONE, ONLY_DPSGD, ONLY_LIGHT = (
     f"{name}, only numbers sensitive" for name in ("no DP", "DP-SGD", "JFT + light noise")
 )
+_SAID: Mapping[str, str] = {
+    DPSGD: "DP-SGD",
+    CRT: "CRT, where the detector misses it",
+    REDACTED: "redaction that catches it",
+    JFT: "JFT, where the detector catches it",
+    LIGHT: "JFT and light noise, where the detector misses it",
+}
+_SHOWN: Mapping[str, str] = {
+    ONLY_NONE: "no DP",
+    ONLY_DPSGD: "DP-SGD",
+    ONLY_LIGHT: f"JFT + light noise, {_field(0.4)}",
+}
+"""How arms of Figure 4 are called where it is said already that only the numbers are sensitive."""
+
 ARMS: Mapping[str, Keys] = {
     NONE: {"privacy.mechanism": "none"},
     DPSGD: {"privacy.mechanism": "dp-sgd", **_PRIVATE},
@@ -225,84 +243,103 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     ]
 
 
+def _is_papers(rows: Sequence[Row], text: str) -> bool:
+    """Tell whether the ten numbers stand once, as in Figure 4."""
+    return {row["times"] for row in rows if (row["text"], row["arm"]) == (text, ONLY_NONE)} == {1}
+
+
 def _exposures(rows: Sequence[Row], text: str) -> Iterator[Finding]:
     for times in TIMES[1:]:
-        place = "Figure 2" if times == 10 else "beyond Figure 2"
         yield Finding(
             f"Without privacy, a number that stands {times} times is exposed ({text}).",
-            place,
+            "Figure 2",
             f"mean exposure at the end; from {EXPOSED:g} bits on counts as exposed",
             tuple(last(rows, text, NONE, times, "exposure").values()),
             low=EXPOSED,
             unit="bits",
+            is_beyond=times != TIMES[1],
         )
         for arm in (DPSGD, CRT, REDACTED, JFT, LIGHT) if learnt(rows, text, NONE, times) else ():
             yield Finding(
-                f"With {arm}, a number that stands {times} times is not exposed ({text}).",
-                place,
+                f"With {_SAID[arm]}, a number that stands {times} times is not exposed ({text}).",
+                "Figure 2",
                 f"mean exposure at the end; up to {EXPOSED:g} bits counts as not exposed",
                 tuple(last(rows, text, arm, times, "exposure").values()),
                 high=EXPOSED,
                 family=f"{text}, {times} times",
                 unit="bits",
+                is_beyond=times != TIMES[1],
             )
-    keys = sorted(last(rows, text, NONE, 1, "exposure"))
-    at_once = {arm: last(rows, text, arm, 1, "exposure") for arm in ARMS}
+    once = {arm: found for arm in ARMS if (found := last(rows, text, arm, 1, "exposure"))}
+    if not once:
+        return
+    # The arm is chosen by its mean over run keys: the greatest of all arms at each key would lean upward.
+    most = max(once, key=lambda arm: mean(once[arm].values()))
     yield Finding(
         f"A number that stands once is not exposed by any training ({text}).",
         "Figure 3",
-        "the greatest of all arms' mean exposures at the end, in bits",
-        tuple(max(own[key] for own in at_once.values() if key in own) for key in keys),
+        f"mean exposure at the end, in the training where it is greatest: {most}; up to {EXPOSED:g} bits counts as "
+        "not exposed",
+        tuple(once[most].values()),
         high=EXPOSED,
         unit="bits",
+    )
+    yield Finding(
+        f"CRT learns a number that stands once, where the detector misses it ({text}).",
+        "Figure 3",
+        f"mean exposure at the end; a model that does not depend on random numbers has {CHANCE:.2f} bits at most",
+        tuple(once.get(CRT, {}).values()),
+        low=CHANCE,
+        unit="bits",
+        is_beyond=True,
     )
 
 
 def _missed(rows: Sequence[Row], text: str) -> Iterator[Finding]:
     for times in (each for each in TIMES[1:] if learnt(rows, text, NONE, each)):
-        place = "Figure 2" if times == 10 else "beyond Figure 2"
         for missed, caught in ((REDACTED_MISSED, REDACTED), (JFT_MISSED, JFT)):
+            name = {REDACTED: "redaction", JFT: "JFT"}[caught]
             yield Finding(
-                f"{missed.split(',')[0]}: numbers that the detector misses are exposed more than caught ones, {times} "
-                f"times ({text}).",
-                place,
+                f"With {name}, numbers that the detector misses are exposed more than caught ones, {times} times "
+                f"({text}).",
+                "Figure 2",
                 "mean exposure missed less caught, in bits",
                 paired(*(last(rows, text, arm, times, "exposure") for arm in (missed, caught))),
                 low=0.0,
                 family=f"{text}, missed",
                 unit="bits",
+                is_beyond=times != TIMES[1],
             )
         yield Finding(
             f"Light noise exposes missed numbers less, {times} times ({text}).",
-            place,
-            f"mean exposure of {LIGHT} less that of {JFT_MISSED}, in bits",
+            "Figure 2",
+            "mean exposure of JFT with light noise less that without, in bits; the detector misses the numbers",
             paired(*(last(rows, text, arm, times, "exposure") for arm in (LIGHT, JFT_MISSED))),
             high=0.0,
             family=f"{text}, light noise",
             unit="bits",
+            is_beyond=times != TIMES[1],
         )
 
 
 def _utility(rows: Sequence[Row], text: str) -> Iterator[Finding]:
-    for one, other, place in (
-        (JFT, DPSGD, "Figure 2"),
-        (JFT, REDACTED, "Figure 2"),
-        (LIGHT, DPSGD, "Figure 2"),
-        (LIGHT, CRT, "Figure 2"),
-        (ONLY_LIGHT, ONLY_DPSGD, "Figure 4"),
-    ):
-        times = TIMES[0] if one in ARMS else None
+    for one, other in ((JFT, DPSGD), (JFT, REDACTED), (LIGHT, DPSGD), (LIGHT, CRT), (ONLY_LIGHT, ONLY_DPSGD)):
+        is_only = one == ONLY_LIGHT
+        names = [_SHOWN.get(arm, arm) for arm in (one, other)]
         yield Finding(
-            f"{one}: better perplexity than {other} ({text}).",
-            place,
-            f"loss at the end less that of {other}",
-            paired(*(last(rows, text, arm, times, "loss") for arm in (one, other))),
+            f"{names[0]}: better perplexity than {names[1]}{', if ten numbers are all that is sensitive' * is_only} "
+            f"({text}).",
+            "Figure 4" if is_only else "Figure 2",
+            f"loss at the end less that of {names[1]}",
+            paired(*(last(rows, text, arm, None if is_only else 1, "loss") for arm in (one, other))),
             high=-MARGIN,
             family=f"{text}, utility",
+            is_beyond=is_only and not _is_papers(rows, text),
         )
 
 
 def _ten(rows: Sequence[Row], text: str) -> Iterator[Finding]:
+    """Judge Figure 4. The paper plants each of ten numbers once, and finds them at chance without privacy, too."""
     yield Finding(
         f"Without privacy, the ten numbers are exposed ({text}).",
         "Figure 4",
@@ -310,9 +347,11 @@ def _ten(rows: Sequence[Row], text: str) -> Iterator[Finding]:
         tuple(last(rows, text, ONLY_NONE, None, "exposure").values()),
         low=EXPOSED,
         unit="bits",
+        is_beyond=True,
     )
     if not learnt(rows, text, ONLY_NONE, None):
         return
+    is_beyond = not _is_papers(rows, text)
     for high, low in pairwise(RECALLS):
         yield Finding(
             f"A detector of recall {high:g} exposes ten numbers less than one of {low:g} ({text}).",
@@ -322,29 +361,27 @@ def _ten(rows: Sequence[Row], text: str) -> Iterator[Finding]:
             high=0.0,
             family=f"{text}, recall",
             unit="bits",
+            is_beyond=is_beyond,
         )
     yield Finding(
-        f"Light noise hides ten numbers of which the detector misses six ({text}).",
+        f"JFT and light noise hide ten numbers of which the detector misses six ({text}).",
         "Figure 4",
         f"mean exposure at the end; up to {EXPOSED:g} bits counts as hidden",
         tuple(last(rows, text, ONLY_LIGHT, None, "exposure").values()),
         high=EXPOSED,
         unit="bits",
+        is_beyond=is_beyond,
     )
 
 
 # as pictures and tables ----------------------------------------------------------------------------------------
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def course(rows: Sequence[Row], text: str, arm: str, times: int) -> list[tuple[float, float]]:
     """Return perplexity and mean exposure at each step, both means over run keys: a curve of Figures 2 to 4."""
     own = [row for row in rows if (row["text"], row["arm"], row["times"]) == (text, arm, times)]
     return [
         (
-            math.exp(_mean([row["loss"] for row in own if row["step"] == step])),
-            _mean([row["exposure"] for row in own if row["step"] == step]),
+            math.exp(mean([row["loss"] for row in own if row["step"] == step])),
+            mean([row["exposure"] for row in own if row["step"] == step]),
         )
         for step in sorted({row["step"] for row in own})
     ]
@@ -355,6 +392,12 @@ def _groups(rows: Sequence[Row], text: str) -> list[tuple[str, int]]:
     return list(dict.fromkeys((row["figure"], row["times"]) for row in rows if row["text"] == text))
 
 
+_OF_CRT = (
+    ", but in CRT, which drops duplicates: there each stands once, however often it was planted, and one that the "
+    "detector misses is read without noise"
+)
+
+
 def tables(rows: Sequence[Row]) -> list[Table]:
     found = []
     for text in texts_of(rows):
@@ -362,26 +405,34 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             own = [row for row in rows if (row["text"], row["figure"], row["times"]) == (text, figure, times)]
             steps = sorted({row["step"] for row in own})
             reads = min(row["reads"] for row in own if row["step"] == steps[-1])
+            but_for = _OF_CRT * any(row["arm"] == CRT for row in own)
             cells = [
-                [
-                    arm,
-                    *(
-                        f"{bits:.1f} at {perplexity:.2f}"
-                        for perplexity, bits in course(rows, text, arm, times)
-                    ),
-                ]
+                [_SHOWN.get(arm, arm), *(_looked(own, arm, step) for step in steps)]
                 for arm in dict.fromkeys(row["arm"] for row in own)
             ]
             note = (
-                f"Mean exposure in bits of {own[0]['numbers']} numbers a run, at the test perplexity of that step; "
-                f"means over run keys. 1.44 is chance on average. Each number is read {reads:.0f} times or more by the "
-                "end, in the mean. A run of JFT is a redacted model for the first half "
-                f"of its steps. Private arms have epsilon {at_most(EPSILON, 3)} for one row at the end, not for all "
-                "rows that hold a number. The paper has plots, not numbers."
+                f"Mean exposure in bits of {own[0]['numbers']} numbers a run, with 95% intervals over run keys, at the "
+                "mean test perplexity of that step. The numbers are drawn at random, so that one that a model does not "
+                f"depend on is exposed by {CHANCE:.2f} bits at most in the mean, whatever the model prefers. "
+                f"Each number is read {reads:.0f} times or more by the end, in the mean{but_for}. Private arms have "
+                f"epsilon {at_most(EPSILON, 3)} for one row at the end, not for all rows that hold a number. The paper "
+                "has plots, not numbers."
             )
-            title = f"{figure}, {text}: exposure of numbers that stand {times} times"
+            often = "once" if times == 1 else f"{times} times"
+            title = f"{figure}, {text}: exposure of numbers that stand {often}"
             found.append(Table(title, ["training", *(f"step {step}" for step in steps)], cells, note))
     return found
+
+
+def _looked(rows: Sequence[Row], arm: str, step: int) -> str:
+    """Write the mean exposure at a step with its interval, and the perplexity there."""
+    own = [row for row in rows if (row["arm"], row["step"]) == (arm, step)]
+    bits = [row["exposure"] for row in own]
+    written = f"{mean(bits):.1f}"
+    if len(bits) > 1:
+        low, high = interval(bits)
+        written += f" ({max(0.0, low):.1f} to {high:.1f})"
+    return f"{written} at {math.exp(mean([row['loss'] for row in own])):.2f}"
 
 
 def _by_detector(arms: Iterable[str]) -> dict[str, list[str]]:
@@ -438,8 +489,9 @@ STUDY = Study(
     deviations=twice.DEVIATIONS
     + " One learning rate for all arms. Four numbers that stand once, four 10 times and "
     "four 100 times, in one run, in place of one number; Figure 4's ten numbers stand 100 times each in place of once, "
-    "since once all are at chance. Epsilon of CRT is its own, in place of JFT's noise. Three run keys were run on "
-    "articles first. Five were added, since most claims were undecided; claims and bounds stayed as they were.",
+    "since once nearly all are at chance. Epsilon of CRT is its own, in place of JFT's noise. Three run keys were run "
+    "on articles first. Five were added, since most claims were undecided; claims and bounds stayed as they were. "
+    + twice.WORDS,
     reads=twice.READS,
     plots=plots,
 )

@@ -172,9 +172,10 @@ def _phases(rows: Sequence[Row], text: str) -> list[Finding]:
             Finding(
                 f"The stricter the level, the more the private phase gains ({text}).",
                 "section 6.1",
-                f"the gain in loss at {levels[-1]} less that at {levels[0]}",
-                tuple(a - b for a, b in zip(first, last, strict=True)),
-                low=MARGIN,
+                f"change of the loss in the private phase, at {levels[-1]} less at {levels[0]}: as a percentage, a "
+                "ratio of two ratios of perplexities",
+                tuple(b - a for a, b in zip(first, last, strict=True)),
+                high=-MARGIN,
             )
         )
     return found
@@ -201,13 +202,7 @@ def _tokens(rows: Sequence[Row], text: str) -> list[Finding]:
             "loss of DP-SGD less that of no training",
             tuple(loss - untrained for loss in twice.at(rows, text, DPSGD).values()),
             high=-MARGIN,
-        ),
-        Finding(
-            f"The model that is redacted at {STRICTEST} is worse than the one it starts from ({text}).",
-            "section 6.1",
-            "loss after the first phase of JFT less that of no training",
-            tuple(loss - untrained for loss in twice.at(rows, text, jft(STRICTEST), PHASE).values()),
-            low=MARGIN,
+            is_check=True,  # a model of children's stories gains by any training
         ),
     ]
 
@@ -233,6 +228,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                 cells.append([*before, perplexity(twice.at(rows, text, arm, PHASE)), "", own])
         note = (
             "Perplexity a token on the test part, which is never redacted; intervals are of 95% over run keys. "
+            f"{twice.WORDS} {twice.LEVEL_WORDS} "
             '"Redacted" has all steps; the paper\'s redacted model is that after the first phase. Epsilon of JFT and '
             "of redaction supposes that the pipeline finds everything; that of CRT is of another notion. Of the "
             "paper's numbers those are here that stand in its text."
@@ -274,6 +270,8 @@ STUDY = Study(
     findings=findings,
     tables=tables,
     minutes=55,
-    deviations=twice.DEVIATIONS,
+    deviations=twice.DEVIATIONS
+    + " Not judged: that a redacted model is worse than the one that it starts from (section 6.1). GPT-2 starts at a "
+    "perplexity of 30; stories260K at 140, where training on any part of the text helps.",
     reads=twice.READS,
 )

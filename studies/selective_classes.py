@@ -188,6 +188,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                 [f"{arm}, after its first phase", start[1], "0", "0", start[4], *_cells(rows, arm, AFTER), ""]
             )
     note = (
+        f"{twice.WORDS} {twice.LEVEL_WORDS} "
         "Accuracy on three quarters of SST-2's development set; the other quarter chose the learning rate, by its "
         "loss. Two intervals of 95%: over run keys, and for so many sentences as there are (Wilson), the same for "
         "all arms. Before training the layer that tells the class is random."

@@ -235,6 +235,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         arms = dict.fromkeys(row["arm"] for row in rows if row["text"] == text)
         cells = [_line(rows, text, arm) for arm in arms]
         note = (
+            f"{twice.WORDS} {twice.LEVEL_WORDS} "
             "Recall is the share of sensitive characters that the detector finds; empty where it finds all, or where "
             "there is none. Where it misses something, epsilon is an estimate that leaves out what is missed, but with "
             "light noise: there it is an average over words at both ends of the missing rate, and the epsilon of a row "

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ TOPICS = (
 ).split()
 POINT = 0.01
 """What counts as a difference of two accuracies, of two shares of canaries, or of two distances."""
+CHANCE = 1 / len(TOPICS)
+"""The accuracy of a classifier that guesses a topic."""
 TIMES = 10
 _PLANTED = "topic: privacy\n\n" + Canaries().template
 """Of a canary where mails have topics: it has a line for one, as they have."""
@@ -280,27 +283,63 @@ def _epsilons(rows: Sequence[Row]) -> list[float]:
     return sorted({row[EPSILON] for row in rows if row["arm"] == WRITES})
 
 
+def is_of_topics(rows: Sequence[Row]) -> bool:
+    """Tell whether text that was written without privacy has the topics that it was asked for.
+
+    If not, it can teach no classifier, with privacy or without: that two trainings differ little says nothing then.
+    """
+    measured = (by_key(rows, WRITES, name, math.inf).values() for name in ("as asked", "by synthetic"))
+    return all(mean(values) >= CHANCE + POINT for values in measured if values)
+
+
+def is_found(rows: Sequence[Row], arm: str) -> bool:
+    """Tell whether canaries are found in text that was written without privacy: if not, there is nothing to hide."""
+    found = more_found(rows, arm, math.inf).values()
+    return bool(found) and mean(found) >= POINT
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
-    found = []
+    found = [_of_control(rows)]
     for epsilon in filter(math.isfinite, _epsilons(rows)):
-        found += [*_of_classifiers(rows, epsilon), *_of_topics(rows, epsilon)]
+        found += [*(_of_classifiers(rows, epsilon) if is_of_topics(rows) else ()), *_of_topics(rows, epsilon)]
     found += [
-        claim
+        _of_canaries(rows, arm, words, epsilon)
         for arm, words in ((WRITES, "asked for by topic"), (FREELY, "asked for freely"))
         for epsilon in _epsilons(rows)
-        for claim in _of_canaries(rows, arm, words, epsilon)
+        if is_found(rows, arm) or math.isinf(epsilon)
     ]
-    found.append(
-        Finding(
-            "Without privacy, too, real text teaches more than as much text that a model wrote.",
-            "beyond the papers",
-            f"accuracy by synthetic text less that by real text; -{POINT:.0%} counts as less",
-            paired(by_key(rows, WRITES, "by synthetic", math.inf), by_key(rows, WRITES, "by real", math.inf)),
-            high=-POINT,
-            unit="share",
+    if is_of_topics(rows):
+        found.append(
+            Finding(
+                "Without privacy, too, real text teaches more than as much text that a model wrote.",
+                "beyond the papers",
+                f"accuracy by synthetic text less that by real text; -{POINT:.0%} counts as less",
+                paired(*(by_key(rows, WRITES, f"by {kind}", math.inf) for kind in ("synthetic", "real"))),
+                high=-POINT,
+                unit="share",
+            )
         )
-    )
     return [finding for finding in found if finding.values]  # older measurements lack some columns
+
+
+def _of_control(rows: Sequence[Row]) -> Finding:
+    """Check that there is something to judge; older measurements say only what a classifier learns."""
+    named = by_key(rows, WRITES, "as asked", math.inf)
+    values = named or by_key(rows, WRITES, "by synthetic", math.inf)
+    words = (
+        "share of it to which a classifier of real mails gives"
+        if named
+        else "accuracy of what it taught to tell"
+    )
+    return Finding(
+        "Without privacy, text asked for by topic has that topic.",
+        "beyond the papers",
+        f"{words} the topic, less chance, which is {CHANCE:.1%}",
+        tuple(value - CHANCE for value in values.values()),
+        low=POINT,
+        unit="share",
+        is_check=True,
+    )
 
 
 def _of_classifiers(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
@@ -340,12 +379,11 @@ def _of_topics(rows: Sequence[Row], epsilon: float) -> Iterator[Finding]:
     )
 
 
-def _of_canaries(rows: Sequence[Row], arm: str, words: str, epsilon: float) -> Iterator[Finding]:
-    told = f"what {TIMES} documents of a unit hold"
-    when = f"At epsilon {target(epsilon)}" if math.isfinite(epsilon) else "Without privacy"
+def _of_canaries(rows: Sequence[Row], arm: str, words: str, epsilon: float) -> Finding:
     is_private = math.isfinite(epsilon)
-    yield Finding(
-        f"{when}, {told} is {'not ' * is_private}found in text {words}.",
+    when = f"At epsilon {target(epsilon)}" if is_private else "Without privacy"
+    return Finding(
+        f"{when}, what {TIMES} documents of a unit hold is {'not ' * is_private}found in text {words}.",
         "confide's own claim",
         "share of planted canaries found, less that of canaries that were not planted",
         tuple(more_found(rows, arm, epsilon).values()),
@@ -353,6 +391,7 @@ def _of_canaries(rows: Sequence[Row], arm: str, words: str, epsilon: float) -> I
         high=POINT if is_private else math.inf,
         family="canaries" if is_private else "found",
         unit="share",
+        is_check=not is_private,
     )
 
 
@@ -381,8 +420,8 @@ def _classifiers(rows: Sequence[Row]) -> Table:
     before = next((row["perplexity"] for row in rows if row["arm"] == NOTHING), math.nan)
     note = (
         f"Accuracies of {len(TOPICS)} topics on mails of customers that did not train, means over run keys with "
-        f"intervals of 95%. Before training the perplexity of these mails is {before:.1f}. "
-        "Synthetic and real text teach a linear classifier of words and pairs of words; what is "
+        f"intervals of 95%; a guess is right in {CHANCE:.1%}. Before training the perplexity of these mails is "
+        f"{before:.1f}. Synthetic and real text teach a linear classifier of words and pairs of words; what is "
         "trained directly is the language model with a head. Picked text falls into clusters as the real mails do, by "
         "a histogram of them without noise: no guarantee covers it."
     )
@@ -425,7 +464,7 @@ def _texts(rows: Sequence[Row]) -> Table:
 
 
 def _mean(values: Collection[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else ""
+    return f"{mean(values):.3f}" if values else ""
 
 
 def shares(values: Any) -> str:
@@ -433,7 +472,7 @@ def shares(values: Any) -> str:
     found = tuple(values)
     if not found:
         return ""
-    middle = f"{sum(found) / len(found):.1%}"
+    middle = f"{mean(found):.1%}"
     if len(found) < 2:
         return middle
     low, high = interval(found)

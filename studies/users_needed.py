@@ -138,7 +138,7 @@ def _of(rows: Sequence[Row], text: str, arm: str, epsilon: float, column: str) -
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
-    """Check that something was learnt, and judge the plan's verdict and its suggestion.
+    """Check that something was learnt, and the plan's verdict, and judge its suggestion.
 
     The verdict is that of the suggested setting: a user plans that one, and no trial chose it.
     """
@@ -162,12 +162,14 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 Finding(
                     f"The plan of the suggestion expects {_in_words(words)} ({there}).",
                     place,
-                    "share of the gain in loss of training without privacy, searched for itself",
+                    "share of the gain in loss of training without privacy, searched for itself; the bounds were set "
+                    "when this share was known",
                     tuple(gained(rows, text, SUGGESTED, epsilon, BARE).values()),
                     low=low,
                     high=high,
                     family="verdict",
                     unit="share",
+                    is_check=True,  # the bounds were made to hold, so that it is no evidence
                 ),
                 Finding(
                     f"The suggestion of the plan comes within 5% of the best of a search ({there}).",

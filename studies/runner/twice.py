@@ -28,6 +28,16 @@ ENTITIES = "high-entity"
 
 EPSILON = 3.0
 READS = ("wikitext-2", "sgd-dialogues", "20newsgroups")
+WORDS = (
+    "JFT is Just Fine-tune Twice: the first half of the steps on redacted text, without noise or with light noise, and "
+    "the second half on the whole text, with DP-SGD. CRT is confidentially redacted training (Zhao et al. 2022): text "
+    "is freed of duplicates and redacted, and steps on rows without a finding come in turn with noised steps on the "
+    "others."
+)
+LEVEL_WORDS = (
+    "Masked are persons, organisations, dates and places at low-entity, every kind of named entity at high-entity, "
+    "also proper nouns, pronouns, subjects and objects at low-contextual, and verbs as well at high-contextual."
+)
 DEVIATIONS = (
     "stories260K, trained whole, in place of GPT-2 small; paragraphs of WikiText-2, and the Schema-Guided Dialogues in "
     "place of ABCD; rows of 64 tokens; a small pipeline in place of spaCy's; Poisson draws; epsilon is claimed under "

@@ -65,18 +65,50 @@ def made(gains, at_epsilon, costs):
     return rows
 
 
+def of_kinds(rows):
+    """Verdicts: of the paper's claims, of ours, and of checks."""
+    found = {"paper": [], "beyond": [], "check": []}
+    for each in judged(adaptive.findings(rows)):
+        kind = "check" if each.finding.is_check else "beyond" if each.finding.is_beyond else "paper"
+        found[kind].append(each.verdict)
+    return found
+
+
 def test_claims_follow_the_outcome():
+    """The paper has noise multipliers of 1 and 5: at others less noise is no claim of its own."""
     growing = {0.5: 0.1, 1.0: 0.2, 2.0: 0.3, 5.0: 0.5}
-    found = judged(adaptive.findings(made(growing, 0.0, 2.0)))
-    assert {each.verdict for each in found} == {REPRODUCED}
+    rows = made(growing, 0.0, 2.0)
+    assert of_kinds(rows) == {"paper": [REPRODUCED] * 3, "beyond": [REPRODUCED], "check": [REPRODUCED] * 2}
     shrinking = {noise: -gain for noise, gain in growing.items()}
-    found = judged(adaptive.findings(made(shrinking, 0.2, -2.0)))
-    assert {each.verdict for each in found} == {NOT_REPRODUCED}
-    assert len(found) == 4 + 1 + 4 + 1
-    slope = next(each for each in found if "grows" in each.finding.claim)
-    assert slope.finding.values[0] == pytest.approx(-0.4 / math.log(10), rel=0.1)
+    rows = made(shrinking, 0.2, -2.0)
+    assert of_kinds(rows) == {
+        "paper": [NOT_REPRODUCED] * 3,
+        "beyond": [NOT_REPRODUCED],
+        "check": [NOT_REPRODUCED] * 2,
+    }
+    slope = next(each for each in judged(adaptive.findings(rows)) if "grows" in each.finding.claim)
+    assert slope.finding.values[0] == pytest.approx(0.4 / math.log(10), rel=0.1)
 
 
-def test_a_gain_is_of_the_same_run_key():
+def test_a_check_is_of_the_noise_multiplier_with_the_least_gain():
+    rows = made({1.0: 0.2, 2.0: -0.1, 5.0: 0.3}, 0.0, 1.0)
+    (check,) = (each for each in judged(adaptive.findings(rows)) if each.finding.family == "less noise")
+    assert check.verdict == NOT_REPRODUCED
+    assert check.finding.values == pytest.approx((0.101, 0.102, 0.103))
+
+
+def test_a_variant_whose_gammas_are_all_the_floor_is_no_other_than_dp_sgd():
     rows = made({1.0: 0.2, 2.0: 0.2}, 0.0, 1.0)
-    assert adaptive.gain(rows, nominal("rank"), {NOISE: 1.0}) == pytest.approx({1: 0.199, 2: 0.198, 3: 0.197})
+    assert not adaptive.is_at_floor(rows, nominal("rank"))
+    assert "this is DP-SGD" not in adaptive.tables(rows)[0].note
+    for row in rows:
+        row["gamma"] = adaptive.FLOOR if row["arm"] != PLAIN else 1.0
+    assert adaptive.is_at_floor(rows, nominal("rank"))
+    assert "by rank every gamma is the floor, so that this is DP-SGD" in adaptive.tables(rows)[0].note
+    assert of_kinds(rows)["beyond"] == []
+
+
+def test_a_gap_is_of_the_same_run_key_and_below_zero_where_adaptive_noise_is_better():
+    rows = made({1.0: 0.2, 2.0: 0.2}, 0.0, 1.0)
+    gaps = adaptive.gap(rows, nominal("rank"), {NOISE: 1.0})
+    assert gaps == pytest.approx({1: -0.199, 2: -0.198, 3: -0.197})

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from studies.synthetic import (
+    CHANCE,
     DIRECT,
     EPSILON,
     FREELY,
@@ -49,7 +50,7 @@ def test_measurements_without_later_columns_have_no_such_findings():
         for each in rows()
         if each["arm"] in (WRITES, DIRECT)
     ]
-    assert len(findings(older)) == 5
+    assert len(findings(older)) == 6
     texts = tables(older)[1]
     assert list(texts.columns) == ["epsilon", "asked for", "canaries found", "others found"]
     assert [line[1] for line in texts.cells] == ["by topic", "by topic"]
@@ -66,7 +67,10 @@ def test_chance_is_taken_from_what_was_found():
 
 
 def test_findings_stand_on_the_side_that_they_claim():
-    worth, chosen, topics, hidden, seen, freely_hidden, freely_seen, real = findings(rows())
+    control, worth, chosen, topics, hidden, seen, freely_hidden, freely_seen, real = findings(rows())
+    assert control.is_check
+    assert control.values == pytest.approx((0.25 - CHANCE,) * 2)
+    assert [each.is_check for each in (hidden, seen, freely_hidden, freely_seen)] == [False, True] * 2
     assert topics.values == pytest.approx((0.1, 0.1))
     assert 0 < topics.high < 0.1
     assert freely_hidden.values == hidden.values  # none was found by either
@@ -78,6 +82,28 @@ def test_findings_stand_on_the_side_that_they_claim():
     assert hidden.high > 0 > hidden.values[0]
     assert seen.values[0] > seen.low > 0
     assert real.values == pytest.approx((-0.2, -0.2))
+
+
+def test_nothing_is_hidden_where_nothing_is_found_without_privacy():
+    found = rows()
+    for each in found:
+        if each["arm"] == FREELY:
+            each["planted found"] = each["absent found"] = 0
+    claims = {each.claim: each.is_check for each in findings(found) if "documents of a unit" in each.claim}
+    assert [claim for claim in claims if "asked for freely" in claim] == [
+        "Without privacy, what 10 documents of a unit hold is found in text asked for freely."
+    ]
+    assert sum("asked for by topic" in claim for claim in claims) == 2
+
+
+@pytest.mark.parametrize("column", ["as asked", "by synthetic"])
+def test_text_without_topics_says_nothing_of_classifiers(column):
+    """Two classifiers that both guess would be as good as one another."""
+    found = rows()
+    for each in found:
+        if each["arm"] == WRITES and each[EPSILON] == math.inf:
+            each[column] = CHANCE + 0.005
+    assert not any("teaches" in each.claim for each in findings(found))
 
 
 def test_the_table_counts_canaries_over_all_keys():

@@ -5,6 +5,7 @@ import json
 import pytest
 from studies.exposure_course import course, is_caught, last, planted
 from studies.runner.course import numbers_of
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.marked import by_level
 from studies.runner.members import Attacked, halves
 from studies.runner.missed import found_of, missed, recall
@@ -91,6 +92,31 @@ def test_all_seven_attacks_become_rows_and_the_best_of_each_key_counts():
     assert "Each member is read 5.0 times or more" in table.note
 
 
+def attacks(before, after, best=0.9):
+    """Rows of the attacks on two runs of each training; that by the loss has these AUROCs before training and after."""
+    return [
+        {"text": "t", "arm": arm, "key": key, "attack": attack, "before": before}
+        | {"auroc": after if attack == "loss" else best, "accuracy": after if attack == "loss" else best}
+        for arm in membership.ATTACKED
+        for key in (1, 2)
+        for attack in membership.ATTACKS
+    ]
+
+
+def test_members_are_told_by_what_training_adds_and_not_by_what_they_were_before():
+    """The best of seven attacks leans upward, and the sides may differ before any training."""
+    found = {each.finding.claim: each for each in judged(membership.findings(attacks(0.53, 0.56)))}
+    assert found["With DP-SGD members are not told (t)."].verdict == REPRODUCED
+    papers = [each for each in found.values() if not each.finding.is_beyond and not each.finding.is_check]
+    assert [each.verdict for each in papers] == [REPRODUCED]  # the loss attack's accuracy alone
+    found = {each.finding.claim: each for each in judged(membership.findings(attacks(0.5, 0.62)))}
+    assert found["With DP-SGD members are not told (t)."].verdict == NOT_REPRODUCED
+    assert (
+        found["Without privacy, members are told with an accuracy of 60% at most (t)."].verdict
+        == NOT_REPRODUCED
+    )
+
+
 def of_phases(before, after):
     common = {"text": "articles", "arm": jft("low-entity"), "part": "test"}
     return [
@@ -102,6 +128,64 @@ def of_phases(before, after):
 def test_a_private_phase_that_helps_lowers_the_loss():
     rows = of_phases((3.0, 3.0), (2.5, 2.0))
     assert selective.gains(rows, "articles", "low-entity") == (-0.5, -1.0)
+
+
+def test_a_gain_that_grows_with_the_level_is_a_change_below_zero():
+    rows = of_phases((3.0, 3.0), (2.5, 2.5))
+    rows += [row | {"arm": jft(LEVELS[-1]), "loss": 1.0 + row["key"] / 100} for row in rows]
+    (found,) = (each for each in selective._phases(rows, "articles") if "stricter" in each.claim)
+    assert found.values == pytest.approx((-1.49, -1.48))
+    assert judged([found])[0].verdict == REPRODUCED
+
+
+def of_numbers(exposures, ten=100):
+    """Rows of two runs of each training at its end, in which numbers have these exposures by arm and times."""
+    return [
+        {
+            "text": "t",
+            "arm": arm,
+            "times": times,
+            "key": key,
+            "step": 24,
+            "numbers": 4,
+            "reads": 9.0,
+            "figure": "F",
+        }
+        | {"loss": 2.0, "exposure": exposures.get((arm, times), 1.4) + key / 100}
+        for arms, counts in ((exposure_course.ARMS, exposure_course.TIMES), (exposure_course.ONLY, (ten,)))
+        for arm in arms
+        for times in counts
+        for key in (1, 2)
+    ]
+
+
+def test_what_the_paper_planted_is_its_claim_and_more_copies_are_beyond():
+    exposed = {(exposure_course.NONE, times): 9.0 for times in (10, 100)}
+    for ten in (1, 100):
+        found = exposure_course.findings(of_numbers(exposed | {(exposure_course.ONLY_NONE, ten): 9.0}, ten))
+        of_copies = [each for each in found if "100 times" in each.claim]
+        assert len(of_copies) == 9
+        assert all(each.is_beyond for each in of_copies)
+        assert not any(each.is_beyond for each in found if "10 times" in each.claim)
+        of_ten = [each for each in found if each.place == "Figure 4"]
+        assert len(of_ten) == 6
+        assert sum(each.is_beyond for each in of_ten) == (1 if ten == 1 else 6)
+
+
+def test_that_no_training_exposes_a_number_is_judged_by_the_one_that_exposes_most():
+    """The greatest of all arms at each key would lean upward."""
+    crt, dpsgd = exposure_course.CRT, exposure_course.DPSGD
+    rows = of_numbers({(crt, 1): 2.8})
+    for row in rows:
+        row["exposure"] += 3.0 * (row["arm"] == dpsgd and row["key"] == 1 and row["times"] == 1)
+    once, learns = (each for each in exposure_course.findings(rows) if each.place == "Figure 3")
+    assert f"greatest: {dpsgd}" in once.statistic
+    assert once.values == pytest.approx((4.41, 1.42))
+    assert learns.is_beyond
+    assert judged([learns])[0].verdict == REPRODUCED
+    table = exposure_course.tables(rows)[0]
+    assert "but in CRT, which drops duplicates" in table.note
+    assert "2.8 (2.8 to 2.9) at 7.39" in {cell for line in table.cells for cell in line}
 
 
 def test_numbers_are_all_different_and_follow_from_the_key():

@@ -95,6 +95,16 @@ def verdicts(losses, noises=NOISES, bare=2.0):
     return [(each.finding.family, each.verdict) for each in judged(findings(found))]
 
 
+def test_bounds_that_were_set_after_a_measurement_are_no_finding():
+    found = findings(rows(dict.fromkeys(NUMBERS, (4.0, 4.0)), NOISES))
+    assert {each.family: each.is_check for each in found} == {
+        "learning": True,
+        "verdict": True,
+        "suggestion": False,
+        "more users": False,
+    }
+
+
 def test_claims_follow_the_outcome():
     good = verdicts({"64 customers": (5.6, 5.6), "256 customers": (4.4, 4.4), "helpdesk": (3.2, 3.2)})
     assert len(good) == 11
