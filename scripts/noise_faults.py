@@ -23,8 +23,8 @@ NOISE = [
         "30",
         "small tensors of a block share their noise",
         "randomness/streams.py::_add_block",
-        "segment.source._fill_groups(room.words[place : place + segment.groups], segment.start // GROUP)",
-        "segments[0].source._fill_groups(room.words[place : place + segment.groups], 0)",
+        "segment.source._fill_groups(room, place, segment.groups, segment.start // GROUP)",
+        "segments[0].source._fill_groups(room, place, segment.groups, 0)",
         "tests/randomness/test_streams.py tests/training/test_step.py",
     ),
     Fault(
@@ -39,8 +39,8 @@ NOISE = [
         "30",
         "words of noise are words of draws",
         "randomness/streams.py",
-        "_FIRST = 1 << 95  # nonce of normal values",
-        "_FIRST = 0  # nonce of normal values",
+        "_FIRST = 1 << 95  # nonce of normal values: of radii and the high half of angles",
+        "_FIRST = 0",
         "tests/randomness/test_streams.py",
     ),
     Fault(
@@ -69,20 +69,28 @@ NOISE = [
     ),
     Fault(
         "30",
+        "noise is rounded before it is added",
+        "randomness/streams.py::_add_block",
+        'np.add(values, normal[first : first + len(values)], out=values, casting="same_kind")',
+        "values += normal[first : first + len(values)].astype(np.float32)",
+        "tests/randomness/test_streams.py",
+    ),
+    Fault(
+        "30",
         "a tail that ends at 6 standard deviations",
         "randomness/streams.py::_Room.normal",
-        "np.float32(2.0**-126)",
-        "np.float32(2.0**-52)",
+        "np.add(radius, 0.5, out=radius)",
+        "np.add(radius, 2.0**37, out=radius)",
         "tests/randomness/test_streams.py",
     ),
     Fault(
         "30",
         "noise that is far smaller than one is none",
         "randomness/streams.py::_Room.normal",
-        "np.negative(radius, out=radius)\n"
+        "np.multiply(radius, -2.0, out=radius)\n"
         "np.sqrt(radius, out=radius)\n"
         "np.multiply(radius, scale, out=radius)",
-        "np.multiply(radius, -scale * scale, out=radius)\nnp.sqrt(radius, out=radius)",
+        "np.multiply(radius, np.float32(-2 * scale) * np.float32(scale), out=radius)\nnp.sqrt(radius, out=radius)",
         "tests/randomness/test_streams.py",
     ),
     Fault(

@@ -165,12 +165,12 @@ STEPS = [
     Fault(
         "correlation",
         "a run that goes on forgets the noise before",
-        "privacy/correlated_noise.py::BandedNoise.at",
-        'if step < self._next:\n    raise AssertionError(f"step {step} comes after step {self._next - 1}")',
+        "privacy/correlated_noise.py::BandedNoise.take_back",
+        'if step < self._next:\n    raise AssertionError(f"step {step} comes after step {self._next}")',
         "if not self._said:\n"
         "    self._next = step\n"
         "if step < self._next:\n"
-        '    raise AssertionError(f"step {step} comes after step {self._next - 1}")',
+        '    raise AssertionError(f"step {step} comes after step {self._next}")',
         "tests/privacy/test_correlated_noise.py",
     ),
 ]

@@ -269,3 +269,34 @@ def test_no_test_on_the_output_beats_the_claimed_curve(tmp_path, mechanism):
             found = a.mean() - math.exp(epsilon) * b.mean()
             error = math.sqrt((a.var() + math.exp(2 * epsilon) * b.var()) / trials)
             assert found == pytest.approx(float(direction.delta(epsilon)), abs=4.5 * error + 1e-3)
+
+
+def made_in_float32(one, other):
+    """Which pairs Box-Muller in float32 can give: float32[n] each, bool[n]."""
+
+    def near(x):
+        up = down = x.astype(np.float32)
+        found = [up]
+        for _ in range(3):
+            up, down = np.nextafter(up, np.float32(np.inf)), np.nextafter(down, np.float32(-np.inf))
+            found += [up, down]
+        return found
+
+    radius, angle = np.hypot(one.astype(float), other), np.arctan2(other.astype(float), one)
+    can = np.zeros(len(one), bool)
+    for a in near(angle):
+        for r in near(radius):
+            can |= (np.cos(a) * r == one) & (np.sin(a) * r == other)
+    return can
+
+
+def test_no_sum_is_told_from_another_by_what_float32_cannot_give():
+    """Mironov 2012: an attacker who knows all but one unit asks whether what is left can be noise."""
+    key = RunKey(b"\7" * 32)
+    told = []
+    for unit in (0.0, 0.01):  # of the unit that may be there
+        left = torch.full((16 * 512,), unit)
+        add_noise([(left, key.stream("main", "noise", 0, f"{unit}"), 0)], 1.0)
+        pairs = left.numpy().reshape(-1, 2, 256)
+        told.append(made_in_float32(pairs[:, 0].ravel(), pairs[:, 1].ravel()).mean())
+    assert abs(told[0] - told[1]) < 0.05

@@ -61,18 +61,53 @@ def test_normal_values_are_normal():
     assert 5 < (abs(values) > 4).sum() < 55
 
 
-def test_normal_values_are_box_muller_of_the_words_to_the_precision_of_float32():
-    """Whatever code NumPy has for this processor: a logarithm or a sine of few bits would make other noise."""
+def words_of(stream, groups=GROUPS):
+    """The words that normal values are made of: of radii int64, of angles int64, and the low half of angles."""
+    room = noise._Room(groups)
+    stream._fill_groups(room, 0, groups, 0)
+    return (
+        room.words[:, : 2 * PAIRS].view("<i8").astype(float),
+        room.words[:, 2 * PAIRS :].astype(float),
+        room.low.astype(float),
+    )
+
+
+def test_normal_values_are_box_muller_of_the_words():
+    """Whatever code NumPy has for this processor: a logarithm or a tangent of few bits would make other noise."""
     stream = KEY.stream("main", "noise")
-    words = np.empty((GROUPS, 3 * PAIRS), "<i4")
-    stream._fill_groups(words, 0)
-    drawn, angles = words[:, : 2 * PAIRS].view("<i8").astype(float), words[:, 2 * PAIRS :].astype(float)
-    radius, angle = np.sqrt(-2 * np.log(abs(drawn) * 2.0**-63)), angles * (np.pi * 2.0**-31)
+    drawn, high, low = words_of(stream)
+    radius = np.sqrt(-2 * np.log((abs(drawn) + 0.5) * 2.0**-63))
+    angle = (high + low * 2.0**-32) * (np.pi * 2.0**-31)
     expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
-    off = abs(stream.normal(BLOCK).double().numpy().reshape(expected.shape) - expected).max(1)
-    # In units of 2^-24: an angle of pi is rounded three times (9.4); sine, radius and product to a few last bits.
-    # The word's rounding moves the squared radius.
-    assert (off < 16 * 2.0**-24 * radius + np.minimum(2.0**-22 / radius, 2.0**-11)).all()
+    found = stream.normal(BLOCK)
+    assert found.dtype == torch.float64
+    off = abs(found.numpy().reshape(expected.shape) - expected).max(1)
+    assert (off < 64 * 2.0**-52 * np.maximum(radius, 2.0**-20)).all()
+
+
+def test_no_words_are_used_twice():
+    drawn, high, low = (each.ravel() for each in words_of(KEY.stream("main", "noise"), 8))
+    assert not np.isin(high % 2**32, low).any()
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_value_of_all_bits_is_no_rarer_than_others():
+    """Of float32 values every one would pass; of those between, 2^-29."""
+    values = KEY.stream("main", "noise").normal(BLOCK)
+    assert (values == values.float().double()).sum() < 3
+    assert (values != 0).all()
+
+
+def test_a_sum_is_rounded_once_after_its_noise():
+    sums = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0))
+    exact = sums.double() + 2.5 * KEY.stream("main", "noise").normal(BLOCK)
+    found = sums.clone()
+    add_noise([(found, KEY.stream("main", "noise"), 0)], 2.5)
+    twice = sums + (2.5 * KEY.stream("main", "noise").normal(BLOCK)).float()
+    assert (
+        found == exact.float()
+    ).float().mean() > 0.9999  # else by one last bit, as the product is rounded before
+    assert (twice == exact.float()).float().mean() < 0.95
 
 
 def test_the_tail_is_as_long_as_64_bits_make_it():
@@ -80,7 +115,7 @@ def test_the_tail_is_as_long_as_64_bits_make_it():
         def _encrypt(self, words, mode):
             words[:] = 0
 
-    assert Smallest(b"").normal(1).item() == pytest.approx(np.log(2.0**126) ** 0.5)
+    assert Smallest(b"").normal(1).item() == pytest.approx((2 * np.log(2.0**64)) ** 0.5)
 
 
 def test_integers_are_uniform_below_their_limits():
@@ -95,7 +130,8 @@ def test_noise_has_the_stated_size_and_crosses_blocks():
     add_noise([(tensor, KEY.stream("main", "noise"), 0)], 2.5)
     assert tensor.std().item() == pytest.approx(2.5, rel=0.01)
     assert torch.equal(
-        tensor.view(-1)[BLOCK - 1 : BLOCK + 1], 2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)
+        tensor.view(-1)[BLOCK - 1 : BLOCK + 1],
+        (2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)).float(),
     )
 
 
@@ -153,14 +189,15 @@ def test_noise_is_of_the_cipher_in_counter_mode_wherever_one_starts():
 
     Nor is one of `uint64`'s, which begin at 0.
     """
-    key, size = bytes(range(32)), 3 * PAIRS * 4  # bytes of a group
+    key = bytes(range(32))
 
-    def expected(block: int) -> bytes:
-        counter = ((1 << 95) + block).to_bytes(12, "big") + (2).to_bytes(4, "big")
-        cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-        return cipher.update(bytes(size * GROUPS))
+    def expected(kind: int, size: int) -> bytes:
+        found = b""
+        for block in range(3):
+            counter = (kind + block).to_bytes(12, "big") + (2).to_bytes(4, "big")
+            found += Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes(size * GROUPS))
+        return found
 
-    whole = expected(0) + expected(1) + expected(2)
     for first, groups in (
         (0, 1),
         (0, 3 * GROUPS),
@@ -169,9 +206,12 @@ def test_noise_is_of_the_cipher_in_counter_mode_wherever_one_starts():
         (7, 2 * GROUPS),
         (GROUPS, 3),
     ):
-        words = np.empty((groups, 3 * PAIRS), "<i4")
-        Stream(key)._fill_groups(words, first)
-        assert words.tobytes() == whole[first * size : (first + groups) * size]
+        room = noise._Room(groups + 1)
+        Stream(key)._fill_groups(room, 1, groups, first)
+        for words, kind in ((room.words, 1 << 95), (room.low, 3 << 94)):
+            size = 4 * words.shape[1]  # bytes of a group
+            whole = expected(kind, size)
+            assert words[1:].tobytes() == whole[first * size : (first + groups) * size]
 
 
 def test_another_config_or_other_data_draw_afresh():
@@ -252,7 +292,7 @@ def test_noise_is_the_same_however_many_threads_there_are(threads, number, monke
     add_noise(list(zip(found, sources, starts, strict=True)), 2.0, 0.25)
     assert len(workers) == number
     for own, source, start in zip(found, sources, starts, strict=True):
-        assert torch.allclose(own, (1 + 2 * source.normal(len(own), start)) / 4, atol=1e-6)
+        assert torch.allclose(own.double(), (1 + 2 * source.normal(len(own), start)) / 4, atol=1e-6)
 
 
 def test_a_thread_that_fails_ends_the_step(threads, monkeypatch):

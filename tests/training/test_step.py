@@ -93,7 +93,9 @@ def expected_move(model, draw, clip, noise, scale, key=KEY, step=0):
         summed = torch.zeros_like(parameter)
         for gradient, norm in zip(gradients, norms, strict=True):
             summed += gradient[name] * (min(1.0, clip / norm) if clip else 1.0)
-        values = key.stream("main", "noise", step, name).normal(parameter.numel()).view(parameter.shape)
+        values = (
+            key.stream("main", "noise", step, name).normal(parameter.numel()).float().view(parameter.shape)
+        )
         total[name] = (summed + noise * (clip or 0) * values) * scale
     return total
 
@@ -155,7 +157,11 @@ def test_an_empty_draw_is_a_noise_only_step(key):
     report = step_of(model, [NOTHING], aggregation, key)(0)
     for name, got in moved(before, model).items():
         values = (
-            noise_key(key, aggregation).stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+            noise_key(key, aggregation)
+            .stream("main", "noise", 0, name)
+            .normal(got.numel())
+            .float()
+            .view(got.shape)
         )
         assert torch.allclose(got, values * 0.1, atol=1e-6), name
     assert (report.rows, report.units, report.loss) == (0, 0, None)
@@ -234,7 +240,10 @@ def test_the_schedule_is_followed(schedule, rates):
         step(number)
         got = moved(before, model)["transformer.wpe.weight"]
         values = (
-            KEY.stream("main", "noise", number, "transformer.wpe.weight").normal(got.numel()).view(got.shape)
+            KEY.stream("main", "noise", number, "transformer.wpe.weight")
+            .normal(got.numel())
+            .float()
+            .view(got.shape)
         )
         assert torch.allclose(got, rate * values, atol=1e-5)
 
@@ -395,7 +404,7 @@ def test_where_no_unit_has_a_finite_gradient_a_step_is_noise(unlucky):
     report = step_of(model, [draw], Aggregation(0.5, 2.0, 0.1))(0)
     assert (report.left_out, report.loss) == (3, None)
     for name, got in moved(before, model).items():
-        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).float().view(got.shape)
         assert torch.allclose(got, values * 0.1, atol=1e-6), name
 
 

@@ -111,7 +111,7 @@ def test_a_step_is_the_mean_of_those_near_most_others(times, micro_tokens, noise
     place = 0
     for name, got in moved(before, model).items():
         expected = torch.from_numpy(mean[place : place + got.numel()]).view(got.shape)
-        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).float().view(got.shape)
         expected = expected + noise * tau / USERS * values
         assert torch.allclose(got.double(), expected, atol=2e-6, rtol=1e-4), name
         place += got.numel()
@@ -150,7 +150,7 @@ def test_where_nobody_is_kept_the_mean_is_zero_and_noised(monkeypatch):
     before = snapshot(model)
     step_of(model, draw, filter_of(1e-9, 1e9))(0)
     for name, got in moved(before, model).items():
-        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).view(got.shape)
+        values = KEY.stream("main", "noise", 0, name).normal(got.numel()).float().view(got.shape)
         assert torch.allclose(got, values / USERS, atol=1e-6), name
 
 

@@ -113,7 +113,7 @@ def _variances(bands: int, exponent: float, rates: np.ndarray) -> np.ndarray:
 
 
 class BandedNoise:
-    """C^-1 Z, one step after the other. It keeps the results of the last `bands` - 1 steps.
+    """What C^-1 Z is beside Z, one step after the other. It keeps the noise of the last `bands` - 1 steps.
 
     Args:
         independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were
@@ -128,21 +128,23 @@ class BandedNoise:
         self._said: deque[Vectors] = deque(maxlen=bands - 1)
         self._next = 0
 
-    def at(self, step: int) -> Vectors:
-        """Return the noise of `step`, counted from 0. Ask for steps in order; skipped steps are computed too.
+    def take_back(self, step: int, sums: Vectors, scale: float) -> None:
+        """Subtract the part of earlier noise that `step`, counted from 0, takes back: add scale * (C^-1 Z - Z).
 
-        The last one may be asked for again.
+        The step's own Z is added afterwards, in the same way as noise without bands: what is released has been
+        rounded once, after its noise was added. Ask for steps in order; skipped steps are computed too. The last one
+        may be asked for again.
         """
-        if step == self._next - 1:
-            return self._said[-1]
         if step < self._next:
-            raise AssertionError(f"step {step} comes after step {self._next - 1}")
-        while True:
+            raise AssertionError(f"step {step} comes after step {self._next}")
+        while self._next < step:
             found = self._independent(self._next)
-            for c, before in zip(self._below, reversed(self._said), strict=False):
-                for name, vector in found.items():
-                    vector.sub_(before[name], alpha=c)
+            self._subtract(found, 1.0)
             self._said.append(found)
             self._next += 1
-            if self._next > step:
-                return found
+        self._subtract(sums, scale)
+
+    def _subtract(self, vectors: Vectors, scale: float) -> None:
+        for c, before in zip(self._below, reversed(self._said), strict=False):
+            for name, vector in vectors.items():
+                vector.sub_(before[name], alpha=c * scale)

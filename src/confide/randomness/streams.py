@@ -34,11 +34,14 @@ KEY_BYTES = 32
 # Values that a thread makes at a time, so that noise needs no second copy of the model. Between its calls a thread
 # waits for Python's lock: with smaller blocks, which a cache would hold, two threads lose more than they gain.
 BLOCK = 1 << 19
-PAIRS = 256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 for each angle
+PAIRS = (
+    256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 and 4 for each angle
+)
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # groups under one nonce
-LAYOUT = 7  # of noise in its stream; a run that began with another layout cannot be resumed
-_FIRST = 1 << 95  # nonce of normal values
+LAYOUT = 8  # of noise in its stream; a run that began with another layout cannot be resumed
+_FIRST = 1 << 95  # nonce of normal values: of radii and the high half of angles
+_LOW = _FIRST | 1 << 94  # of the low half, which came later: the other words stay where they always were
 _WORDS = 1 << 18  # words of a block of draws: what a processor's cache holds
 _ZEROS = bytes(6 * BLOCK)
 
@@ -104,21 +107,27 @@ class Stream:
         return np.argsort(self.uint64(n), kind="stable")
 
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
-        """Return `n` standard normal values: float32[n].
+        """Return `n` standard normal values: float64[n].
 
-        Box-Muller with radii from 64-bit words, so that the tail reaches 9.3 standard deviations: no tail that matters
-        to delta is cut off, as 24- or 32-bit uniforms would cut it. Float32 rounds the noise as it rounds the sum to
-        which the noise is added, and more coarsely near zero: squares of radii below 1/100 are multiples of 2^-23.
+        Box-Muller with radii and angles from 64-bit words, so that the tail reaches 9.4 standard deviations: no tail
+        that matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Two values of a pair are as fine as
+        float64 is. In float32 they would have few neighbours, and whoever knows a sum without noise could tell it from
+        another by what is impossible (Mironov 2012).
         """
         import torch
 
         first, skip = divmod(start, GROUP)
         room = _Room(_groups(skip + n))
-        self._fill_groups(room.words, first)
-        return torch.from_numpy(room.normal(len(room.words), np.float32(1)))[skip : skip + n]
+        self._fill_groups(room, 0, len(room.words), first)
+        return torch.from_numpy(room.normal(len(room.words), 1.0))[skip : skip + n]
 
-    def _fill_groups(self, words: np.ndarray, first: int) -> None:
-        """Write the words of groups of normal values, from number `first` on.
+    def _fill_groups(self, room: _Room, place: int, count: int, first: int) -> None:
+        """Write the words of so many groups of normal values, from number `first` on, into a room from `place` on."""
+        self._fill_words(room.words[place : place + count], first, _FIRST)
+        self._fill_words(room.low[place : place + count], first, _LOW)
+
+    def _fill_words(self, words: np.ndarray, first: int, nonces: int) -> None:
+        """Write one kind of words of groups, from number `first` on: int32[groups, words of a group].
 
         The counter is a nonce of 96 bits, the number of a block of groups, and 32 bits that count from 2 on. This is
         the counter of GCM, for which OpenSSL has faster code than for plain CTR, which can start anywhere. The nonce's
@@ -127,9 +136,9 @@ class Stream:
         place = 0
         while place < len(words):
             number, inside = divmod(first + place, GROUPS)
-            nonce = (_FIRST + number).to_bytes(12, "big")
+            nonce = (nonces + number).to_bytes(12, "big")
             some = words[place : place + GROUPS - inside]
-            counter = 2 + inside * 12 * PAIRS // 16
+            counter = 2 + inside * words.shape[1] * 4 // 16
             self._encrypt(some, modes.CTR(nonce + counter.to_bytes(4, "big")) if inside else modes.GCM(nonce))
             place += len(some)
 
@@ -159,41 +168,50 @@ def _groups(n: int) -> int:
 class _Room:
     """Working memory of one thread for normal values: block after block uses the same memory, which stays in its cache.
 
-    NumPy computes the values: its logarithms, sines and cosines are faster on a CPU than torch's. The last bit of a
-    float may differ between processors.
+    NumPy computes the values in float64. Its tangent is several times as fast there as sine and cosine, of which half
+    the angle's tangent makes both. The last bits may differ between processors.
 
     Attributes:
         words: random words of groups, int32[groups, 3 * PAIRS].
+        low: words that refine the angles, uint32[groups, PAIRS].
     """
 
     def __init__(self, groups: int):
         self.words = np.empty((groups, 3 * PAIRS), "<i4")
-        self._radius, self._angle = (np.empty((groups, PAIRS), np.float32) for _ in range(2))
-        self._values = np.empty((groups, 2, PAIRS), np.float32)
+        self.low = np.empty((groups, PAIRS), "<u4")
+        self._radius, self._tangent = (np.empty((groups, PAIRS)) for _ in range(2))
+        self._values = np.empty((groups, 2, PAIRS))
 
-    def normal(self, groups: int, scale: np.float32) -> np.ndarray:
-        """Turn the words of so many groups into values of N(0, scale^2): float32[groups * GROUP].
+    def normal(self, groups: int, scale: float) -> np.ndarray:
+        """Turn the words of so many groups into values of N(0, scale^2): float64[groups * GROUP].
 
         The result is valid until the next call.
         """
-        words, values = self.words[:groups], self._values[:groups]
-        radius, angle = self._radius[:groups], self._angle[:groups]
-        # A signed word's size is uniform in [0, 2^63], with all 24 bits of a float32 however small it is. Its square
-        # has no sign, and twice its logarithm, as the radius wants it.
+        words, low, values = self.words[:groups], self.low[:groups], self._values[:groups]
+        radius, tangent = self._radius[:groups], self._tangent[:groups]
+        cosine, sine = values[:, 0], values[:, 1]
+        # A signed word's size is uniform in [0, 2^63], with all bits of a float64 however small it is, and never 0.
         np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
-        np.multiply(radius, np.float32(2.0**-63), out=radius)
-        np.multiply(radius, radius, out=radius)
-        # No radius is infinite; all but the smallest stay as they are. np.maximum takes longer.
-        np.add(radius, np.float32(2.0**-126), out=radius)
+        np.abs(radius, out=radius)
+        np.add(radius, 0.5, out=radius)
+        np.multiply(radius, 2.0**-63, out=radius)
         np.log(radius, out=radius)
-        np.negative(radius, out=radius)
+        np.multiply(radius, -2.0, out=radius)
         np.sqrt(radius, out=radius)
         np.multiply(radius, scale, out=radius)
-        np.copyto(angle, words[:, GROUP:], casting="unsafe")
-        np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)  # in [-pi, pi]
-        np.cos(angle, out=values[:, 0])
-        np.sin(angle, out=values[:, 1])
-        np.multiply(values, radius[:, None], out=values)
+        # The tangent t of half an angle in [-pi / 2, pi / 2]: its cosine is (1 - t^2) / (1 + t^2), its sine 2 t / ...
+        np.copyto(tangent, words[:, GROUP:], casting="unsafe")
+        np.multiply(low, 2.0**-32, out=sine)
+        np.add(tangent, sine, out=tangent)
+        np.multiply(tangent, math.pi * 2.0**-32, out=tangent)
+        np.tan(tangent, out=tangent)
+        np.multiply(tangent, tangent, out=cosine)
+        np.add(cosine, 1.0, out=sine)
+        np.divide(radius, sine, out=radius)
+        np.subtract(1.0, cosine, out=cosine)
+        np.multiply(cosine, radius, out=cosine)
+        np.multiply(tangent, radius, out=sine)
+        np.multiply(sine, 2.0, out=sine)
         return values.reshape(-1)
 
 
@@ -224,8 +242,8 @@ class FastStream:
             self._begin(self._stream.uint64(2, start))
         self._next = start + n
         if self._on_cpu is not None:
-            return torch.from_numpy(self._on_cpu.standard_normal(n, np.float32))
-        return torch.randn(n, generator=self._on_gpu, device=self._device)
+            return torch.from_numpy(self._on_cpu.standard_normal(n))
+        return torch.randn(n, generator=self._on_gpu, device=self._device, dtype=torch.float64)
 
     def _begin(self, key: np.ndarray) -> None:
         import torch
@@ -252,6 +270,8 @@ def generator(kind: str, device: torch.device, parts: int = 1) -> str:
 def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
     """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
 
+    The noise is float64 and so is the sum. It is rounded once, and then multiplied.
+
     Args:
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
             not 0 for a tensor that is part of a larger one.
@@ -268,7 +288,7 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
             parts = range(0, len(flat), BLOCK)
             segments += [_Segment(flat[place : place + BLOCK], source, start + place) for place in parts]
     if segments:
-        _add_segments(segments, np.float32(scale), np.float32(times))
+        _add_segments(segments, scale, np.float32(times))
 
 
 @dataclass(frozen=True)
@@ -284,7 +304,7 @@ class _Segment:
         return _groups(self.start % GROUP + len(self.values))
 
 
-def _add_segments(segments: list[_Segment], scale: np.float32, times: np.float32) -> None:
+def _add_segments(segments: list[_Segment], scale: float, times: np.float32) -> None:
     """Add noise to all segments, block by block, in as many threads as torch uses."""
     import torch
 
@@ -325,16 +345,16 @@ def _blocks(segments: list[_Segment]) -> Iterator[list[_Segment]]:
     yield block
 
 
-def _add_block(segments: list[_Segment], room: _Room, scale: np.float32, times: np.float32) -> None:
+def _add_block(segments: list[_Segment], room: _Room, scale: float, times: np.float32) -> None:
     place = 0
     for segment in segments:
-        segment.source._fill_groups(room.words[place : place + segment.groups], segment.start // GROUP)
+        segment.source._fill_groups(room, place, segment.groups, segment.start // GROUP)
         place += segment.groups
     normal, place = room.normal(place, scale), 0
     for segment in segments:
         first = GROUP * place + segment.start % GROUP
         values = segment.values
-        values += normal[first : first + len(values)]
+        np.add(values, normal[first : first + len(values)], out=values, casting="same_kind")
         values *= times
         place += segment.groups
 

@@ -226,9 +226,7 @@ class PrivateStep:
                 vector.mul_(self.aggregation.scale)
             return
         if self.correlated is not None:
-            for name, noise in self.correlated.at(step).items():
-                total[name].add_(noise, alpha=noise_scale).mul_(self.aggregation.scale)
-            return
+            self.correlated.take_back(step, total, noise_scale)
         add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)
 
     def _independent(self, step: int) -> Vectors:

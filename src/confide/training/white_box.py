@@ -35,7 +35,7 @@ class Readings:
     The observer does not know which units are drawn. A canary's reading is the derivative of its loss along the
     part of the noised sum that is not known: the inner product of that part with the canary's gradient. It is
     computed as a difference of losses, by two passes without gradients over all canaries per step. It is a score,
-    not a bound: rounding makes an attack weaker, but never affects a claim.
+    not a bound: rounding of the losses makes this attack weaker, but never affects a claim.
 
     Attributes:
         model, task: what trains; after each reading, the weights are exactly as before.

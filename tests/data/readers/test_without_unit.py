@@ -99,7 +99,10 @@ def test_a_field_that_is_not_there_counts_as_empty():
 @pytest.mark.parametrize("unit", ["usr", ["user", "usr"]])
 def test_a_field_that_no_record_has_is_refused(unit, without_unit):
     """Mistyped, it would make each document a unit, or protect one owner of two."""
-    with pytest.raises(InputError, match=r"names 'usr', .*did you mean 'user'.* None of the [0-9]+ records that were read has it"):
+    with pytest.raises(
+        InputError,
+        match=r"names 'usr', .*did you mean 'user'.* None of the [0-9]+ records that were read has it",
+    ):
         of_fields({"user": "ann"}, {"user": "bob"}, unit=unit, without_unit=without_unit)
 
 

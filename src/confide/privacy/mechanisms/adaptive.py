@@ -294,7 +294,9 @@ class _Release:
     def mean(self, step: int) -> float:
         """Compute the released value: the noised sum of a draw's probabilities over the expected rows."""
         drawn = self.key.stream(self.phase, "gamma draw", step).uniform(len(self.rho)) < self.rate
-        noise = self.noise * float(self.key.stream(self.phase, "gamma noise", step).normal(1)[0])
+        # The same noise at another size, as by another accounting, would give away the sum.
+        stream = self.key.stream(self.phase, "gamma noise", step, repr(self.noise))
+        noise = self.noise * float(stream.normal(1)[0])
         return (float(self.rho[drawn].sum()) + noise) / self.expected
 
     def gamma(self, step: int) -> float:
