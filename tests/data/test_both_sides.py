@@ -4,7 +4,7 @@ import pytest
 
 from confide.config.data_section import Data
 from confide.data import unit_graph
-from confide.data.both_sides import units_that_train
+from confide.data.both_sides import units_that_train, whose_rows
 from confide.data.unit_graph import GraphWriter, UnitGraph
 
 
@@ -55,6 +55,14 @@ def test_one_file_for_both_holds_the_same_documents(graph):
 
 def test_a_share_of_the_units_is_apart(graph):
     assert units_that_train(data(eval=0.1), graph("anna"), [graph("anna")]) == 0  # made up: no name is read
+
+
+def test_the_rows_are_described(graph):
+    held, train = graph("anna", "bob"), graph("bob", "carl")
+    assert whose_rows(data(), held, [train]) == "partly those of 1 units in training (data.eval)"
+    assert whose_rows(data(), held, [graph("carl")]) is None
+    assert whose_rows(data(eval=None), None, [train]) is None
+    assert "data.eval_within" in whose_rows(data(eval=None, eval_within=0.1), held, [train])
 
 
 def test_names_are_read_in_blocks(graph, monkeypatch):

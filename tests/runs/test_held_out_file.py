@@ -138,3 +138,10 @@ def test_names_of_secrets_are_no_names_of_people(world):
     found = confide("prepare", world.path, "--json")
     assert found.code == 0, found.err
     assert not any("also train" in note for note in json.loads(found.out)["notes"])
+
+
+def test_no_attack_takes_them_for_rows_of_others(world):
+    assert confide("train", world.path).code == 0
+    found = json.loads(confide("audit", world.run, "--attacks", "membership,users", "--json").out)
+    assert found["left_out"].keys() == {"membership", "users"}
+    assert all("3 units in training (data.eval)" in reason for reason in found["left_out"].values())

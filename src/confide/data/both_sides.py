@@ -33,3 +33,12 @@ def units_that_train(data: "Data", held_out: UnitGraph, trained: Sequence[UnitGr
     for graph in trained:
         left.difference_update(graph.each_name())
     return before - len(left)
+
+
+def whose_rows(data: "Data", held_out: UnitGraph | None, trained: Sequence[UnitGraph]) -> str | None:
+    """Say which held-out rows are of units that train; None if none is known to be."""
+    if data.eval_within is not None:
+        return "the first ones of units in training (data.eval_within)"
+    if held_out is not None and (number := units_that_train(data, held_out, trained)):
+        return f"partly those of {number:,} units in training (data.eval)"
+    return None
