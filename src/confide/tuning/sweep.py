@@ -142,10 +142,9 @@ def sweep(
     with run.locked():
         run.bind()
         prepared = prepared_data(run, tokenizer_of(run.config, run.given), console)
-        check_held_out(run.config, prepared)
-        shape = prepared.train.shape()
+        held_out, shape = check_held_out(run.config, prepared), prepared.train.shape()
         check_space(space, search, run.config, shape)
-        header = _header(run, space, search, prepared.train)
+        header = _header(run, space, search, prepared.train, held_out)
         ledger = Ledger(run.ledger_path)
         try:
             _refuse_another(ledger, header, run)
@@ -155,8 +154,8 @@ def sweep(
             ledger.close()
 
 
-def check_held_out(config: Config, prepared: Prepared) -> None:
-    """Check the rows that a sweep chooses by.
+def check_held_out(config: Config, prepared: Prepared) -> UnitGraph:
+    """Return the rows that a sweep chooses by.
 
     Raises:
         InputError: there are none, or they may hold what is protected.
@@ -164,6 +163,7 @@ def check_held_out(config: Config, prepared: Prepared) -> None:
     if prepared.held_out is None:
         raise InputError("data.eval: a sweep chooses by held-out loss: name evaluation data, or a share")
     check_choice(config, prepared.held_out, prepared.trained, SWEEP)
+    return prepared.held_out
 
 
 def check_space(space: Space, search: Search, config: Config, shape: Shape) -> None:
@@ -194,16 +194,27 @@ def _admitted(candidate: Candidate, search: Search, config: Config, shape: Shape
     return other
 
 
-def _header(run: Run, space: Space, search: Search, train: UnitGraph) -> dict[str, Any]:
-    """Return the first line of the sweep's ledger."""
-    key, plain = run.key(), hashlib.sha256()  # a hash of private text: only its HMAC is written
-    train.digest(plain.update)
+def _header(run: Run, space: Space, search: Search, train: UnitGraph, held_out: UnitGraph) -> dict[str, Any]:
+    """Return the first line of the sweep's ledger, which all trials are bound to.
+
+    With other held-out rows another trial may be the best. If these rows were left out, two copies of one sweep could
+    release two of the same trials, each as if it were released alone.
+    """
+    key = run.key()
     return {
         **search.facts(),
         "space": space.describe(),
         "config": key.fingerprint(run.binding().encode()),
-        "data": key.fingerprint(plain.digest()),
+        "data": key.fingerprint(_digest(train)),
+        "held_out": key.fingerprint(_digest(held_out)),
     }
+
+
+def _digest(graph: UnitGraph) -> bytes:
+    """Hash private text without a key: only an HMAC of the hash is written."""
+    plain = hashlib.sha256()
+    graph.digest(plain.update)
+    return plain.digest()
 
 
 def _refuse_another(ledger: Ledger, header: dict[str, Any], run: Run) -> None:
