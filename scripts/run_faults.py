@@ -376,4 +376,28 @@ RUNS = [
         "0",
         "tests/runs/test_patience.py",
     ),
+    Fault(
+        "held-out text",
+        "the losses of people who train decide when a run ends, and which trial is released",
+        "mechanisms/held_out_rules.py::check_choice",
+        "units_that_train(config.data, held_out, trained)",
+        "0",
+        "tests/runs/test_held_out_file.py",
+    ),
+    Fault(
+        "held-out text",
+        "secrets in held-out text decide when a run ends",
+        "mechanisms/held_out_rules.py::choice_errors",
+        "mechanism.needs.secrets",
+        "False",
+        "tests/runs/test_held_out_file.py",
+    ),
+    Fault(
+        "held-out text",
+        "a sweep goes on with other rows to choose by, and releases a second one of its trials",
+        "tuning/sweep.py::_header",
+        "key.fingerprint(_digest(held_out))",
+        "''",
+        "tests/tuning/test_sweep.py",
+    ),
 ]

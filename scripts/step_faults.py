@@ -125,7 +125,7 @@ STEPS = [
         "selective",
         "runs with other redacted rows draw the same noise",
         "runs/job.py::_bound_key",
-        "(prepared.train, prepared.public)",
+        "prepared.trained",
         "(prepared.train,)",
         "tests/test_selective_run.py",
     ),

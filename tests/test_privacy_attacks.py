@@ -118,6 +118,33 @@ def test_adding_a_document_moves_no_other_one(tmp_path, settings):
     assert whole == without
 
 
+# held-out text: what is released may not hang on the losses of a unit that trains ------------------------------
+def ended(folder: Path, held_out: list[tuple[str, str]], **settings) -> int | None:
+    """After how many steps a run ends by its held-out losses; None if it is refused."""
+    made, held = tiny(folder, steps=8).model_dump(exclude_defaults=True), folder / "held.jsonl"
+    held.write_text("".join(json.dumps({"user": user, "text": text}) + "\n" for user, text in held_out))
+    made["data"] |= {"eval": str(held)}
+    made["privacy"] |= settings | {"published_key": "ended"}
+    made["train"] |= {"eval_every": 1, "patience": 2, "learning_rate": 0.01}
+    try:
+        return fine_tune(Run(check(made))).steps
+    except InputError as refused:
+        assert "also train" in str(refused)  # noqa: PT017
+        return None
+
+
+@pytest.mark.parametrize("mechanism", ["uls", "els"])
+def test_no_text_of_a_unit_that_trains_decides_when_a_run_ends(tmp_path, mechanism):
+    others = [("v", f"say {i} and {i * i}") for i in range(4)]
+    own = [("u0", "say " * (i % 9 + 1)) for i in range(60)]
+    without = ended(tmp_path / "a", others, mechanism=mechanism)
+    assert without is not None
+    assert ended(tmp_path / "b", others + own, mechanism=mechanism) in (None, without)
+    # Text of somebody else decides, and so the line above can fail.
+    same_text = [("w", text) for _, text in own]
+    assert ended(tmp_path / "c", others + same_text, mechanism=mechanism) not in (None, without)
+
+
 # streams: two trainings that differ never share their noise --------------------------------------------------
 def tiny(folder: Path, **train) -> Config:
     common = folder / "common"

@@ -330,6 +330,26 @@ def test_without_ray_it_says_how_to_get_it(world, monkeypatch):
     refused(confide("tune", world.path, *LISTED, "--ray", "auto"), r"pip install 'confide\[cluster\]'")
 
 
+def test_a_sweep_is_bound_to_the_rows_that_it_chooses_by(world, monkeypatch):
+    """Two copies of one sweep, with its key, would else release two of the same trials."""
+    monkeypatch.setattr(Trials, "number", lambda self, uniform: 1)
+    held = world.folder / "held.jsonl"
+    world.set(data__eval=str(held))
+    made = {}
+    for folder, seed in (("first", 5), ("other", 6), ("again", 5)):
+        world.rows(held, users=3, seed=seed, user="somebody else")
+        run = started(world, folder)
+        sweep(run, SPACE, COUNTED)
+        made[folder] = _header(run, 1)
+    for name in ("config", "data", "model"):
+        assert made["first"][name] == made["again"][name]
+        assert made["first"][name] != made["other"][name]
+    world.rows(held, users=3, seed=6, user="somebody else")
+    shutil.rmtree(run.data)
+    with pytest.raises(InputError, match=r"another sweep .differs in held_out."):
+        sweep(run, SPACE, COUNTED)
+
+
 def test_a_folder_holds_one_sweep_or_one_run(world):
     run = started(world)
     sweep(run, SPACE, COUNTED)

@@ -22,6 +22,7 @@ from confide.auditing.rates import ceiling
 from confide.auditing.result import Audit, ExposedNumbers, ExtractedText
 from confide.auditing.trie import Trie
 from confide.config import registry
+from confide.data.both_sides import whose_rows
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
 from confide.privacy.ledger import first_entry
@@ -251,12 +252,13 @@ class _Audit:
         rule = config.privacy.selection
         if name in ("membership", "users") and rule in RULES and rule != "random":
             return f"training rows are the {rule} of each unit and held-out rows are any: that alone tells them apart"
-        if name in ("membership", "users") and config.data.eval_within is not None:
-            return (
-                "held-out rows are the first ones of units in training (data.eval_within), and not of others"
-            )
-        if name in ("membership", "users") and self.job.prepared.held_out is None:
+        prepared = self.job.prepared
+        if name in ("membership", "users") and prepared.held_out is None:
             return "no rows were held out to compare with (data.eval)"
+        if name in ("membership", "users") and (
+            whose := whose_rows(config.data, prepared.held_out, prepared.trained)
+        ):
+            return f"held-out rows are {whose}, and not of others"
         if name == "users" and config.data.unit is None:
             return "the data name no user (data.unit)"
         return None

@@ -162,14 +162,16 @@ def _plan(run: "Run", space: list[str], asked: _Asked, as_json: bool) -> None:
     from confide.models import loading as models
     from confide.runs.preparation import prepared_data
     from confide.tuning.space import Space
-    from confide.tuning.sweep import check_space, prices
+    from confide.tuning.sweep import check_held_out, check_space, prices
     from confide.utils.console import Console
     from confide.utils.rounding import at_least, at_most
 
     console, trials, tried = Console(), asked.counted(), Space.of(space) if space else None
     with run.locked():
-        shape = prepared_data(run, models.load_tokenizer(run.config), console).train.shape()
+        prepared = prepared_data(run, models.load_tokenizer(run.config), console)
+    shape = prepared.train.shape()
     if tried is not None:  # no price depends on it, but whoever asks wants to know if it is possible
+        check_held_out(run.config, prepared)
         check_space(tried, asked.search(), run.config, shape)
     found = prices(run.config, shape, trials)
     if as_json:

@@ -34,7 +34,8 @@ class Data(Section):
         "`s3://bucket/part-*.jsonl`"
     )
     eval: Annotated[float, Field(gt=0, lt=1)] | Source | None = Field(
-        0.1, description="a file as for `train`, or a share of the *units*, held out whole; null for none"
+        0.1,
+        description="a file as for `train`, of other units, or a share of the *units*, held out whole; null for none",
     )
     eval_within: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,

@@ -89,7 +89,7 @@ class Train(Section):
     patience: Annotated[int, Field(ge=0)] = Field(
         0,
         description="end the run after so many evaluations in a row without a lower held-out loss (needs eval_every "
-        "and data.eval); the guarantee counts all `steps`; 0: take all steps",
+        "and data.eval, of units that do not train); the guarantee counts all `steps`; 0: take all steps",
     )
     seed: int = Field(
         0, description="initial weights of a model from scratch and of adapters; never draws or noise"

@@ -25,7 +25,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -41,7 +41,7 @@ from confide.utils.files import sync
 from confide.utils.tally import Tally
 
 BLOCK = 1 << 20  # bytes read at a time by the digest
-NAMES = 1 << 16  # names numbered at a time
+NAMES = 1 << 16  # names numbered or read at a time
 WRITTEN = (
     "tokens",
     "row_offsets",
@@ -156,7 +156,15 @@ class UnitGraph:
 
     def unit_names(self) -> list[str]:
         """Return the names of all units."""
-        return [self.unit_name(unit) for unit in range(self.n_units)]
+        return list(self.each_name())
+
+    def each_name(self) -> Iterator[str]:
+        """Yield the names of all units, in bounded memory."""
+        for low in range(0, self.n_units, NAMES):
+            offsets = self._name_offsets[low : low + NAMES + 1]
+            names = self._names[offsets[0] : offsets[-1]].tobytes()
+            for start, end in pairwise((offsets - offsets[0]).tolist()):
+                yield names[start:end].decode("utf-8", "surrogatepass")
 
     def fetch(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return the tokens of each row, in the order of `rows`.

@@ -35,6 +35,7 @@ def planned(
     with run.locked():
         tokenizer = models.load_tokenizer(run.config)
         prepared = prepared_data(run, tokenizer, console)
+        prepared.check_patience(run.config)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
         check_factors(run.config.train.rate_factors, model)
         shape, size = prepared.train.shape(), Size.of(model)

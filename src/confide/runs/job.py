@@ -87,6 +87,7 @@ class Job:
         tokenizer = tokenizer_of(run.config, run.given)
         with ranks.first_ahead():
             prepared, key = prepared_data(run, tokenizer, console, ranks), run.key()
+        prepared.check_patience(run.config)
         setting = _calibrated(run, prepared.train, ranks)
         model, stored = model_of(
             run.config, run.given, prepared.classes, len(tokenizer), _is_split(run, ranks)
@@ -371,9 +372,12 @@ def _calibrated(run: Run, train: UnitGraph, ranks: Ranks) -> CalibratedMechanism
 
 
 def _bound_key(key: RunKey, run: Run, mechanism: Mechanism, prepared: Prepared, base: bytes) -> RunKey:
-    """Bind the run key to config, data and base model: runs that differ in one of them share no noise."""
-    graphs = [graph for graph in (prepared.train, prepared.public) if graph is not None]
-    bound = [run.binding().encode(), *map(_digest, graphs)]
+    """Bind the run key to config, data and base model: runs that differ in one of them share no noise.
+
+    Held-out rows are left out. At most they decide when a run ends (`train.patience`), and its claim is of all steps
+    and every checkpoint: two runs that differ in these rows alone end at two checkpoints of one.
+    """
+    bound = [run.binding().encode(), *map(_digest, prepared.trained)]
     apart = mechanism.key_binding(prepared.train.shape())
     if apart:
         bound.append(apart)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from confide.data.unit_graph import UnitGraph
 from confide.privacy import mechanisms
+from confide.privacy.mechanisms.held_out_rules import PATIENCE, check_choice
 from confide.randomness.streams import RunKey
 from confide.runs.data_source import differing, files_of, source_of
 from confide.runs.given import Given
@@ -48,6 +49,20 @@ class Prepared:
     held_out: UnitGraph | None
     facts: dict[str, Any]
     public: UnitGraph | None = None
+
+    @property
+    def trained(self) -> tuple[UnitGraph, ...]:
+        """All graphs that steps are taken on."""
+        return (self.train,) if self.public is None else (self.train, self.public)
+
+    def check_patience(self, config: "Config") -> None:
+        """Refuse to end a run by held-out losses that may tell of what is protected.
+
+        Raises:
+            InputError: `train.patience` asks for it; the sentence says what to do.
+        """
+        if config.train.patience and self.held_out is not None:
+            check_choice(config, self.held_out, self.trained, PATIENCE)
 
     @property
     def classes(self) -> int | None:

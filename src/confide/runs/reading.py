@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from confide.config import registry
+from confide.data.both_sides import units_that_train
 from confide.data.cutting import Cutter, Row
 from confide.data.documents import UNLISTED, Recipe, side_of
 from confide.data.part_work import (
@@ -129,7 +130,7 @@ class Reading:
             facts[name] = UnitGraph.open(folder / name).statistics() if (folder / name).is_dir() else None
         facts["counts"], facts["notes"] = (
             dict(self._counted()),
-            [*self.counts.notes(), *self._spellings(folder)],
+            [*self.counts.notes(), *self._spellings(folder), *self._on_both_sides(folder)],
         )
         if planting is not None:
             planting.manifest.write(folder)
@@ -153,6 +154,19 @@ class Reading:
             f"warning: data.unit: {alike:,} of {len(names):,} names differ from another only in capitals or spaces. "
             "If these are one person, write them alike: each spelling is protected, and held out, as its own person"
         ]
+
+    def _on_both_sides(self, folder: Path) -> Iterator[str]:
+        """Yield a remark if a file of held-out text has units that train. Where units are secrets, no name tells."""
+        if not isinstance(self.config.data.eval, str) or self.needs.secrets:
+            return
+        held_out = UnitGraph.open(folder / "eval")
+        names = ("train", "public") if self.needs.second_graph else ("train",)
+        trained = [UnitGraph.open(folder / name) for name in names]
+        if number := units_that_train(self.config.data, held_out, trained):
+            yield (
+                f"warning: data.eval: {number:,} of its {held_out.n_units:,} units also train: losses on their text "
+                "are not those of others, and no noise covers them"
+            )
 
     def _planting(self) -> Planting | None:
         """Return the canaries to plant, after a check that the claim is about such canaries; None if there are none."""

@@ -17,6 +17,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import Repeated, Trials
 from confide.privacy.ledger import Ledger
+from confide.privacy.mechanisms.held_out_rules import SWEEP, check_choice
 from confide.privacy.mechanisms.tuned import CountedSweep, SweepAccounting
 from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
@@ -24,7 +25,7 @@ from confide.runs.data_source import source_of
 from confide.runs.folder import Run
 from confide.runs.given import tokenizer_of
 from confide.runs.loop import Outcome, fine_tune
-from confide.runs.preparation import prepared_data
+from confide.runs.preparation import Prepared, prepared_data
 from confide.tuning.search import Search, setting_of
 from confide.tuning.space import Candidate, Space, altered
 from confide.utils.console import Console
@@ -133,24 +134,17 @@ def sweep(
         executor: runs the trials of a batch.
 
     Raises:
-        InputError: the space holds values that cannot be tried, the config has no held-out units of their own, or
-            the folder holds something else.
+        InputError: the space holds values that cannot be tried, the config has no held-out units of their own, these
+            may hold what is protected, or the folder holds something else.
         KeyboardInterrupt: stopped; the same call resumes.
     """
     console = console or Console(quiet=True)
     with run.locked():
         run.bind()
         prepared = prepared_data(run, tokenizer_of(run.config, run.given), console)
-        if prepared.held_out is None:
-            raise InputError("data.eval: a sweep chooses by held-out loss: name evaluation data, or a share")
-        if run.config.data.eval_within is not None:
-            raise InputError(
-                "data.eval_within: a sweep releases the trial of the least held-out loss, and these rows are of the "
-                "units that the guarantee is about: hold out other units (data.eval)"
-            )
-        shape = prepared.train.shape()
+        held_out, shape = check_held_out(run.config, prepared), prepared.train.shape()
         check_space(space, search, run.config, shape)
-        header = _header(run, space, search, prepared.train)
+        header = _header(run, space, search, prepared.train, held_out)
         ledger = Ledger(run.ledger_path)
         try:
             _refuse_another(ledger, header, run)
@@ -158,6 +152,18 @@ def sweep(
             return _Sweep(run, space, search, shape, header, ledger, console, executor).go()
         finally:
             ledger.close()
+
+
+def check_held_out(config: Config, prepared: Prepared) -> UnitGraph:
+    """Return the rows that a sweep chooses by.
+
+    Raises:
+        InputError: there are none, or they may hold what is protected.
+    """
+    if prepared.held_out is None:
+        raise InputError("data.eval: a sweep chooses by held-out loss: name evaluation data, or a share")
+    check_choice(config, prepared.held_out, prepared.trained, SWEEP)
+    return prepared.held_out
 
 
 def check_space(space: Space, search: Search, config: Config, shape: Shape) -> None:
@@ -188,16 +194,27 @@ def _admitted(candidate: Candidate, search: Search, config: Config, shape: Shape
     return other
 
 
-def _header(run: Run, space: Space, search: Search, train: UnitGraph) -> dict[str, Any]:
-    """Return the first line of the sweep's ledger."""
-    key, plain = run.key(), hashlib.sha256()  # a hash of private text: only its HMAC is written
-    train.digest(plain.update)
+def _header(run: Run, space: Space, search: Search, train: UnitGraph, held_out: UnitGraph) -> dict[str, Any]:
+    """Return the first line of the sweep's ledger, which all trials are bound to.
+
+    With other held-out rows another trial may be the best. If these rows were left out, two copies of one sweep could
+    release two of the same trials, each as if it were released alone.
+    """
+    key = run.key()
     return {
         **search.facts(),
         "space": space.describe(),
         "config": key.fingerprint(run.binding().encode()),
-        "data": key.fingerprint(plain.digest()),
+        "data": key.fingerprint(_digest(train)),
+        "held_out": key.fingerprint(_digest(held_out)),
     }
+
+
+def _digest(graph: UnitGraph) -> bytes:
+    """Hash private text without a key: only an HMAC of the hash is written."""
+    plain = hashlib.sha256()
+    graph.digest(plain.update)
+    return plain.digest()
 
 
 def _refuse_another(ledger: Ledger, header: dict[str, Any], run: Run) -> None:

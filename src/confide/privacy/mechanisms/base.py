@@ -26,6 +26,7 @@ from confide.privacy.accounting import DominatingPair, delta_default, least_nois
 from confide.privacy.correlated_noise import SQUARE_ROOT, exponent_for, sensitivity
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.canary_rules import canary_errors
+from confide.privacy.mechanisms.held_out_rules import PATIENCE, choice_errors
 from confide.privacy.mechanisms.histogram_rules import histogram_errors
 from confide.privacy.mechanisms.values import (
     Aggregation,
@@ -269,6 +270,8 @@ class Mechanism(ABC):
         """Yield (key, sentence) for each impossible combination of settings, including those of an audit."""
         yield from canary_errors(cls, config)
         yield from histogram_errors(cls, config)
+        if config.train.patience and config.data.eval is not None:
+            yield from choice_errors(cls, config, PATIENCE)
         yield from cls.validation_errors(config)
 
     @classmethod

@@ -58,7 +58,7 @@ class CountedSweep(SweepAccounting):
 
     Formal guarantee: `accounting.Repeated`, if all settings that a trial can draw share the process, its noise and
     everything else the claim depends on (`statement.promise`), and if only the best trial of the sweep is released.
-    The score is the loss on held-out rows, which are the same in both worlds.
+    The score is the loss on held-out rows, which are the same in both worlds: `held_out_rules` sees to that.
     """
 
     trials: "Trials"
