@@ -233,8 +233,7 @@ STUDY = Study(
     findings=findings,
     tables=tables,
     minutes=25,
-    deviations=users.DEVIATIONS
-    + " One learning rate for all arms; k is chosen for each arm, where the paper has 10. At the "
+    deviations=users.DEVIATIONS + " One learning rate for all arms; k is chosen for each arm. At the "
     "scale small, two of the paper's four epsilons.",
     reads=users.READS,
 )
