@@ -50,10 +50,8 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 def grid(work: Work) -> Grid:
     size = _SIZES[work.scale]
     options = {"privacy.rows_per_unit": size["ks"], "train.learning_rate": size["rates"]}
-    rows, selection = (
-        size["rows"],
-        "random",
-    )  # both read whole rows: ULS draws them anew at each step (Algorithm 2)
+    # Both read whole rows. ULS draws them anew at each step (Algorithm 2).
+    rows, selection = size["rows"], "random"
     return Grid(
         name="els-uls",
         texts=size["texts"],

@@ -71,7 +71,9 @@ def _keys(rows: Sequence[Row], entries: Sequence[Entry]) -> str:
     """Name the run keys that findings are measured over, and the one of the trials."""
     if all(each["confidence"] is None or each["over"] != RUN_KEYS for each in entries):
         return ""
-    keys = [int(row["key"]) for row in rows if row.get("key") not in (None, TRIAL)]
+    keys = {int(row["key"]) for row in rows if row.get("key") not in (None, TRIAL)}
+    if not keys:
+        return ""
     first, last = min(keys), max(keys)
     words = f", run key {first}" if first == last else f", run keys {first} to {last}"
     has_trials = any(row.get("part") == "validation" for row in rows)

@@ -59,7 +59,7 @@ def test_a_share_of_the_units_is_apart(graph):
 
 def test_the_rows_are_described(graph):
     held, train = graph("anna", "bob"), graph("bob", "carl")
-    assert whose_rows(data(), held, [train]) == "partly those of 1 units in training (data.eval)"
+    assert whose_rows(data(), held, [train]) == "in part those of 1 units in training (data.eval)"
     assert whose_rows(data(), held, [graph("carl")]) is None
     assert whose_rows(data(eval=None), None, [train]) is None
     assert "data.eval_within" in whose_rows(data(eval=None, eval_within=0.1), held, [train])

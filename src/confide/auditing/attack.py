@@ -258,7 +258,7 @@ class _Audit:
         if name in ("membership", "users") and (
             whose := whose_rows(config.data, prepared.held_out, prepared.trained)
         ):
-            return f"held-out rows are {whose}, and not of others"
+            return f"held-out rows are {whose}, and not of others alone"
         if name == "users" and config.data.unit is None:
             return "the data name no user (data.unit)"
         return None

@@ -5,6 +5,7 @@ only the names of its units tell.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confide.data.unit_graph import UnitGraph
@@ -24,7 +25,7 @@ def units_that_train(data: "Data", held_out: UnitGraph, trained: Sequence[UnitGr
     """
     if not isinstance(data.eval, str):
         return 0
-    if data.eval == data.train:
+    if Path(data.eval).resolve() == Path(data.train).resolve():
         return held_out.n_units
     if data.unit is None:
         return 0
@@ -40,5 +41,5 @@ def whose_rows(data: "Data", held_out: UnitGraph | None, trained: Sequence[UnitG
     if data.eval_within is not None:
         return "the first ones of units in training (data.eval_within)"
     if held_out is not None and (number := units_that_train(data, held_out, trained)):
-        return f"partly those of {number:,} units in training (data.eval)"
+        return f"in part those of {number:,} units in training (data.eval)"
     return None

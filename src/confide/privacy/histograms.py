@@ -180,7 +180,7 @@ class Histograms:
         for name, total in sums.items():
             # Other cells, or the same noise at another size, would give away the counts beside these.
             item = f"{name} {BOUNDS if name == 'lengths' else ''} {self.deviation!r}"
-            noise = key.stream("histograms", "counts", 0, item).normal(len(total)).numpy().astype(np.float64)
+            noise = key.stream("histograms", "counts", 0, item).normal(len(total)).numpy()
             found[name] = total / GRID + self.deviation * noise
         return found
 

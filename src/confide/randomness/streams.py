@@ -34,9 +34,8 @@ KEY_BYTES = 32
 # Values that a thread makes at a time, so that noise needs no second copy of the model. Between its calls a thread
 # waits for Python's lock: with smaller blocks, which a cache would hold, two threads lose more than they gain.
 BLOCK = 1 << 19
-PAIRS = (
-    256  # pairs of normal values that are made together: 8 bytes for each radius, then 4 and 4 for each angle
-)
+# Pairs of normal values that are made together: 8 bytes for each radius, then 4 and 4 for each angle.
+PAIRS = 256
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # groups under one nonce
 LAYOUT = 8  # of noise in its stream; a run that began with another layout cannot be resumed
@@ -110,9 +109,9 @@ class Stream:
         """Return `n` standard normal values: float64[n].
 
         Box-Muller with radii and angles from 64-bit words, so that the tail reaches 9.4 standard deviations: no tail
-        that matters to delta is cut off, as 24- or 32-bit uniforms would cut it. Two values of a pair are as fine as
-        float64 is. In float32 they would have few neighbours, and whoever knows a sum without noise could tell it from
-        another by what is impossible (Mironov 2012).
+        that matters to delta is cut off, as 24- or 32-bit uniforms would cut it. In float32 the two values of a pair
+        would have few neighbours, and whoever knows a sum without noise could tell it from another by what is
+        impossible (Mironov 2012). In float64 that is left to sums within about 1e-9 of zero, in units of the noise.
         """
         import torch
 
@@ -190,7 +189,7 @@ class _Room:
         words, low, values = self.words[:groups], self.low[:groups], self._values[:groups]
         radius, tangent = self._radius[:groups], self._tangent[:groups]
         cosine, sine = values[:, 0], values[:, 1]
-        # A signed word's size is uniform in [0, 2^63], with all bits of a float64 however small it is, and never 0.
+        # A signed word's size is uniform in [0, 2^63]. Half a step is added, so that no radius is infinite.
         np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
         np.abs(radius, out=radius)
         np.add(radius, 0.5, out=radius)

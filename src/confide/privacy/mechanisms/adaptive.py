@@ -295,7 +295,7 @@ class _Release:
         """Compute the released value: the noised sum of a draw's probabilities over the expected rows."""
         drawn = self.key.stream(self.phase, "gamma draw", step).uniform(len(self.rho)) < self.rate
         # The same noise at another size, as by another accounting, would give away the sum.
-        stream = self.key.stream(self.phase, "gamma noise", step, repr(self.noise))
+        stream = self.key.stream(self.phase, "gamma noise", step, repr(float(self.noise)))
         noise = self.noise * float(stream.normal(1)[0])
         return (float(self.rho[drawn].sum()) + noise) / self.expected
 

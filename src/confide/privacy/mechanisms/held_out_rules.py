@@ -39,7 +39,7 @@ class Choice:
 
     Attributes:
         key: the key of the config to change if the mechanism is at fault.
-        what: what is decided, in words that "their losses" may follow.
+        what: what is decided, and "by"; the sentence goes on with the losses that decide.
     """
 
     key: str
@@ -78,10 +78,10 @@ def check_choice(config: "Config", held_out: UnitGraph, trained: Sequence[UnitGr
         InputError: it may; the sentence says what to do.
     """
     mechanism = registry.mechanism(config.privacy.mechanism)
-    for key, sentence in choice_errors(mechanism, config, choice):
-        raise InputError(f"{key}: {sentence}")
     if mechanism.notion == "none":
         return
+    for key, sentence in choice_errors(mechanism, config, choice):
+        raise InputError(f"{key}: {sentence}")
     if number := units_that_train(config.data, held_out, trained):
         raise InputError(
             f"data.eval: {number:,} of its {held_out.n_units:,} units also train, and {choice.what} their losses, "
