@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,7 +20,7 @@ from confide.planning.user_sampling import noise_variance
 from confide.utils.chart import Panel, Points, panels_svg
 from confide.utils.rounding import at_most
 from studies.parts.user_sampling import Target
-from studies.runner.findings import ABOVE, Finding
+from studies.runner.findings import ABOVE, Finding, exact
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 
@@ -159,6 +160,9 @@ def _els(rows: Sequence[Row]) -> dict[tuple[float, float], float]:
     }
 
 
+_exact = partial(exact, unit="share")
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
     epsilons, budgets = (sorted({place[i] for place in _els(rows)}) for i in (0, 1))
     least, most = (share(rows, ORTHOGONAL, epsilon=each) for each in (epsilons[0], epsilons[-1]))
@@ -257,21 +261,6 @@ def _of_conjecture(rows: Sequence[Row]) -> list[Finding]:
             unit="points",
         ),
     ]
-
-
-def _exact(
-    claim: str,
-    place: str,
-    statistic: str,
-    value: float,
-    low: float = -np.inf,
-    high: float = np.inf,
-    unit: str = "share",
-    is_beyond: bool = False,
-) -> Finding:
-    return Finding(
-        claim, place, statistic, (value,), low, high, is_exact=True, unit=unit, is_beyond=is_beyond
-    )
 
 
 def _grid(rows: Sequence[Row], name: str) -> list[Row]:

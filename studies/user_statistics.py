@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,7 @@ from confide.models.names import BUNDLED
 from confide.runs.preparation import prepare
 from confide.utils.chart import Bars, panels_svg
 from confide.utils.tally import Tally
-from studies.runner.findings import Finding
+from studies.runner.findings import Finding, exact
 from studies.runner.rows import version
 from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 from studies.runner.texts import TEXTS, Document
@@ -154,6 +155,9 @@ LARGEST = 0.1
 """The share of the units that is looked at as the largest. The papers name none."""
 
 
+_exact = partial(exact, unit="number", is_beyond=True)  # the papers' tables are of other texts
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """Ask whether the texts that stand in for the papers' are shaped as those are; the papers speak of their own."""
     records = tallies(rows, RECORDS)
@@ -220,31 +224,6 @@ def of_largest(tally: Tally, share: float) -> float:
     """Return the share of all records that the largest units have, so many of the units, rounded up."""
     sizes = np.repeat(tally.values, tally.counts)[::-1]
     return float(sizes[: math.ceil(share * len(sizes))].sum() / sizes.sum())
-
-
-def _exact(
-    claim: str,
-    place: str,
-    statistic: str,
-    value: float,
-    low: float = -np.inf,
-    high: float = np.inf,
-    unit: str = "number",
-    is_check: bool = False,
-) -> Finding:
-    """Return a finding that goes beyond the papers, as their tables are of other texts."""
-    return Finding(
-        claim,
-        place,
-        statistic,
-        (value,),
-        low,
-        high,
-        is_exact=True,
-        unit=unit,
-        is_beyond=True,
-        is_check=is_check,
-    )
 
 
 # as pictures and tables ----------------------------------------------------------------------------------------

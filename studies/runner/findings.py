@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,23 @@ class Finding:
         if spread.error == 0:
             return 0.0 if gap > 0 or is_inside else 1.0
         return float(2 * stats.t.sf(gap / spread.error, spread.freedom))
+
+
+def exact(
+    claim: str,
+    place: str,
+    statistic: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    **more: Any,
+) -> Finding:
+    """Return a finding whose statistic is computed, and is one number.
+
+    Args:
+        more: other fields of the finding.
+    """
+    return Finding(claim, place, statistic, (value,), low, high, is_exact=True, **more)
 
 
 @dataclass(frozen=True)
