@@ -218,4 +218,5 @@ STUDY = Study(
     "place of Stack Overflow and CC-News; k and G are tuned, in place of the median and Estimate-and-Double; the "
     "number of steps is the compute budget.",
     reads=users.READS,
+    texts=_SMALL["texts"],
 )

@@ -493,5 +493,6 @@ STUDY = Study(
     "on articles first. Five were added, since most claims were undecided; claims and bounds stayed as they were. "
     + twice.WORDS,
     reads=twice.READS,
+    texts=_SMALL["texts"],
     plots=plots,
 )

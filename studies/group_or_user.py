@@ -235,4 +235,5 @@ STUDY = Study(
     deviations=users.DEVIATIONS + " One learning rate for all arms; k is chosen for each arm. At the "
     "scale small, two of the paper's four epsilons.",
     reads=users.READS,
+    texts=_SMALL["texts"],
 )

@@ -203,4 +203,5 @@ STUDY = Study(
     "learning rate alone is tuned, since the normalised clip norm of 1 clips all rows. No group size takes all rows of "
     "every user: one sender of newsgroups has thousands, and noise for these leaves nothing to learn.",
     reads=users.READS,
+    texts=_SMALL["texts"],
 )

@@ -229,4 +229,5 @@ STUDY = Study(
     + "Seven attacks in place of one, which the paper does not name. "
     + f"{twice.WORDS} {twice.LEVEL_WORDS}",
     reads=twice.READS,
+    texts=selective.STUDY.texts,
 )

@@ -301,4 +301,5 @@ STUDY = Study(
         "larger models for longer."
     ),
     reads=users.READS,
+    texts=_SMALL["texts"],
 )

@@ -22,7 +22,7 @@ from studies.parts.short_runs import HELPDESK
 from studies.runner import users
 from studies.runner.findings import Finding
 from studies.runner.grid import Arm, Grid, Keys
-from studies.runner.study import Row, Study, Table, Work
+from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.twins import without_repeats
 
 FULL, LORA = "all weights, one rate", "LoRA, one rate"
@@ -128,4 +128,5 @@ STUDY = Study(
     minutes=45,
     deviations=f"{short_runs.DEVIATIONS} LoRA has rank {_RANK}, in all linear layers.",
     reads=users.READS,
+    texts=tuple(short_runs.SIZES[Scale.SMALL]["texts"]),
 )

@@ -200,4 +200,5 @@ STUDY = Study(
     minutes=25,
     deviations=users.DEVIATIONS,
     reads=users.READS,
+    texts=_SMALL["texts"],
 )

@@ -21,7 +21,7 @@ from studies.parts.short_runs import STEPS
 from studies.runner import users
 from studies.runner.findings import Finding
 from studies.runner.grid import Arm, Grid, Keys
-from studies.runner.study import Row, Study, Table, Work
+from studies.runner.study import Row, Scale, Study, Table, Work
 
 
 @dataclass(frozen=True)
@@ -115,4 +115,5 @@ STUDY = Study(
     minutes=60,
     deviations=f"{short_runs.DEVIATIONS} All weights are trained.",
     reads=users.READS,
+    texts=tuple(short_runs.SIZES[Scale.SMALL]["texts"]),
 )

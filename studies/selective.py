@@ -274,4 +274,5 @@ STUDY = Study(
     + " Not judged: that a redacted model is worse than the one that it starts from (section 6.1). GPT-2 starts at a "
     "perplexity of 30; stories260K at 140, where training on any part of the text helps.",
     reads=twice.READS,
+    texts=_SMALL["texts"],
 )

@@ -278,4 +278,5 @@ STUDY = Study(
     "dialogues what their annotation marks besides. A program that knows it plays the person who screens 1% of the "
     "documents, in place of 0.1%.",
     reads=twice.READS,
+    texts=_SMALL["texts"],
 )

@@ -206,4 +206,5 @@ STUDY = Study(
     minutes=80,
     deviations=users.DEVIATIONS,
     reads=users.READS,
+    texts=_SMALL["texts"],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,18 +251,15 @@ def _shown(folder: Path) -> str:
         "## The papers' tables and figures",
         "",
         "A study has the shape of the table or figure that stands before it. One that was not run yet has no findings "
-        "above. All run as `confide study NAME`.",
+        "above. Where a text is missing, so are the findings of what the paper shows of such text. All run as "
+        "`confide study NAME`.",
         "",
         "| paper | shown | study | run |",
         "|---|---|---|---|",
     ]
     found = []
     for chosen in map(study, names()):
-        scales = [
-            scale
-            for scale in (Scale.SMALL, Scale.FULL)
-            if (folder / f"{chosen.name}-{scale}.parquet").exists()
-        ]
+        run = "; ".join(_ran(chosen, folder)) or "not yet"
         for place in chosen.shows:
             paper, _, own = place.rpartition(": ")
             found.append(
@@ -271,11 +268,21 @@ def _shown(folder: Path) -> str:
                     *_order(own),
                     own,
                     chosen.name,
-                    ", ".join(scales) or "not yet",
+                    run,
                 )
             )
     lines += [f"| {' | '.join((paper, *rest))} |" for paper, _, _, *rest in sorted(found)]
     return "\n".join(lines) + "\n"
+
+
+def _ran(chosen: Study, folder: Path) -> Iterator[str]:
+    """Yield the scales at which a study was run, each with the texts that are missing."""
+    for scale in (Scale.SMALL, Scale.FULL):
+        path = folder / f"{chosen.name}-{scale}.parquet"
+        if path.exists():
+            measured = {row.get("text") for row in store.read(path)}
+            missing = [text for text in chosen.texts if text not in measured]
+            yield f"{scale}, not yet on {' and '.join(missing)}" if missing else str(scale)
 
 
 def _order(place: str) -> tuple[str, int]:

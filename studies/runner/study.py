@@ -133,6 +133,7 @@ class Study:
         deviations: what is otherwise than in the paper.
         reads: the folders of the public data that it needs.
         plots: the measurements as pictures.
+        texts: those that it trains on at the scale `small`, if there are several; `--text` chooses one.
     """
 
     name: str
@@ -146,3 +147,4 @@ class Study:
     deviations: str
     reads: tuple[str, ...] = ()
     plots: Callable[[Sequence[Row]], list[Plot]] = no_plots
+    texts: tuple[str, ...] = ()
