@@ -17,7 +17,7 @@ import pytest
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.runs.folder import Run
-from confide.runs.job import Job, _digest
+from confide.runs.job import Job
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from tests.test_resume import config
@@ -91,7 +91,7 @@ def of_graph(graph: UnitGraph) -> Iterator[bytes]:
     graph.digest(lambda data: plain.append(bytes(data)))
     yield from plain
     yield b"".join(plain)
-    yield _digest(graph)
+    yield graph.plain_digest()
     for row in graph.fetch(np.arange(graph.n_rows)):
         for kind in (row.dtype, np.int32, np.int64, np.uint16):
             yield row.astype(kind).tobytes()
@@ -174,7 +174,7 @@ def test_the_search_finds_a_hash(write, function):
 def test_a_plain_digest_of_the_data_in_the_ledger_is_found(tmp_path, monkeypatch):
     header = Job.header
     monkeypatch.setattr(
-        Job, "header", lambda self: header(self) | {"data": _digest(self.prepared.train).hex()}
+        Job, "header", lambda self: header(self) | {"data": self.prepared.train.plain_digest().hex()}
     )
     run = uls(tmp_path / "a")
     fine_tune(run)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from confide.config.loading import check
 from confide.config.schema import Policy, Redacted
+from confide.data.unit_graph import UnitGraph
 from confide.models import loading as models
 from confide.privacy.ledger import Ledger
 from confide.runs import preparation
@@ -347,18 +348,16 @@ def test_what_preparation_and_training_rest_on_is_the_same_policy(tmp_path):
 
 def test_the_key_is_bound_to_the_redacted_rows_too(tmp_path, monkeypatch):
     """Another version of a detector redacts otherwise: the noise of both models must not be the same."""
-    from confide.runs import job as jobs
-
     text = corpus(tmp_path / "text.jsonl")
     keys = []
     for version in (b"one", b"other"):
         settings = config(tmp_path, "selective", text)
-        digest_of = jobs._digest
+        digest_of = UnitGraph.plain_digest
 
         def other(graph, version=version, digest_of=digest_of):
             return version if graph.folder.name == "public" else digest_of(graph)
 
-        monkeypatch.setattr(jobs, "_digest", other)
+        monkeypatch.setattr(UnitGraph, "plain_digest", other)
         keys.append(Job.of(Run(settings), _quiet()).key.fingerprint(b"x"))
         monkeypatch.undo()
     assert keys[0] != keys[1]

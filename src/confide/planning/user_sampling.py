@@ -4,7 +4,6 @@ A step that expects n users with k rows each computes k n rows. Doubling k makes
 so the clip norm can be smaller. Doubling n spreads the noise over more users, but each is drawn more often.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -205,10 +204,9 @@ def measured_norms(job: Job, ks: Sequence[int], users: int = USERS) -> np.ndarra
     mechanism = UserLevelSampling.from_config(config)
     assert isinstance(mechanism, UserLevelSampling)
     chunk = mechanism.row_length if mechanism.rule == "random-chunk" else None
-    key, data = job.run.key(), hashlib.sha256()
-    job.prepared.train.digest(data.update)
+    key, data = job.run.key(), job.prepared.train.plain_digest()
     what = f"{config.task} {config.adapter.model_dump_json()} {chunk} {users}"
-    name = key.bound_to(job.base, data.digest(), what.encode()).fingerprint(b"norms")[:16]
+    name = key.bound_to(job.base, data, what.encode()).fingerprint(b"norms")[:16]
 
     def measured(k: int) -> np.ndarray:
         return job.run.once(

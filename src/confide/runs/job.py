@@ -1,6 +1,5 @@
 """Resolve everything that a run needs before its first step: data, mechanism, noise, model, key."""
 
-import hashlib
 import json
 import platform
 from collections.abc import Callable
@@ -256,7 +255,7 @@ class Job:
     def held_out(self) -> str | None:
         """Return a name of the held-out rows that is unique to them and lets nobody test guesses of them."""
         graph = self.prepared.held_out
-        return None if graph is None else self.key.fingerprint(_digest(graph))
+        return None if graph is None else self.key.fingerprint(graph.plain_digest())
 
     def counted(self, steps: int) -> int:
         """Return the steps that a claim after `steps` steps counts: all, if it was for the loss to say when to end."""
@@ -302,7 +301,7 @@ class Job:
             "noise_multiplier": aggregation.noise_multiplier,
             "delta": self.setting.delta,
             "config": self.key.fingerprint(self.run.binding().encode()),
-            "data": self.key.fingerprint(_digest(self.prepared.train)),
+            "data": self.key.fingerprint(self.prepared.train.plain_digest()),
             "model": self.key.fingerprint(self.base),
             "noise": LAYOUT,
             **histograms.header(self.mechanism, self.run.config.data, self.key),
@@ -350,7 +349,7 @@ class Job:
             else platform.machine() + " CPU",
             "date": datetime.now(UTC).date().isoformat(),
             "config_hmac": self.key.fingerprint(self.run.binding().encode()),
-            "data_hmac": self.key.fingerprint(_digest(self.prepared.train)),
+            "data_hmac": self.key.fingerprint(self.prepared.train.plain_digest()),
         }
 
 
@@ -377,7 +376,7 @@ def _bound_key(key: RunKey, run: Run, mechanism: Mechanism, prepared: Prepared, 
     Held-out rows are left out. At most they decide when a run ends (`train.patience`), and its claim is of all steps
     and every checkpoint: two runs that differ in these rows alone end at two checkpoints of one.
     """
-    bound = [run.binding().encode(), *map(_digest, prepared.trained)]
+    bound = [run.binding().encode(), *(graph.plain_digest() for graph in prepared.trained)]
     apart = mechanism.key_binding(prepared.train.shape())
     if apart:
         bound.append(apart)
@@ -446,10 +445,3 @@ def _micro_tokens(run: Run, model: nn.Module, task: Task, ranks: Ranks, console:
     found = fit(model, task, config.data.max_length, ranks, reserved_bytes)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found
-
-
-def _digest(graph: UnitGraph) -> bytes:
-    """Hash private text without a key. The hash stays inside this process; only HMACs of it are written."""
-    plain = hashlib.sha256()
-    graph.digest(plain.update)
-    return plain.digest()
