@@ -5,7 +5,9 @@ tests call functions of this module there.
 """
 
 import importlib.util
+import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -285,8 +287,19 @@ def test_nothing_beyond_the_ends_is_touched(kernels, n, start):
 def test_noise_has_its_scale_and_the_sum_is_rounded_once(kernels, scale):
     values = np.linspace(-3, 3, 200, dtype=np.float32)
     exact = values + scale * normals(200)
+    if scale:
+        step = 2.0 ** (math.frexp(scale)[1] - 25)
+        exact = np.rint(exact / step) * step
     made = kernels(make_noise, values, scale)
     assert (abs(made - exact) <= 0.5001 * np.spacing(np.float32(abs(exact)))).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 0.7, 300.0])
+def test_values_lie_on_the_grid_of_the_noise(kernels, scale):
+    made = kernels(make_noise, np.full(20_000, 0.3 * scale, np.float32), scale).astype(np.float64)
+    steps = made / 2.0 ** (math.frexp(scale)[1] - 25)
+    assert (steps == np.rint(steps)).all()
+    assert (abs(made) < scale / 100).sum() > 50  # there float32 alone would be far finer
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -328,6 +341,9 @@ def test_each_kernel_compiles_once_for_a_gpu(tmp_path: Path):
     assembly = compiled["_add_normal"][1]
     assert assembly.count("shf.l.wrap.b32") >= 320  # rotations, one instruction each
     assert ".param .f64 _add_normal_param_3" in assembly  # the scale
+    shift = re.search(r"ld\.param\.b64\s+(%\w+), \[_add_normal_param_4\]", assembly).group(1)
+    for sign in ("add", "sub"):  # what rounds to the grid must not cancel
+        assert len(re.findall(rf"{sign}\S*\.f64 .*{shift}\b", assembly)) == 8
     assert "cvt.rn.f64.u64" in assembly  # the radius: unsigned, rounded to nearest
     assert "sqrt.rn.f64" in assembly
     assert "lg2.approx" not in assembly

@@ -1,3 +1,4 @@
+import math
 from threading import Barrier, Event, get_ident
 from types import SimpleNamespace
 
@@ -98,16 +99,43 @@ def test_a_value_of_all_bits_is_no_rarer_than_others():
     assert (values != 0).all()
 
 
+def on_grid(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Round float64 values to the grid of noise of a scale, and to float32."""
+    step = 2.0 ** (math.frexp(scale)[1] - 25)
+    return (torch.round(values / step) * step).float()
+
+
 def test_a_sum_is_rounded_once_after_its_noise():
     sums = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0))
-    exact = sums.double() + 2.5 * KEY.stream("main", "noise").normal(BLOCK)
+    exact = on_grid(sums.double() + 2.5 * KEY.stream("main", "noise").normal(BLOCK), 2.5)
     found = sums.clone()
     add_noise([(found, KEY.stream("main", "noise"), 0)], 2.5)
     twice = sums + (2.5 * KEY.stream("main", "noise").normal(BLOCK)).float()
-    assert (
-        found == exact.float()
-    ).float().mean() > 0.9999  # else by one last bit, as the product is rounded before
-    assert (twice == exact.float()).float().mean() < 0.95
+    assert (found == exact).float().mean() > 0.9999  # else by one last bit, as the product is rounded before
+    assert (twice == exact).float().mean() < 0.95
+
+
+@pytest.mark.parametrize("kind", [lambda stream: stream, FastStream], ids=["secure", "fast"])
+@pytest.mark.parametrize("scale", [1e-30, 0.7, 1.0, 300.0])
+def test_values_near_zero_show_no_digits_that_another_sum_would_not_have(kind, scale):
+    """Sums of zero keep all digits of the noise; other sums do not. What lies on one grid tells them not apart."""
+    step = 2.0 ** (math.frexp(scale)[1] - 25)
+    assert scale * 2.0**-25 < step <= scale * 2.0**-24
+    for of_scale in (0.0, 0.3, 1.7):
+        found = torch.full((BLOCK // 4,), of_scale * scale)
+        add_noise([(found, kind(KEY.stream("main", "noise")), 0)], scale)
+        steps = found.double() / step
+        assert torch.equal(steps, steps.round())
+        assert (found.abs() < scale / 100).sum() > 100  # there floats lie far closer than the grid
+
+
+def test_sums_far_beyond_the_noise_and_sums_without_noise_stay_as_they_are():
+    sums = torch.tensor([1e9, -3e20, 1e-20, 0.0])
+    for scale in (1.0, 0.0):
+        found = sums.clone()
+        add_noise([(found, KEY.stream("main", "noise"), 0)], scale)
+        assert torch.equal(found[:2], sums[:2])
+        assert torch.equal(found[2:], sums[2:]) == (scale == 0)
 
 
 def test_the_tail_is_as_long_as_64_bits_make_it():
@@ -131,16 +159,14 @@ def test_noise_has_the_stated_size_and_crosses_blocks():
     assert tensor.std().item() == pytest.approx(2.5, rel=0.01)
     assert torch.equal(
         tensor.view(-1)[BLOCK - 1 : BLOCK + 1],
-        (2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1)).float(),
+        on_grid(2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1), 2.5),
     )
 
 
 def test_noise_far_smaller_than_one_is_not_rounded_away():
     values = torch.zeros(BLOCK)
     add_noise([(values, KEY.stream("main", "noise"), 0)], 1e-30)
-    assert torch.allclose(
-        values.double() * 1e30, KEY.stream("main", "noise").normal(BLOCK).double(), 1e-6, 1e-8
-    )
+    assert torch.allclose(values.double() * 1e30, KEY.stream("main", "noise").normal(BLOCK), 1e-6, 2.0**-24)
 
 
 def test_fast_noise_is_repeatable_and_normal():

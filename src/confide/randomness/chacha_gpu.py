@@ -19,6 +19,7 @@ import inspect
 import struct
 from typing import TYPE_CHECKING, Any
 
+from confide.randomness.noise_grid import shift_of
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:  # draws need no tensors, and torch takes seconds to import
@@ -81,8 +82,8 @@ class ChaChaStream:
         Element i, in the order of memory, takes the value of index `start` + i: a shard of a parameter that begins at
         index `start` gets the same values as in the whole parameter. Block b of the key stream, eight 64-bit words,
         makes values 8 b to 8 b + 7. From each pair of words the Box-Muller method takes a radius and an angle, in
-        float64, so that the tail reaches 9.4 standard deviations. Product and sum are float64 too, and are rounded
-        once.
+        float64, so that the tail reaches 9.4 standard deviations. Product and sum are float64 too. The
+        sum is rounded to a grid (`noise_grid`), and then to float32.
 
         Raises:
             ValueError: the dtype is another, the tensor is not contiguous, or the indices do not exist.
@@ -97,7 +98,7 @@ class ChaChaStream:
         state = self._state(first, n_blocks, bytes(NONCE_BYTES))
         with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call, unused-ignore]
             self._kernels["_add_normal"][_grid(n_blocks)](
-                tensor, tensor.numel(), skip, float(scale), *state, BLOCKS=_BLOCKS
+                tensor, tensor.numel(), skip, float(scale), shift_of(scale), *state, BLOCKS=_BLOCKS
             )
 
     def _state(self, start: int, n_blocks: int, nonce: bytes) -> tuple[int, ...]:
@@ -246,6 +247,7 @@ def _add_normal(
     n: tl.int64,
     skip: tl.int64,
     scale: tl.float64,
+    shift: tl.float64,
     k0: tl.int64,
     k1: tl.int64,
     k2: tl.int64,
@@ -264,7 +266,8 @@ def _add_normal(
     index = tl.program_id(0).to(tl.int64) * (8 * BLOCKS) + tl.arange(0, 8 * BLOCKS) - skip
     inside = (index >= 0) & (index < n)
     value = tl.load(data + index, mask=inside, other=0.0).to(tl.float64)
-    tl.store(data + index, (value + noise).to(tl.float32), mask=inside)
+    noisy = (value + noise + shift) - shift
+    tl.store(data + index, noisy.to(tl.float32), mask=inside)
 
 
 @functools.cache

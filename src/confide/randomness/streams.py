@@ -24,6 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from confide.randomness.chacha_gpu import ChaChaStream
+from confide.randomness.noise_grid import shift_of
 from confide.utils.errors import InputError
 from confide.utils.files import sync
 
@@ -38,7 +39,7 @@ BLOCK = 1 << 19
 PAIRS = 256
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # groups under one nonce
-LAYOUT = 8  # of noise in its stream; a run that began with another layout cannot be resumed
+LAYOUT = 9  # of noise in its stream; a run that began with another layout cannot be resumed
 _FIRST = 1 << 95  # nonce of normal values: of radii and the high half of angles
 _LOW = _FIRST | 1 << 94  # of the low half, which came later: the other words stay where they always were
 _WORDS = 1 << 18  # words of a block of draws: what a processor's cache holds
@@ -111,7 +112,7 @@ class Stream:
         Box-Muller with radii and angles from 64-bit words, so that the tail reaches 9.4 standard deviations: no tail
         that matters to delta is cut off, as 24- or 32-bit uniforms would cut it. In float32 the two values of a pair
         would have few neighbours, and whoever knows a sum without noise could tell it from another by what is
-        impossible (Mironov 2012). In float64 that is left to sums within about 1e-9 of zero, in units of the noise.
+        impossible (Mironov 2012). Float64 leaves that to sums very near zero; the grid of noise ends it there.
         """
         import torch
 
@@ -269,7 +270,7 @@ def generator(kind: str, device: torch.device, parts: int = 1) -> str:
 def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
     """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
 
-    The noise is float64 and so is the sum. It is rounded once, and then multiplied.
+    The noise is float64 and so is the sum. It is rounded to a grid (`noise_grid`) and to float32, and then multiplied.
 
     Args:
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
@@ -349,11 +350,15 @@ def _add_block(segments: list[_Segment], room: _Room, scale: float, times: np.fl
     for segment in segments:
         segment.source._fill_groups(room, place, segment.groups, segment.start // GROUP)
         place += segment.groups
-    normal, place = room.normal(place, scale), 0
+    normal, shift, place = room.normal(place, scale), shift_of(scale), 0
     for segment in segments:
         first = GROUP * place + segment.start % GROUP
         values = segment.values
-        np.add(values, normal[first : first + len(values)], out=values, casting="same_kind")
+        noisy = normal[first : first + len(values)]
+        noisy += values
+        noisy += shift
+        noisy -= shift
+        np.copyto(values, noisy, casting="same_kind")
         values *= times
         place += segment.groups
 
@@ -361,7 +366,8 @@ def _add_block(segments: list[_Segment], room: _Room, scale: float, times: np.fl
 def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
     for place in range(0, flat.numel(), BLOCK):
         some = flat[place : place + BLOCK]
-        some.add_(source.normal(some.numel(), start + place).to(some.device), alpha=scale).mul_(times)
+        noisy = source.normal(some.numel(), start + place).to(some.device).mul_(scale).add_(some)
+        some.copy_(noisy.add_(shift_of(scale)).sub_(shift_of(scale))).mul_(times)
 
 
 class RunKey:
