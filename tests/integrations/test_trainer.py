@@ -280,7 +280,8 @@ def test_early_stopping_and_the_best_model(tmp_path):
         folder, max_steps=6, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.5,
         metric_for_best_model="eval_loss",
     )  # fmt: skip
-    found = trainer(folder, args=args, eval_dataset=dataset(number=6), callbacks=[EarlyStoppingCallback(1)])
+    held_out = dataset(number=6).map(lambda row: {"author": f"b{row['author']}"})
+    found = trainer(folder, args=args, eval_dataset=held_out, callbacks=[EarlyStoppingCallback(1)])
     found.train()
     best = found.state.best_model_checkpoint
     assert found.state.global_step >= 4

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
@@ -53,6 +53,7 @@ class Rows(Sequence[Mapping[str, Any]]):
             raise InputError(f"{name}: it is empty")
         plain = getattr(dataset, "with_format", None)
         self._dataset = plain(None) if plain is not None else dataset
+        self._given = dataset
         self._name = name
         first = self._mapping(0)
         self.columns = list(getattr(dataset, "column_names", None) or first)
@@ -84,15 +85,12 @@ class Rows(Sequence[Mapping[str, Any]]):
             InputError: the unit is no column; or the rows hold tokens, and the config needs text.
         """
         self._causal = causal
-        self._units = units = (
-            [config.data.unit] if isinstance(config.data.unit, str) else config.data.unit or []
-        )
-        for unit in units:
-            if re.split(r"[.\[]", unit, maxsplit=1)[0] not in self.columns:
-                raise InputError(
-                    f"{self._name}: unit {unit!r} is none of its columns ({', '.join(self.columns)}): every row must "
-                    "say whose it is; keep that column when rows are tokenised, or give the text"
-                )
+        self._units = units = _listed(config.data.unit)
+        for unit in self.lacking(units):
+            raise InputError(
+                f"{self._name}: unit {unit!r} is none of its columns ({', '.join(self.columns)}): every row must "
+                "say whose it is; keep that column when rows are tokenised, or give the text"
+            )
         needs = mechanisms.needs_of(config)
         if self.tokenised and (needs.secrets or needs.redaction != "none" or config.data.clean != "none"
                                or config.data.strip_quotes):  # fmt: skip
@@ -133,13 +131,25 @@ class Rows(Sequence[Mapping[str, Any]]):
 
     def distinct(self, unit: str | list[str] | None) -> int:
         """Return how many units own a row; each row is one if none is named."""
-        if unit is None:
-            return len(self)
-        names = [unit] if isinstance(unit, str) else unit
-        found = documents(
-            (Record(row, f"row {at}", [0]) for at, row in enumerate(self)), "text", names, None, Counts()
-        )
-        return len({owner for document in found for owner in document.units})
+        return len(self) if unit is None else len(self._owners(unit, "refuse"))
+
+    def owners(self, unit: str | list[str]) -> set[str]:
+        """Return the names of the units that own a row; rows that nobody owns are left out."""
+        # A row that nobody owns becomes a unit by itself, whose name begins with a blank.
+        return {name for name in self._owners(unit, "own") if not name.startswith(" ")}
+
+    def _owners(self, unit: str | list[str], without_unit: Literal["refuse", "own"]) -> set[str]:
+        given = (Record(row, f"row {at}", [0]) for at, row in enumerate(self))
+        found = documents(given, "text", _listed(unit), None, Counts(), without_unit=without_unit)
+        return {owner for document in found for owner in document.units}
+
+    def lacking(self, unit: str | list[str]) -> list[str]:
+        """Return the fields of a unit that are no columns."""
+        return [each for each in _listed(unit) if re.split(r"[.\[]", each, maxsplit=1)[0] not in self.columns]
+
+    def is_of(self, dataset: Any) -> bool:
+        """Return True if these are the rows of that very data set."""
+        return dataset is self._given
 
     def digest(self) -> bytes:
         """Digest all rows. A plain hash of private text: it must never be written without a key."""
@@ -184,6 +194,10 @@ class Rows(Sequence[Mapping[str, Any]]):
         return {**row, TOKENS: ids[kept].tolist()}
 
     _causal = False
+
+
+def _listed(unit: str | list[str] | None) -> list[str]:
+    return [unit] if isinstance(unit, str) else unit or []
 
 
 def tokenised(dataset: Any, config: Config, tokenizer: Any) -> Any:

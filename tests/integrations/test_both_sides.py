@@ -1,0 +1,84 @@
+"""Whose rows are evaluated: people who train must not choose the model by losses that no noise covers."""
+
+import logging
+
+import pytest
+from datasets import Dataset
+from transformers import EarlyStoppingCallback
+
+from confide.utils.errors import InputError
+from tests.integrations.test_trainer import trainer
+from tests.integrations.world import arguments, dataset, rows, tokens
+
+OTHERS = Dataset.from_list([row | {"author": f"b{row['author']}"} for row in rows(number=6)])
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    return lambda: [each.getMessage() for each in caplog.records if "also train" in each.getMessage()]
+
+
+def made(tmp_path, held_out, callbacks=(), **settings):
+    args = arguments(tmp_path / "out", **settings)
+    return trainer(tmp_path / "out", args=args, eval_dataset=held_out, callbacks=list(callbacks))
+
+
+@pytest.mark.parametrize(
+    ("held_out", "words"),
+    [
+        (dataset(number=6), "6 of its 6 units also train"),
+        (tokens(number=6), "6 of its 6 units also train"),
+        ({"others": OTHERS, "some": dataset(number=3)}, "3 of its 9 units also train"),
+        (OTHERS, None),
+        (dataset(number=6).remove_columns("author"), None),
+        (dataset(number=6).map(lambda row: {"author": " "}), None),
+        (None, None),
+    ],
+    ids=["text", "tokens", "several", "others", "nobody named", "nobody's", "none"],
+)
+def test_people_on_both_sides_are_told_of(tmp_path, said, held_out, words):
+    made(tmp_path, held_out)
+    assert [words in each for each in said()] == ([] if words is None else [True])
+
+
+def test_evaluation_alone_is_not_refused(tmp_path):
+    made(tmp_path, dataset(number=6), eval_strategy="steps", eval_steps=2, max_steps=2).train()
+
+
+@pytest.mark.parametrize(
+    ("settings", "callbacks", "words"),
+    [
+        (BEST, [], "load_best_model_at_end chooses"),
+        (BEST | {"load_best_model_at_end": False, "save_strategy": "best", "metric_for_best_model": "eval_loss"}, [],
+         "save_strategy='best' chooses"),
+        (BEST | {"load_best_model_at_end": False, "metric_for_best_model": "eval_loss"}, [EarlyStoppingCallback(1)],
+         "EarlyStoppingCallback chooses"),
+    ],
+)  # fmt: skip
+def test_they_do_not_choose_the_model(tmp_path, settings, callbacks, words):
+    found = made(tmp_path, dataset(number=6), callbacks, **settings)
+    with pytest.raises(InputError, match=words):
+        found.train()
+    made(tmp_path, OTHERS, callbacks, max_steps=2, **settings).train()
+
+
+def test_a_callback_that_comes_later_is_seen(tmp_path):
+    found = made(tmp_path, dataset(number=6), eval_strategy="steps", eval_steps=2)
+    found.add_callback(EarlyStoppingCallback(1))
+    with pytest.raises(InputError, match="split the data by whose it is"):
+        found.train()
+
+
+def test_the_training_set_is_recognised_where_no_unit_is_named(tmp_path, said):
+    own = dataset()
+    privacy = {"mechanism": "dp-sgd", "epsilon": 8, "max_length": 64, "published_key": "for a test"}
+    trainer(tmp_path / "out", data=own, eval_dataset=own, privacy=privacy)
+    assert ["90 of its 90 rows also train" in each for each in said()] == [True]
+
+
+def test_without_privacy_nothing_is_compared(tmp_path, said):
+    privacy = {"mechanism": "none", "unit": "author", "max_length": 64, "published_key": "for a test"}
+    trainer(tmp_path / "out", eval_dataset=dataset(number=6), privacy=privacy)
+    assert said() == []
