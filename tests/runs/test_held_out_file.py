@@ -45,7 +45,9 @@ OVERLAP = (
 def test_no_run_ends_by_the_losses_of_people_who_train(world, mechanism, verb):
     unit = ["user"] if mechanism == "owners" else "user"
     world.set(**PATIENT, privacy__mechanism=mechanism, data__unit=unit)
-    refused(confide(verb, world.path), OVERLAP.format("train.patience ends the run by"))
+    said = confide(verb, world.path)
+    refused(said, OVERLAP.format("train.patience ends the run by"))
+    assert ("set data.unit: null" in said.err) == (mechanism == "dp-sgd")
     assert not (world.run / "ledger.jsonl").exists()  # the folder is free for another config
     assert confide("train", world.path, "train.patience=0").code == 0
 

@@ -83,8 +83,10 @@ def check_choice(config: "Config", held_out: UnitGraph, trained: Sequence[UnitGr
     for key, sentence in choice_errors(mechanism, config, choice):
         raise InputError(f"{key}: {sentence}")
     if number := units_that_train(config.data, held_out, trained):
+        is_of_rows = not mechanism.needs.named_unit and config.data.unit is not None
+        also = ". The claim is of rows: if no document stands in both files, set data.unit: null" * is_of_rows
         raise InputError(
             f"data.eval: {number:,} of its {held_out.n_units:,} units also train, and {choice.what} their losses, "
             "which no noise covers: leave them out of the file, or name a share (data.eval: 0.1), which holds out "
-            "whole units"
+            f"whole units{also}"
         )
