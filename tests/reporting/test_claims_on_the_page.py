@@ -221,3 +221,35 @@ def test_the_plain_words_of_a_claim_are_easy_to_read():
     lengths = sorted(len(s.split()) for s in sentences)
     assert lengths[len(lengths) // 2] <= 18
     assert textstat.flesch_reading_ease(". ".join(s.rstrip(".:;") for s in sentences)) >= 50
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "words"),
+    [
+        ("zero-out", "had one person's text counted for nothing."),
+        ("replace-one", "had one person's text been another of the same length."),
+        ("add-or-remove", "had one person's text not been there."),
+    ],
+)
+def test_the_claim_is_said_of_the_worlds_that_it_compares(adjacency, words):
+    """Epsilon of one adjacency does not hold for another."""
+    claim = dataclasses.replace(stated("uls"), adjacency=adjacency, worlds="", words=())
+    assert words in lines(claim)[1].sentences[1]
+
+
+def test_the_share_of_right_names_is_beside_the_share_that_is_found():
+    """Of 100 used and 100 others the attacker names 13.5 and 1, so that 93.2% of the names are right."""
+    claim = dataclasses.replace(stated("uls"), adjacency="zero-out", true_positive_rate=0.135, words=())
+    strongly = answers(dataclasses.replace(facts("uls"), guarantee=claim))[2]
+    assert "find at most 13.5%." in " ".join(strongly.sentences)
+    assert "up to 93.2% of the names are right." in " ".join(strongly.sentences)
+
+
+def test_an_audit_that_was_too_weak_is_told_before_the_model_is_handed_on():
+    weak = ("an audit: underpowered; nothing was found",)
+    told = [advice(dataclasses.replace(facts("uls"), guarantee=dataclasses.replace(stated("uls"), evidence=each)))
+            for each in (stated("uls").evidence, weak)]  # fmt: skip
+    assert [any("Decide as if there had been none" in line for line in each) for each in told] == [
+        False,
+        True,
+    ]

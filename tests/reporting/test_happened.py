@@ -93,13 +93,13 @@ def test_canaries_and_attacks_are_told():
     assert (
         course(canaries={"count": 100}, audited=True)
         .besides()[0]
-        .startswith("100 made-up units were planted")
+        .startswith("100 made-up units were prepared for an audit. A coin for each")
     )
     assert course(audited=True).besides() == [
         "No made-up units were planted in the text.",
-        "The model was attacked by `confide audit`. Line 12 says what that showed.",
+        "The model was attacked by confide audit. Line 12 says what that showed.",
     ]
-    assert course().besides()[1] == "The model was not attacked by `confide audit`."
+    assert course().besides()[1] == "The model was not attacked by confide audit."
 
 
 def test_what_nobody_foresaw_is_not_said_to_have_happened_or_not():

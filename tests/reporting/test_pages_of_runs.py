@@ -116,10 +116,20 @@ def test_the_page_says_what_happened_in_this_run(trained, pages):
     for words in (
         "Losses on held-out text were measured, too.",
         "Yes. One was trained, and lies in the run folder. Never hand it on.",
-        "made-up units were planted in the text, each by a coin.",
-        "The model was attacked by `confide audit`.",
+        "made-up units were prepared for an audit.",
+        "The model was attacked by confide audit.",
+        "Hand on nothing but the folder release and this page.",
+        "Among it is a model without protection, in the folder twin.",
+        "Each value of &#39;user&#39; in the text is one.",
     ):
         assert words in content
+    planted = Facts.of(trained).course.config.canaries.count
+    units = Facts.of(trained).guarantee.units
+    assert planted
+    assert f"{planted:,} of them are made up, for an audit: {units - planted:,} are real." in content
+    shared = Facts.of(trained, with_measured=True).measured.data["duplicates"]["sentences"]
+    assert shared[0] not in content
+    assert shared[0] in pages["private"].read_text("utf-8")
     found = json.loads(confide("report", trained, "--json").out)
     stated = json.loads((trained / "release" / "guarantee.json").read_text())
     assert [each["what"] for each in found["not_covered"]] == stated["not_covered"]

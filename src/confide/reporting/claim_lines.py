@@ -67,7 +67,8 @@ def lines(guarantee: Guarantee, course: Course | None = None) -> list[Line]:
             "Which two worlds are compared, and what is public in both?",
             [
                 f"The claim compares {g.worlds}.",
-                "It takes it that an attacker knows what follows. You need not publish it. The model does not hide it:",
+                "We assume that an attacker already knows what follows. You need not publish it, but the model does "
+                "not hide it:",
             ],
             pairs=[("adjacency", g.adjacency)],
             items=g.public_facts,
@@ -125,24 +126,28 @@ def _known(course: Course | None) -> str:
 
 
 _MEANINGS = {
-    "(epsilon, delta)-DP": "The model would be nearly the same had one unit counted for nothing, or been another",
-    "user-level DP": "The model would be nearly the same had one person's text counted for nothing, or been another",
+    "(epsilon, delta)-DP": "The model would be nearly the same had one unit {otherwise}",
+    "user-level DP": "The model would be nearly the same had one person's text {otherwise}",
     "multi-owner user-level DP": "The model would be nearly the same had one person's rows counted for nothing",
     "selective DP": "The model would be nearly the same had the marked characters of one row been others",
     "(p, r)-secret protection": "A guess at a secret gets better by the model only up to a limit",
     "confidentiality": "The model would be nearly the same had one more secret been masked",
 }
 """What each kind of claim comes to, in a sentence."""
+_OTHERWISE = {
+    "zero-out": "counted for nothing",
+    "replace-one": "been another of the same length",
+    "add-or-remove": "not been there",
+}
+"""How the other world differs, by adjacency."""
 
 
 def _kind(g: Guarantee) -> list[str]:
     if g.notion == "none":
         return ["There is no claim. Nothing is protected."]
-    meaning = (
-        f"{_MEANINGS[g.notion]}. How nearly is in line 5."
-        if "nearly" in _MEANINGS[g.notion]
-        else f"{_MEANINGS[g.notion]}."
-    )
+    meaning = _MEANINGS[g.notion].format(otherwise=_OTHERWISE.get(g.adjacency, "")) + "."
+    if "nearly" in meaning:
+        meaning += " How nearly is in line 5."
     if g.theorem:
         return [
             f"The claim is {g.notion}.",

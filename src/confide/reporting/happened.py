@@ -42,18 +42,34 @@ class Course:
         found = next((answer for start, answer in _ANSWERS.items() if item.startswith(start)), None)
         return UNKNOWN if found is None else found(self)
 
+    def unit_fields(self) -> str:
+        """Say which field of the text names a unit; "" if none does."""
+        unit = self.config.data.unit
+        if not unit:
+            return ""
+        names = [unit] if isinstance(unit, str) else unit
+        return f"Each value of {' and '.join(map(repr, names))} in the text is one."
+
+    def stays(self) -> str:
+        """Say what of the run's folder must not be handed on."""
+        twin = " Among it is a model without protection, in the folder twin." if self.twin else ""
+        return (
+            "Hand on nothing but the folder release and this page. All else in the run's folder holds the text, names "
+            f"or the key.{twin} Keep it as you keep the text, or delete it."
+        )
+
     def besides(self) -> list[str]:
         """Say what else an owner of the text asks of a run."""
         count = self.config.canaries.count
         planted = (
-            f"{count:,} made-up units were planted in the text, each by a coin. The released model was trained on "
-            "them, too."
+            f"{count:,} made-up units were prepared for an audit. A coin for each decided whether the released model "
+            "was trained on it."
         )
         return [
             planted if count else "No made-up units were planted in the text.",
-            "The model was attacked by `confide audit`. Line 12 says what that showed."
+            "The model was attacked by confide audit. Line 12 says what that showed."
             if self.audited
-            else "The model was not attacked by `confide audit`.",
+            else "The model was not attacked by confide audit.",
         ]
 
 
@@ -112,7 +128,8 @@ def _same_words(course: Course) -> str:
     if not data.duplicates:
         return f"{quotes}The run did not look for them (data.duplicates: false)."
     return (
-        f"{quotes}The run looked for them before training. What it found is for those who may see the text."
+        f"{quotes}The run looked for them before training. What it found stands on the page for those who "
+        "may see the text."
     )
 
 

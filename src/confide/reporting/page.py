@@ -110,7 +110,8 @@ def _data(measured: Measured) -> dict[str, Any] | None:
         if side
     ]
     head = ("", "units", "rows", "tokens", "rows of a unit: least", "median", "mean", "most")
-    return {"table": Table(head, rows), "figure": figures.rows_per_unit(measured)}
+    shared = " ".join((measured.data.get("duplicates") or {}).get("sentences", ()))
+    return {"table": Table(head, rows), "shared": shared, "figure": figures.rows_per_unit(measured)}
 
 
 def _audit(measured: Measured) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee, large_delta
 from confide.reporting.facts import Facts, Measured
+from confide.reporting.happened import Course
 from confide.training.metrics import gap_closed
 from confide.utils.rounding import at_most, one_in_at_least, one_in_at_most, percent_at_most
 from confide.utils.sentences import bare, capital
@@ -69,10 +70,10 @@ def answers(facts: Facts) -> list[Answer]:
     strongly = _how_strongly(guarantee)
     if facts.refuted:
         strongly = replace(strongly, short="Refuted by an attack", sentences=(REFUTED,), figures="")
-    return [_who(guarantee), _from_whom(guarantee), strongly, cost]
+    return [_who(guarantee, facts.course), _from_whom(guarantee), strongly, cost]
 
 
-def _who(guarantee: Guarantee) -> Answer:
+def _who(guarantee: Guarantee, course: Course | None) -> Answer:
     sentences = []
     if guarantee.notion in _OF_WHAT_WAS_FOUND:
         marked = [
@@ -81,12 +82,24 @@ def _who(guarantee: Guarantee) -> Answer:
         sentences += [f"Sensitive is {bare(fact)}." for fact in marked]
         sentences.append("All other text is not protected. The model may repeat it word for word.")
     elif "user" in guarantee.notion:
+        if course is not None and (fields := course.unit_fields()):
+            sentences.append(f"{fields} Whoever has two values counts as two.")
         sentences.append("What others write about them, or quote from them, counts as the others' text.")
-    if guarantee.units is not None:
-        sentences.append(f"There are {guarantee.units:,} such units.")
-    sentences += [f"{capital(bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
+    sentences += _how_many(guarantee, 0 if course is None else course.config.canaries.count)
     units = "" if guarantee.units is None else f"{guarantee.units:,} units"
     return Answer("Who is protected?", capital(guarantee.unit), tuple(sentences), units)
+
+
+def _how_many(guarantee: Guarantee, made_up: int) -> list[str]:
+    if guarantee.units is None:
+        return []
+    if made_up:
+        return [
+            f"There are {guarantee.units:,} such units. {made_up:,} of them are made up, for an audit: "
+            f"{guarantee.units - made_up:,} are real."
+        ]
+    facts = [f"{capital(bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
+    return [f"There are {guarantee.units:,} such units.", *facts]
 
 
 def _from_whom(guarantee: Guarantee) -> Answer:
@@ -106,17 +119,20 @@ def is_key_known(guarantee: Guarantee) -> bool:
 
 
 def _how_strongly(guarantee: Guarantee) -> Answer:
-    found = percent_at_most(guarantee.true_positive_rate)
+    rate = guarantee.true_positive_rate
+    found, right = percent_at_most(rate), percent_at_most(rate / (rate + 0.01))
     sentences = []
     if guarantee.adjacency == "replace-one":
         sentences.append(
             "An attacker checks whether a unit's text is the one that they suspect. They may wrongly say yes in 1 of "
-            f"100 cases. They then rightly say yes in at most {found} of cases. Without the model it is 1%."
+            f"100 cases. They then rightly say yes in at most {found} of cases. Without the model it is 1%. "
+            f"If every second suspicion is true, up to {right} of what they say yes to is true."
         )
     else:
         sentences.append(
-            "An attacker names units whose text was used. They may wrongly name 1 in 100 of the others. "
-            f"They then rightly name at most {found}. Without the model it is 1%."
+            "An attacker names units whose text was used. They wrongly name 1 in 100 of the others. "
+            f"Of the units whose text was used they then find at most {found}. Without the model it is 1%. "
+            f"If half of all units that they ask about were used, up to {right} of the names are right."
         )
     bound = dict(guarantee.reconstruction).get(_PRIOR)
     if bound is not None:
@@ -183,6 +199,12 @@ def advice(facts: Facts) -> list[str]:
     elif strength(guarantee).startswith("Weakly"):
         found.append("The claim is weak. Treat the model as personal data.")
     found += guarantee.weakness()
+    if facts.course is not None:
+        found.append(facts.course.stays())
+    if any("underpowered" in line for line in guarantee.evidence):
+        found.append(
+            "An audit was made, and was too weak to show anything. Decide as if there had been none."
+        )
     found.append(
         "Read what is not covered, in line 8. Where the run knows whether it happened here, that stands with it. "
         "Ask about the rest."
@@ -194,12 +216,12 @@ def advice(facts: Facts) -> list[str]:
 
 
 def _tier(epsilon: float) -> str:
-    source = "by the tiers of Ponomareva et al. (2023)"
+    source = "in Ponomareva et al. (2023). That is a custom of the field, and no test of a law."
     if epsilon <= STRONG:
-        return f"Up to {STRONG:g} is strong {source}."
+        return f"Up to {STRONG:g} is called strong {source}"
     if epsilon <= REASONABLE:
-        return f"Up to {REASONABLE:g} is reasonable {source}."
-    return f"Above {REASONABLE:g} is weak {source}."
+        return f"Up to {REASONABLE:g} is called reasonable {source}"
+    return f"Above {REASONABLE:g} is called weak {source}"
 
 
 def _cost(facts: Facts) -> Answer:
