@@ -174,9 +174,10 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "That rule was made on 2026-11-27, after the first figures of `user-selection` and `user-k` were seen; their "
         "claims and bounds stayed as they were.",
         "",
-        "Differences of loss are shown as changes of the perplexity. Arms of one run key have the same draws and the "
-        "same noise, so that these drop out of differences. `user-k` and `mask-token` were measured before that was "
-        "so: there arms drew on their own, and intervals are wider.",
+        '"A less B" is A minus B. Differences of loss are shown as changes of the perplexity. The ways of training '
+        "that a study compares are its *arms*. Arms with one run key have the same draws and noise, so that their "
+        "difference does not depend on these. In `user-k` and `mask-token`, which are older, each arm had its own "
+        "draws, so that the intervals are wider.",
         "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
@@ -191,7 +192,8 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
 def _summary(entries: Sequence[Entry]) -> list[str]:
     """Count what was found of each paper, and of confide's own claims."""
     lines = [
-        "| paper | not reproduced | undecided | reproduced | beyond it: do not hold | undecided | hold |",
+        "| paper | not reproduced | undecided | reproduced | beyond it: do not hold | beyond it: undecided "
+        "| beyond it: hold |",
         "|---|---|---|---|---|---|---|",
     ]
     for paper, name in PAPERS.items():

@@ -22,7 +22,7 @@ def account(
         int | None,
         typer.Option(
             metavar="M",
-            help="how many rows there are; els, group: those in use; uls: for the default of delta",
+            help="number of rows (els, group: those in use; uls: for the default of delta alone)",
         ),
     ] = None,
     rows_per_unit: Annotated[

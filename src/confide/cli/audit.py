@@ -23,17 +23,24 @@ def audit(
         str | None,
         typer.Option(metavar="A,B", help="claim, exposure, membership, users, extraction; default: all"),
     ] = None,
-    users: Annotated[int, typer.Option(help="trained on and held out, at most, each", min=2)] = 500,
-    rows: Annotated[int, typer.Option(help="of each user, at most", min=1)] = 4,
-    secrets: Annotated[int, typer.Option(help="whose exposure is computed, at most", min=1)] = 64,
+    users: Annotated[
+        int, typer.Option(help="most users to attack: so many trained, so many held out", min=2)
+    ] = 500,
+    rows: Annotated[int, typer.Option(help="most rows of a user", min=1)] = 4,
+    secrets: Annotated[int, typer.Option(help="most planted numbers to rank", min=1)] = 64,
     ranks: Annotated[
-        str, typer.Option(help="of exposure: exact, sampled, extrapolated; the last two from --draws others")
+        str, typer.Option(help="how to rank a number: exact, or sampled or extrapolated from --draws")
     ] = "exact",
-    draws: Annotated[int, typer.Option(help="other numbers, for each that is ranked", min=100)] = 1000,
-    prefix: Annotated[int, typer.Option(help="tokens that extraction is given", min=1)] = 16,
-    suffix: Annotated[int, typer.Option(help="tokens that it must give back", min=1)] = 16,
-    samples: Annotated[int, typer.Option(help="continuations, one of which must be right", min=1)] = 100,
-    probability: Annotated[float, typer.Option(help="with this probability", min=0.0, max=1.0)] = 0.5,
+    draws: Annotated[int, typer.Option(help="random numbers to compare each one with", min=100)] = 1000,
+    prefix: Annotated[int, typer.Option(help="extraction: tokens the model is given", min=1)] = 16,
+    suffix: Annotated[int, typer.Option(help="extraction: tokens it must give back", min=1)] = 16,
+    samples: Annotated[
+        int, typer.Option(help="extraction: continuations, of which one must be right", min=1)
+    ] = 100,
+    probability: Annotated[
+        float,
+        typer.Option(help="extraction: chance that one is right, from which a row counts", min=0.0, max=1.0),
+    ] = 0.5,
     as_json: Json = False,
 ) -> None:
     """Attack a trained run, or the claim of many.

@@ -54,7 +54,7 @@ def generate(
     Example: confide generate runs/mail "Dear support," --beside base,twin
 
     The guarantee covers whatever the released model says, to any prompt (post-processing). It does not cover
-    what the twin says: keep that in the house. Without PROMPT at a terminal, prompts are asked for one after
+    what the twin says: keep that to yourselves. Without PROMPT at a terminal, prompts are asked for one after
     another, and each stands alone; Ctrl-D leaves. RUN may be a copy of a release: nothing
     then checks that it is what a run released.
     """
@@ -157,7 +157,7 @@ class _Voices:
         if name == "base":
             return f"the base model, {self.found.base_name}"
         if name == "twin":
-            return "the twin (not private: keep what it says in the house)"
+            return "the twin (not private: keep what it says to yourselves)"
         guarantee = self.found.guarantee
         if guarantee.notion == "none":
             return "the released model (nothing is protected)"

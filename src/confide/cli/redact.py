@@ -32,7 +32,7 @@ def redact(
     config: ConfigPath,
     overrides: Overrides = None,
     documents: Annotated[
-        int, typer.Option(help="documents that the page shows: the first, and as many drawn", min=0)
+        int, typer.Option(help="documents on the page: the first N, and N at random", min=0)
     ] = 50,
     against: Annotated[
         str | None, typer.Option(metavar="FIELD", help="field of annotated spans to compare findings with")

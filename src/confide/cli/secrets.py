@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from confide.runs.folder import Run
 
 secrets_app = typer.Typer(
-    name="secrets", help="Find secrets, and solve the program that protects them.", no_args_is_help=True
+    name="secrets",
+    help="Find secrets, and solve the linear program that weighs their rows.",
+    no_args_is_help=True,
 )
 app.add_typer(secrets_app)
 
@@ -62,7 +64,7 @@ def tag(
 def solve(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Solve the linear program; show rows, noise, secrets.
 
-    Noise is that of each accountant.
+    The noise is shown for each accountant.
 
     Example: confide secrets solve mail.yaml
     """

@@ -101,7 +101,7 @@ def _of_quality(found: "Quality") -> Iterator[str]:
     yield from _table("released", "base", [each for each in found.measures if each.kind == "models"])
     for what, why in found.left_out.items():
         yield f"  not measured, {what}: {why}"
-    yield "  Measured on private text. The guarantee does not cover these figures: keep them in the house."
+    yield "  Measured on private text. The guarantee does not cover these figures: keep them to yourselves."
 
 
 def _table(first: str, second: str, measures: list["Measure"]) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _of_leaks(found: "Leaks") -> Iterator[str]:
         yield f"  left out, {what}: {why}"
     yield f"  {found.bound}"
     yield "  Intervals are of 95%. An attack that finds nothing proves nothing."
-    yield "  Measured on private text. The guarantee does not cover these figures: keep them in the house."
+    yield "  Measured on private text. The guarantee does not cover these figures: keep them to yourselves."
 
 
 def _limits(share: "Share") -> str:

@@ -28,12 +28,12 @@ def tune(
     overrides: Overrides = None,
     space: Annotated[list[str] | None, typer.Option(metavar="KEY=...", help=_SPACE)] = None,
     trials: Annotated[
-        float, typer.Option(help="how many runs; of a counted sweep on average, the number is random")
+        float, typer.Option(help="how many runs; in a counted sweep their number is random, with this mean")
     ] = 8,
     shape: Annotated[
         float | None,
         typer.Option(
-            help="of the distribution of a counted number of trials: 1 geometric (default), 0 logarithmic"
+            help="counted sweep: how the number of runs is drawn: 1 geometric (default), 0 logarithmic"
         ),
     ] = None,
     optuna: Annotated[

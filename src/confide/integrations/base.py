@@ -257,7 +257,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             logger.warning(
                 "training losses are private: no noise covers them. Keep log_history, trainer_state.json, "
                 f"*_results.json and {loop.job.run.folder} to yourself; the saved model with its guarantee.json may "
-                "leave the house"
+                "be given away"
             )
         each = self._each_epoch(loop)
         self._begin(loop, resume, trial, math.ceil(loop.steps / each))

@@ -31,7 +31,7 @@ class PrivateTrainer(PrivateLoop):
 
     Attributes:
         confide_config: the config of the run. Its `run` folder, by default `{output_dir}.private`, holds the rows, the
-            key and the ledger, and nothing of it may leave the house.
+            key and the ledger, and nothing of it may be given away.
         guarantee: the guarantee of the model as it is now.
 
     Raises:
