@@ -350,7 +350,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "The paper has a plot, not numbers. Intervals are of 95% over run keys.",
     )
     heads = ["noise multiplier", f"not read, {prefix} tokens given"]
-    heads += [f"{times} copies, {prefix} given" for times in copies if times]
+    heads += [f"{_copies(times)}, {prefix} given" for times in copies if times]
     heads += [f"{copies[-1]} copies, {each} given" for each in prefixes if each != prefix]
     asked = [(times, prefix) for times in copies]
     asked += [(copies[-1], each) for each in prefixes if each != prefix]
@@ -363,6 +363,10 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "read are drawn by coins from the same text as those that were: what is given back of them is generalisation."
     )
     return [first, Table("Figure 3: share given back", heads, cells, note)]
+
+
+def _copies(times: int) -> str:
+    return "1 copy" if times == 1 else f"{times} copies"
 
 
 def _name(noise: float | None) -> str:
@@ -385,7 +389,7 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
             "noise multiplier",
             "share of passages",
             {
-                "not read" if times == 0 else f"{times} copies": [
+                "not read" if times == 0 else _copies(times): [
                     (noise, mean(shares(rows, noise, times, prefix).values())) for noise in noises
                 ]
                 for times in copies
