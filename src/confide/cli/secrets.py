@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 secrets_app = typer.Typer(
     name="secrets",
-    help="Find secrets, and solve the linear program that weighs their rows.",
+    help="Find secrets, and solve the program that weighs rows.",
     no_args_is_help=True,
 )
 app.add_typer(secrets_app)
