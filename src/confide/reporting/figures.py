@@ -90,9 +90,11 @@ def rows_per_unit(measured: Measured) -> Figure | None:
     """Draw how many units have how many rows; None if the rows are gone."""
     if not measured.units_by_rows:
         return None
-    bars = {_bin(low): float(number) for low, number in measured.units_by_rows.items()}
-    panel = Bars("How many rows the units have", "rows of a unit", "units", bars)
-    rows = [(name, f"{number:,.0f}") for name, number in bars.items()]
+    bars = {f"{low:,}": float(number) for low, number in measured.units_by_rows.items()}
+    panel = Bars(
+        "How many rows the units have", "rows of a unit, from this number to the next", "units", bars
+    )
+    rows = [(_bin(low), f"{number:,}") for low, number in measured.units_by_rows.items()]
     return _figure(
         panel, "A row is a piece of text that the model reads at once.", Table(("rows", "units"), rows)
     )

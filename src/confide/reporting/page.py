@@ -129,8 +129,10 @@ def _audit(measured: Measured) -> dict[str, Any] | None:
 
 
 def _commands(facts: Facts) -> list[tuple[str, str]]:
-    """Return the commands that make such a run again and check it: (command, what it does)."""
+    """Return the commands that check a run and make its page: (command, what it does)."""
     run = facts.name
+    if facts.course is None:  # a release alone: audit and verify take a run
+        return [(f"confide report {run}", "made this page")]
     return [
         ("confide train CONFIG.yaml", "trained the model; the config is in the run folder"),
         (f"confide audit {run}", "attacks the claim"),
