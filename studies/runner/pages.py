@@ -282,8 +282,9 @@ def _ran(chosen: Study, folder: Path) -> Iterator[str]:
     for scale in (Scale.SMALL, Scale.FULL):
         path = folder / f"{chosen.name}-{scale}.parquet"
         if path.exists():
-            measured = {row.get("text") for row in store.read(path)}
-            missing = [text for text in chosen.texts if text not in measured]
+            texts = chosen.texts if scale is Scale.SMALL else ()
+            measured = {row.get("text") for row in store.read(path)} if texts else set()
+            missing = [text for text in texts if text not in measured]
             yield f"{scale}, not yet on {' and '.join(missing)}" if missing else str(scale)
 
 

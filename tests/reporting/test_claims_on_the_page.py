@@ -247,9 +247,11 @@ def test_the_share_of_right_names_is_beside_the_share_that_is_found():
 
 def test_an_audit_that_was_too_weak_is_told_before_the_model_is_handed_on():
     weak = ("an audit: underpowered; nothing was found",)
+    strong = (*weak, "an audit: consistent; nothing was found")
     told = [advice(dataclasses.replace(facts("uls"), guarantee=dataclasses.replace(stated("uls"), evidence=each)))
-            for each in (stated("uls").evidence, weak)]  # fmt: skip
+            for each in (stated("uls").evidence, weak, strong)]  # fmt: skip
     assert [any("Decide as if there had been none" in line for line in each) for each in told] == [
         False,
         True,
+        False,
     ]

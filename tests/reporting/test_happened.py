@@ -125,3 +125,12 @@ def test_the_answers_are_easy_to_read():
     assert lengths[len(lengths) // 2] <= 12
     assert lengths[-1] <= 22
     assert textstat.flesch_reading_ease(" ".join(sentences)) >= 50
+
+
+def test_what_stays_is_told_also_where_the_model_must_stay():
+    assert (
+        course()
+        .stays(releases=True)
+        .startswith("Hand on nothing but the folder release, and report.html. All else")
+    )
+    assert course().stays(releases=False).startswith("The run's folder holds the text, names or the key.")

@@ -118,7 +118,7 @@ def test_the_page_says_what_happened_in_this_run(trained, pages):
         "Yes. One was trained, and lies in the run folder. Never hand it on.",
         "made-up units were prepared for an audit.",
         "The model was attacked by confide audit.",
-        "Hand on nothing but the folder release and this page.",
+        "The run&#39;s folder holds the text, names or the key.",
         "Among it is a model without protection, in the folder twin.",
         "Each value of &#39;user&#39; in the text is one.",
     ):

@@ -27,7 +27,7 @@ from confide.config import registry
 from confide.config.schema import Config
 from confide.distributed.ranks import Ranks
 from confide.integrations.arguments import config_of, scheduler_of
-from confide.integrations.both_sides import both_sides
+from confide.integrations.eval_units import refuse_choice, shared_units
 from confide.integrations.refusals import refuse, refuse_overrides
 from confide.integrations.rows import TOKENS, Padding, Rows, tokenised
 from confide.models import sound
@@ -145,9 +145,9 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             and parameters.get("data_collator") in (None, default_data_collator)
         ):
             self.data_collator = Padding(self.processing_class)
-        self._both_sides = both_sides(self.rows, self.eval_dataset, self.confide_config)
-        if self._both_sides is not None:
-            logger.warning(self._both_sides.warning())
+        self._shared = shared_units(self.rows, parameters, self.eval_dataset, self.confide_config)
+        for each in self._shared.values():
+            logger.warning(each.warning())
         self.eval_dataset = self._each_tokenised(self.eval_dataset)
         self._job: Job | None = None
         self._loop: Loop | None = None
@@ -233,8 +233,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
                 f"train: this trainer has taken {self._loop.done} steps already: pass resume_from_checkpoint=True to "
                 "go on, or make a new trainer with the model as it was"
             )
-        if self._both_sides is not None:
-            self._both_sides.refuse_choice(self.args, self.callback_handler.callbacks)
+        refuse_choice(self._shared, self.confide_config, self.args, self.callback_handler.callbacks)
         if self._job is None:
             install_fast_layers(self.model)
             run = TrainerRun(self.confide_config, given=self._given())

@@ -53,7 +53,6 @@ class Rows(Sequence[Mapping[str, Any]]):
             raise InputError(f"{name}: it is empty")
         plain = getattr(dataset, "with_format", None)
         self._dataset = plain(None) if plain is not None else dataset
-        self._given = dataset
         self._name = name
         first = self._mapping(0)
         self.columns = list(getattr(dataset, "column_names", None) or first)
@@ -146,10 +145,6 @@ class Rows(Sequence[Mapping[str, Any]]):
     def lacking(self, unit: str | list[str]) -> list[str]:
         """Return the fields of a unit that are no columns."""
         return [each for each in _listed(unit) if re.split(r"[.\[]", each, maxsplit=1)[0] not in self.columns]
-
-    def is_of(self, dataset: Any) -> bool:
-        """Return True if these are the rows of that very data set."""
-        return dataset is self._given
 
     def digest(self) -> bytes:
         """Digest all rows. A plain hash of private text: it must never be written without a key."""

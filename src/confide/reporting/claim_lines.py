@@ -145,7 +145,10 @@ _OTHERWISE = {
 def _kind(g: Guarantee) -> list[str]:
     if g.notion == "none":
         return ["There is no claim. Nothing is protected."]
-    meaning = _MEANINGS[g.notion].format(otherwise=_OTHERWISE.get(g.adjacency, "")) + "."
+    meaning = _MEANINGS[g.notion]
+    if "{otherwise}" in meaning:
+        meaning = meaning.format(otherwise=_OTHERWISE[g.adjacency])
+    meaning += "."
     if "nearly" in meaning:
         meaning += " How nearly is in line 5."
     if g.theorem:

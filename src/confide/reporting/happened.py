@@ -48,14 +48,21 @@ class Course:
         if not unit:
             return ""
         names = [unit] if isinstance(unit, str) else unit
-        return f"Each value of {' and '.join(map(repr, names))} in the text is one."
+        return f"Each value of {' or '.join(map(repr, names))} in the text is one."
 
-    def stays(self) -> str:
-        """Say what of the run's folder must not be handed on."""
+    def stays(self, releases: bool) -> str:
+        """Say what of the run's folder must not be handed on.
+
+        Args:
+            releases: the model itself may be handed on.
+        """
+        start = (
+            "Hand on nothing but the folder release, and report.html. All else in the" if releases else "The"
+        )
         twin = " Among it is a model without protection, in the folder twin." if self.twin else ""
         return (
-            "Hand on nothing but the folder release and this page. All else in the run's folder holds the text, names "
-            f"or the key.{twin} Keep it as you keep the text, or delete it."
+            f"{start} run's folder holds the text, names or the key.{twin} Keep it as you keep the text, or "
+            "delete it."
         )
 
     def besides(self) -> list[str]:

@@ -85,15 +85,17 @@ def _who(guarantee: Guarantee, course: Course | None) -> Answer:
         if course is not None and (fields := course.unit_fields()):
             sentences.append(f"{fields} Whoever has two values counts as two.")
         sentences.append("What others write about them, or quote from them, counts as the others' text.")
-    sentences += _how_many(guarantee, 0 if course is None else course.config.canaries.count)
+    sentences += _how_many(guarantee, course)
     units = "" if guarantee.units is None else f"{guarantee.units:,} units"
     return Answer("Who is protected?", capital(guarantee.unit), tuple(sentences), units)
 
 
-def _how_many(guarantee: Guarantee, made_up: int) -> list[str]:
+def _how_many(guarantee: Guarantee, course: Course | None) -> list[str]:
+    """Count the units; where they are users, each canary is one, so that the others are real."""
     if guarantee.units is None:
         return []
-    if made_up:
+    made_up = 0 if course is None else course.config.canaries.count
+    if made_up and "user" in guarantee.notion:
         return [
             f"There are {guarantee.units:,} such units. {made_up:,} of them are made up, for an audit: "
             f"{guarantee.units - made_up:,} are real."
@@ -200,8 +202,8 @@ def advice(facts: Facts) -> list[str]:
         found.append("The claim is weak. Treat the model as personal data.")
     found += guarantee.weakness()
     if facts.course is not None:
-        found.append(facts.course.stays())
-    if any("underpowered" in line for line in guarantee.evidence):
+        found.append(facts.course.stays(releases=not is_key_known(guarantee)))
+    if guarantee.evidence and all(": underpowered;" in line for line in guarantee.evidence):
         found.append(
             "An audit was made, and was too weak to show anything. Decide as if there had been none."
         )

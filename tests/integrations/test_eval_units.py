@@ -30,7 +30,7 @@ def made(tmp_path, held_out, callbacks=(), **settings):
     [
         (dataset(number=6), "6 of its 6 units also train"),
         (tokens(number=6), "6 of its 6 units also train"),
-        ({"others": OTHERS, "some": dataset(number=3)}, "3 of its 9 units also train"),
+        ({"others": OTHERS, "some": dataset(number=3)}, "3 of its 3 units also train"),
         (OTHERS, None),
         (dataset(number=6).remove_columns("author"), None),
         (dataset(number=6).map(lambda row: {"author": " "}), None),
@@ -62,6 +62,30 @@ def test_they_do_not_choose_the_model(tmp_path, settings, callbacks, words):
     with pytest.raises(InputError, match=words):
         found.train()
     made(tmp_path, OTHERS, callbacks, max_steps=2, **settings).train()
+
+
+def test_another_set_may_choose(tmp_path):
+    """Of several sets only the one that decides counts."""
+    both = {"train": dataset(number=6), "valid": OTHERS}
+    settings = BEST | {"max_steps": 2}
+    made(tmp_path / "a", both, metric_for_best_model="eval_valid_loss", **settings).train()
+    found = made(tmp_path / "b", both, metric_for_best_model="train_loss", **settings)
+    with pytest.raises(InputError, match="6 of its 6 units also train, and load_best"):
+        found.train()
+
+
+def test_a_claim_of_rows_names_the_way_out(tmp_path):
+    privacy = {"mechanism": "dp-sgd", "epsilon": 8, "unit": "author", "max_length": 64, "published_key": "x"}
+    args = arguments(tmp_path / "out", **BEST)
+    found = trainer(tmp_path / "out", args=args, eval_dataset=dataset(number=6), privacy=privacy)
+    with pytest.raises(InputError, match="leave unit out"):
+        found.train()
+
+
+@pytest.mark.parametrize("column", ["position_ids", "seq_lengths"])
+def test_a_set_that_is_not_read_by_rows_is_no_reason_to_refuse(tmp_path, said, column):
+    made(tmp_path, tokens(number=6).map(lambda row: {column: [0, 1]}))
+    assert said() == []
 
 
 def test_a_callback_that_comes_later_is_seen(tmp_path):
