@@ -426,7 +426,8 @@ STUDY = Study(
     "fineweb-edu, read about once; 120 passages are planted 1, 10 or 100 times. One learning rate for all noise "
     "multipliers. An earlier form trained a Gemma-2 of one million weights from scratch for 150 steps. It gave nothing "
     "back, not even of what stood 100 times without privacy, so that noise had nothing to prevent. The new model and "
-    "its steps were tried with run key 1, without privacy and with noise of 0, 0.001 and 0.01; claims and bounds stayed.",
+    "its steps were tried with run key 1, without privacy and with noise of 0, 0.001 and 0.01; claims and bounds "
+    "stayed.",
     reads=("20newsgroups", "wikitext-2"),
     plots=plots,
 )
