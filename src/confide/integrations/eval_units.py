@@ -51,13 +51,15 @@ def shared_units(
     if dataset is None or isinstance(dataset, str) or mechanism.notion == "none":
         return {}
     found, given = {}, _by_name(parameters.get("eval_dataset"))
-    names = trained.owners(config.data.unit) if config.data.unit is not None else set()
+    names: set[str] | None = None  # of those who train; to read them takes a pass over all rows
     for name, each in _by_name(dataset).items():
         if given.get(name) is parameters.get("train_dataset"):
             found[name] = Shared(len(trained), len(trained), "rows")
         elif config.data.unit is not None:
             held_out = _owners(each, config.data.unit)
-            if both := held_out & names:
+            if held_out and names is None:
+                names = trained.owners(config.data.unit)
+            if both := held_out & (names or set()):
                 found[name] = Shared(len(both), len(held_out), is_of_rows=not mechanism.needs.named_unit)
     return found
 
