@@ -387,7 +387,7 @@ RUNS = [
     Fault(
         "held-out text",
         "secrets in held-out text decide when a run ends",
-        "mechanisms/held_out_rules.py::choice_errors",
+        "mechanisms/held_out_rules.py::secret_errors",
         "mechanism.needs.secrets",
         "False",
         "tests/runs/test_held_out_file.py",

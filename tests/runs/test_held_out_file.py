@@ -100,13 +100,13 @@ def of_secrets(world: World) -> World:
 
 def test_held_out_text_may_hold_the_secrets_that_train(world):
     of_secrets(world).set(**PATIENT)
-    said = r"train\.patience: mechanism secret does not look for secrets in held-out text"
+    said = r"train\.patience: mechanism secret does not look for secrets in data\.eval"
     for verb in ("prepare", "plan", "train"):
         refused(confide(verb, world.path), said)
     assert not world.run.exists()
     for more in ((), ("--optuna",)):
         swept = confide("tune", world.path, "train.patience=0", *LISTED, *more)
-        refused(swept, r"privacy\.mechanism: mechanism secret does not look for secrets in held-out text")
+        refused(swept, r"privacy\.mechanism: mechanism secret does not look for secrets in data\.eval")
     assert confide("train", world.path, "train.patience=0").code == 0
 
 

@@ -27,7 +27,7 @@ from confide.config import registry
 from confide.config.schema import Config
 from confide.distributed.ranks import Ranks
 from confide.integrations.arguments import config_of, scheduler_of
-from confide.integrations.eval_units import refuse_choice, shared_units
+from confide.integrations.eval_units import refuse_choice, shared_units, warning
 from confide.integrations.refusals import refuse, refuse_overrides
 from confide.integrations.rows import TOKENS, Padding, Rows, tokenised
 from confide.models import sound
@@ -147,7 +147,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             self.data_collator = Padding(self.processing_class)
         self._shared = shared_units(self.rows, parameters, self.eval_dataset, self.confide_config)
         for each in self._shared.values():
-            logger.warning(each.warning())
+            logger.warning(warning(each))
         self.eval_dataset = self._each_tokenised(self.eval_dataset)
         self._job: Job | None = None
         self._loop: Loop | None = None

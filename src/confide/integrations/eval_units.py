@@ -1,7 +1,6 @@
 """Tell whether rows of `eval_dataset` are of units that train, and refuse to choose a model by them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import EarlyStoppingCallback
@@ -9,30 +8,14 @@ from transformers import EarlyStoppingCallback
 from confide.config.schema import Config
 from confide.integrations.rows import Rows
 from confide.privacy import mechanisms
+from confide.privacy.mechanisms.held_out_rules import (
+    EVAL_DATASET,
+    Choice,
+    Shared,
+    secret_errors,
+    shared_error,
+)
 from confide.utils.errors import InputError
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Units of one evaluation set that also train.
-
-    Attributes:
-        number: how many there are.
-        of: how many units the evaluation set has.
-        what: "units", or "rows" where no unit is named.
-        is_of_rows: the claim is of rows, though a unit is named.
-    """
-
-    number: int
-    of: int
-    what: str = "units"
-    is_of_rows: bool = False
-
-    def __str__(self) -> str:
-        return f"eval_dataset: {self.number:,} of its {self.of:,} {self.what} also train"
-
-    def warning(self) -> str:
-        return f"{self}: their loss says little about text of others, and no noise covers it"
 
 
 def shared_units(
@@ -64,6 +47,11 @@ def shared_units(
     return found
 
 
+def warning(shared: Shared) -> str:
+    """Return what a user should know before he reads losses of such a set."""
+    return f"{shared.sentence(EVAL_DATASET)}: their loss says little about text of others, and no noise covers it"
+
+
 def refuse_choice(shared: Mapping[str, Shared], config: Config, args: Any, callbacks: Sequence[Any]) -> None:
     """Refuse to let losses of text that may be protected decide which model is kept, or when to stop.
 
@@ -72,22 +60,14 @@ def refuse_choice(shared: Mapping[str, Shared], config: Config, args: Any, callb
     Raises:
         InputError: an argument or a callback does that.
     """
-    if mechanisms.needs_of(config).secrets:
-        for chooser in _choosers(args, callbacks):
-            raise InputError(
-                f"{chooser}: mechanism {config.privacy.mechanism} does not look for secrets in eval_dataset, and no "
-                "noise covers a secret that stands there: choose the model without its losses"
-            )
-    metric = args.metric_for_best_model or "loss"
-    for name, each in shared.items():
-        if name and not metric.removeprefix("eval_").startswith(f"{name}_"):
-            continue
-        way_out = "; the claim is of rows: if no row stands in both, leave unit out" * each.is_of_rows
-        for chooser in _choosers(args, callbacks):
-            raise InputError(
-                f"{each}, and {chooser} chooses the model by their losses, which no noise covers: split the data by "
-                f"whose it is and not by row, or choose without it{way_out}"
-            )
+    metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    deciding = [each for name, each in shared.items() if not name or metric.startswith(f"{name}_")]
+    for chooser in _choosers(args, callbacks):
+        choice = Choice(chooser, f"{chooser} chooses the model by", EVAL_DATASET)
+        for key, sentence in secret_errors(mechanisms.find(config.privacy.mechanism), choice):
+            raise InputError(f"{key}: {sentence}")
+        for each in deciding:
+            raise InputError(shared_error(each, choice))
 
 
 def _by_name(dataset: Any) -> dict[str, Any]:
