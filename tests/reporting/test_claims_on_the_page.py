@@ -237,6 +237,20 @@ def test_the_claim_is_said_of_the_worlds_that_it_compares(adjacency, words):
     assert words in lines(claim)[1].sentences[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "adjacency", "words"),
+    [
+        ("selective", "zero-out", "had one row with sensitive text counted for nothing in the noised steps."),
+        ("selective", "replace-one", "had the marked characters of one row been others."),
+        ("crt", "zero-out", "had one row with sensitive text counted for nothing in the noised steps."),
+        ("crt", "replace-one", "had one more secret been masked."),
+    ],
+)
+def test_a_claim_of_sensitive_text_says_which_worlds_it_compares(name, adjacency, words):
+    claim = dataclasses.replace(stated(name), adjacency=adjacency, worlds="", words=())
+    assert words in lines(claim)[1].sentences[1]
+
+
 def test_the_share_of_right_names_is_beside_the_share_that_is_found():
     """Of 100 used and 100 others the attacker names 13.5 and 1, so that 93.2% of the names are right."""
     claim = dataclasses.replace(stated("uls"), adjacency="zero-out", true_positive_rate=0.135, words=())
