@@ -240,9 +240,9 @@ def test_the_claim_is_said_of_the_worlds_that_it_compares(adjacency, words):
 @pytest.mark.parametrize(
     ("name", "adjacency", "words"),
     [
-        ("selective", "zero-out", "had one row with sensitive text counted for nothing in the noised steps."),
+        ("selective", "zero-out", "had one row with sensitive text counted for nothing in noised steps."),
         ("selective", "replace-one", "had the marked characters of one row been others."),
-        ("crt", "zero-out", "had one row with sensitive text counted for nothing in the noised steps."),
+        ("crt", "zero-out", "had one row with sensitive text counted for nothing in noised steps."),
         ("crt", "replace-one", "had one more secret been masked."),
     ],
 )

@@ -134,7 +134,8 @@ _MEANINGS = {
     "confidentiality": "The model would be nearly the same had one more secret been masked",
 }
 """What each kind of claim comes to, in a sentence."""
-_SENSITIVE_ZERO_OUT = "The model would be nearly the same had one row with sensitive text counted for nothing in the noised steps"
+_SENSITIVE = ("selective DP", "confidentiality")
+_ZERO_OUT = "The model would be nearly the same had one row with sensitive text counted for nothing in noised steps"
 """The same of a claim about sensitive text that compares with nothing, and not with other text."""
 _OTHERWISE = {
     "zero-out": "counted for nothing",
@@ -148,8 +149,8 @@ def _kind(g: Guarantee) -> list[str]:
     if g.notion == "none":
         return ["There is no claim. Nothing is protected."]
     meaning = _MEANINGS[g.notion]
-    if g.notion in ("selective DP", "confidentiality") and g.adjacency == "zero-out":
-        meaning = _SENSITIVE_ZERO_OUT
+    if g.notion in _SENSITIVE and g.adjacency == "zero-out":
+        meaning = _ZERO_OUT
     if "{otherwise}" in meaning:
         meaning = meaning.format(otherwise=_OTHERWISE[g.adjacency])
     meaning += "."

@@ -72,17 +72,18 @@ def training(measured: Measured) -> list[Figure]:
     if lines:
         says = "The loss says how surprised the model is by a word. Lower is better."
         found.append(_lines("Loss", "steps", "loss", lines, says))
-    for key, title, says in (
+    for key, reach, title, says in (
         (
             "clipped",
+            (0.0, 1.0),
             "Units whose gradient was clipped",
             "A gradient longer than the clip norm is shortened to it. This is the share of units it happened to.",
         ),
-        ("learning_rate", "Learning rate", "How far each step moves the weights."),
+        ("learning_rate", (0.0,), "Learning rate", "How far each step moves the weights."),
     ):
         points = _points((step["step"] + 1, step.get(key)) for step in measured.steps)
         if points:
-            found.append(_lines(title, "steps", key.replace("_", " "), {title.lower(): points}, says))
+            found.append(_lines(title, "steps", key.replace("_", " "), {title.lower(): points}, says, reach))
     return found
 
 
@@ -132,7 +133,9 @@ def _table_of_rates(panel: Panel) -> Table:
     return Table((panel.x, panel.y, "95% interval", *limits), rows)
 
 
-def _lines(title: str, x: str, y: str, lines: Mapping[str, Points], says: str) -> Figure:
+def _lines(
+    title: str, x: str, y: str, lines: Mapping[str, Points], says: str, reach: Sequence[float] = ()
+) -> Figure:
     at = sorted({place for points in lines.values() for place, _ in points})
     if len(at) > _ROWS:
         at = [at[i * (len(at) - 1) // (_ROWS - 1)] for i in range(_ROWS)]
@@ -140,7 +143,7 @@ def _lines(title: str, x: str, y: str, lines: Mapping[str, Points], says: str) -
     rows = [
         [f"{place:,.0f}", *(f"{own[place]:.4g}" if place in own else "-" for own in values)] for place in at
     ]
-    return _figure(Panel(title, x, y, lines), says, Table((x, *lines), rows))
+    return _figure(Panel(title, x, y, lines, reach=reach), says, Table((x, *lines), rows))
 
 
 _ROWS = 40  # of a table beside a line of many points; the first and the last are among them
