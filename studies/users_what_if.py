@@ -29,6 +29,7 @@ TIMES, BUDGET = (
     "rows_a_step",
 )  # where arms are compared; `accounted` makes keys of the config of them
 EPSILON, DELTA = 4.0, 1e-5
+_SELECTION = "random"  # rows for both; ULS draws them anew at each step (Algorithm 2)
 _SMALL: dict[str, Any] = {
     "text": "articles",
     "steps": 16,
@@ -96,7 +97,7 @@ def grid(work: Work, shape: Shape) -> Grid:
 
     def arm(kind: str) -> Arm:
         options = size["options"][kind]
-        made = users.arm(kind, None, options)
+        made = users.arm(kind, None, options, selection=_SELECTION)
         return Arm(kind, made.keys, options, lambda keys: accounted(kind, shape, keys))
 
     return Grid(
@@ -113,7 +114,7 @@ def grid(work: Work, shape: Shape) -> Grid:
 
 def measure(work: Work) -> list[Row]:
     size = _SIZES[work.scale]
-    keys = {**users.keys(size["steps"]), **users.arm(ULS, None, {}).keys}
+    keys = {**users.keys(size["steps"]), **users.arm(ULS, None, {}, selection=_SELECTION).keys}
     raw = config(work, stories(work), size["text"], {**keys, "privacy.epsilon": EPSILON, "train.batch": 2.0})
     shape = job_of(raw, work.folder / "users-what-if", work).setting.shape
     return grid(work, shape).measured(work)

@@ -135,7 +135,9 @@ _MEANINGS = {
 }
 """What each kind of claim comes to, in a sentence."""
 _SENSITIVE = ("selective DP", "confidentiality")
-_ZERO_OUT = "The model would be nearly the same had one row with sensitive text counted for nothing in noised steps"
+_ZERO_OUT = (
+    "The model would be nearly the same had one row with sensitive text counted for nothing in noised steps"
+)
 """The same of a claim about sensitive text that compares with nothing, and not with other text."""
 _OTHERWISE = {
     "zero-out": "counted for nothing",
