@@ -258,7 +258,7 @@ def test_the_command_prints_a_private_table_and_the_guarantee(world):
     assert result.code == 0, result.err
     assert "(best)" in result.out
     assert "This table is private" in result.out
-    assert "best trial of a sweep, released alone" in result.out
+    assert "best trial of a sweep together" in result.out
     for verb in ("eval", "audit"):
         for folder in (world.run, world.run / "trials" / "0001"):
             refused(confide(verb, folder), "belongs to a sweep: its trials are private")

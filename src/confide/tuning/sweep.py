@@ -197,7 +197,7 @@ def _header(run: Run, space: Space, search: Search, train: UnitGraph, held_out: 
     """Return the first line of the sweep's ledger, which all trials are bound to.
 
     With other held-out rows another trial may be the best. If these rows were left out, two copies of one sweep could
-    release two of the same trials, each as if it were released alone.
+    release two of the same trials, each as if it were the only one.
     """
     key = run.key()
     return {

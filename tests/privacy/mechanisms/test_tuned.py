@@ -42,7 +42,7 @@ def test_a_counted_sweep_states_the_cost_of_the_whole(name):
     assert all(r > q for (_, r), (_, q) in zip(swept.reconstruction, one.reconstruction, strict=True))
     assert (swept.noise_multiplier, swept.delta) == (one.noise_multiplier, one.delta)
     assert "8 on average (geometric distribution)" in swept.accountant
-    assert "best trial of a sweep, released alone" in swept.protected_output
+    assert "best trial of a sweep together" in swept.protected_output
     assert "best trial of a sweep" in " ".join(swept.sentences())
     assert any("number of trials was random" in fact for fact in swept.public_facts)
     assert Guarantee.from_json(swept.to_json()) == swept

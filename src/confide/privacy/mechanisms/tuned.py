@@ -20,7 +20,7 @@ class SweepAccounting:
     @property
     def output(self) -> str:
         """The output that the guarantee is about, in words."""
-        return "every checkpoint and the final model of this run, released alone"
+        return "all checkpoints and the final model of this run together, if no other model of the same text is given away"
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ class CountedSweep(SweepAccounting):
     @property
     def output(self) -> str:
         return (
-            "every checkpoint and the final model of the best trial of a sweep, released alone: not the other trials, "
-            "nor how many there were or which of them was the best"
+            "all checkpoints and the final model of the best trial of a sweep together, if no other model of the same "
+            "text is given away: none of the other trials, nor how many there were or which of them was the best"
         )
 
     @property
