@@ -1,4 +1,4 @@
-"""How many rows of a user to take, by mechanism and epsilon (Chua et al. 2024, Tables 3 and 5, Figure 6; 000)."""
+"""How many rows of a user to take, by mechanism and epsilon (Chua et al. 2024, Tables 3 and 5; 000)."""
 
 from __future__ import annotations
 
@@ -111,9 +111,10 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     is_beyond=True,
                 ),
             ]
-        least, most = epsilons[0], epsilons[-1]
-        if least < most:
-            found += [
+        least = epsilons[0]
+        for epsilon in epsilons if len(epsilons) > 1 else ():
+            which, bound = ("fewer", {"low": 0.0}) if epsilon == least else ("more", {"high": 0.0})
+            found.append(
                 _sloped(
                     f"Under group privacy, {which} rows of each user are better at epsilon {target(epsilon)} ({text}).",
                     "Table 3",
@@ -121,11 +122,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     f"{text}, group privacy",
                     **bound,
                 )
-                for which, epsilon, bound in (
-                    ("fewer", least, {"low": 0.0}),
-                    ("more", most, {"high": 0.0}),
-                )
-            ]
+            )
         if len(ks) > 2:
             found.append(
                 Finding(
@@ -190,7 +187,11 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             for arm in (GROUP, FIXED_USERS, FIXED_ROWS)
             for epsilon in users.values(rows, EPSILON)
         ]
-        note = "Group privacy has as many rows a step at every k. Intervals are of 95% over run keys."
+        note = (
+            "Group privacy has as many rows a step at every k, drawn at random for each user. The paper says that "
+            "smaller k are generally better at small epsilon; on Enron, k = 5 is best at epsilon 1. Intervals are of "
+            "95% over run keys."
+        )
         found.append(Table(f"Tables 3 and 5, {text}: test perplexity", heads, cells, note))
     return found
 
@@ -198,7 +199,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 STUDY = Study(
     name="user-k",
     paper="000",
-    shows=("Table 3", "Table 5", "Figure 6"),
+    shows=("Table 3", "Table 5"),
     question="How many rows of each user should be used?",
     measure=measure,
     findings=findings,
