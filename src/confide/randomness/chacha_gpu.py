@@ -200,9 +200,14 @@ def _key_stream(
 
 
 def _normal_pair(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, w3: tl.tensor) -> tl.tuple:
-    """Make two independent standard normal values of four words, by Box-Muller: float64, float64."""
-    uniform = (_joined(w0, w1).to(tl.float64) + 0.5) * 2.0**-64
-    angle = (_joined(w2, w3) >> 11).to(tl.float64) * (2.0**-53 * 6.283185307179586)
+    """Make two independent standard normal values of four words, by Box-Muller: float64, float64.
+
+    The radius takes the bits that an angle of float64 cannot hold: see `noise_grid`.
+    """
+    turn = _joined(w2, w3)
+    finer = ((turn & 2047).to(tl.float64) + 0.5) * 2.0**-11
+    uniform = (_joined(w0, w1).to(tl.float64) + finer) * 2.0**-64
+    angle = (turn >> 11).to(tl.float64) * (2.0**-53 * 6.283185307179586)
     radius = tl.sqrt(tl.log(uniform) * -2.0)
     return radius * tl.cos(angle), radius * tl.sin(angle)
 

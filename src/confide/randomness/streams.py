@@ -39,9 +39,10 @@ BLOCK = 1 << 19
 PAIRS = 256
 GROUP = 2 * PAIRS
 GROUPS = BLOCK // GROUP  # groups under one nonce
-LAYOUT = 9  # of noise in its stream; a run that began with another layout cannot be resumed
+LAYOUT = 10  # of noise in its stream; a run that began with another layout cannot be resumed
 _FIRST = 1 << 95  # nonce of normal values: of radii and the high half of angles
-_LOW = _FIRST | 1 << 94  # of the low half, which came later: the other words stay where they always were
+_LOW = _FIRST | 1 << 94  # of what refines both, which came later: the other words stay where they always were
+_FINER = 11  # bits of such a word that refine the radius; the others refine the angle
 _WORDS = 1 << 18  # words of a block of draws: what a processor's cache holds
 _ZEROS = bytes(6 * BLOCK)
 
@@ -173,7 +174,7 @@ class _Room:
 
     Attributes:
         words: random words of groups, int32[groups, 3 * PAIRS].
-        low: words that refine the angles, uint32[groups, PAIRS].
+        low: words that refine radii and angles, uint32[groups, PAIRS].
     """
 
     def __init__(self, groups: int):
@@ -190,10 +191,14 @@ class _Room:
         words, low, values = self.words[:groups], self.low[:groups], self._values[:groups]
         radius, tangent = self._radius[:groups], self._tangent[:groups]
         cosine, sine = values[:, 0], values[:, 1]
-        # A signed word's size is uniform in [0, 2^63]. Half a step is added, so that no radius is infinite.
+        # A signed word's size is uniform in [0, 2^63]. Only small ones keep the bits that refine them, and need them:
+        # far out, circles would else be sparse. Half a step is added, so that no radius is infinite.
         np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
         np.abs(radius, out=radius)
-        np.add(radius, 0.5, out=radius)
+        np.bitwise_and(low, (1 << _FINER) - 1, out=sine, casting="unsafe")
+        np.add(sine, 0.5, out=sine)
+        np.multiply(sine, 2.0**-_FINER, out=sine)
+        np.add(radius, sine, out=radius)
         np.multiply(radius, 2.0**-63, out=radius)
         np.log(radius, out=radius)
         np.multiply(radius, -2.0, out=radius)
@@ -201,7 +206,8 @@ class _Room:
         np.multiply(radius, scale, out=radius)
         # The tangent t of half an angle in [-pi / 2, pi / 2]: its cosine is (1 - t^2) / (1 + t^2), its sine 2 t / ...
         np.copyto(tangent, words[:, GROUP:], casting="unsafe")
-        np.multiply(low, 2.0**-32, out=sine)
+        np.right_shift(low, _FINER, out=sine, casting="unsafe")
+        np.multiply(sine, 2.0 ** (_FINER - 32), out=sine)
         np.add(tangent, sine, out=tangent)
         np.multiply(tangent, math.pi * 2.0**-32, out=tangent)
         np.tan(tangent, out=tangent)

@@ -20,7 +20,7 @@ class SweepAccounting:
     @property
     def output(self) -> str:
         """The output that the guarantee is about, in words."""
-        return "all checkpoints and the final model of this run together, if no other model of the same text is given away"
+        return _OF_RUN
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -47,6 +47,7 @@ class SweepAccounting:
         return ()
 
 
+_OF_RUN = "all checkpoints and the final model of this run together, if no other model of the same text is given away"
 UNTUNED = SweepAccounting()
 
 _CHOSEN_BY = "the held-out units, by whose loss the best trial was chosen"
