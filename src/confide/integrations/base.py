@@ -27,27 +27,26 @@ from confide.config import registry
 from confide.config.schema import Config
 from confide.distributed.ranks import Ranks
 from confide.integrations.arguments import config_of, scheduler_of
-from confide.integrations.eval_units import refuse_choice, shared_units, warning
-from confide.integrations.refusals import refuse, refuse_overrides
+from confide.integrations.eval_units import Comparison, refuse_choice
+from confide.integrations.refusals import refuse, refuse_overrides, refuse_senders, senders
 from confide.integrations.rows import TOKENS, Padding, Rows, tokenised
+from confide.integrations.trainer_run import STATE, Logged, TrainerRun
 from confide.models import sound
 from confide.models.fast.activations import install_fast_layers
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.mechanisms.statement import recheck_claim
 from confide.privacy.sampling import Draw, StopTraining
 from confide.runs.checkpoints import Checkpoints
-from confide.runs.folder import Run
+from confide.runs.folder import differences
 from confide.runs.given import Given
 from confide.runs.job import Job
 from confide.runs.loop import Loop, opened
 from confide.training.tasks import Loss
-from confide.utils.console import Console
 from confide.utils.errors import InputError
 from confide.utils.files import write_text
 
 logger = logging.get_logger(__name__)
 
-STATE = "confide"  # the folder of a checkpoint that holds confide's sealed state
 _LOGGED = (
     "the losses of training rows, which Trainer logs: they are in log_history, in trainer_state.json, in the "
     "*_results.json of save_metrics and wherever report_to writes; and what a callback decides from them"
@@ -56,46 +55,6 @@ _EVALUATED = "figures made from eval_dataset, and what is decided from them, suc
 _TIMES = ("_runtime", "_per_second", "_time")
 _SENT = "how long steps took, for whoever is told of each as it is taken (report_to)"
 _TOKENISED = "each row of the data set came as token ids and is cut into rows of at most {} tokens"
-
-
-class TrainerRun(Run):
-    """A run whose checkpoints are those of a Trainer, each in a folder of its own.
-
-    Attributes:
-        resumes: the checkpoint that it goes on from.
-    """
-
-    resumes: Path | None = None
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """Checkpoint that the run resumes from, if it does."""
-        return Checkpoints((self.resumes or self.folder / "none") / STATE)
-
-    def bind(self) -> None:
-        """Make the folder this config's own and these rows' own, or refuse if it holds another run's steps."""
-        super().bind()
-        assert isinstance(self.given.documents, Rows)
-        known, found = self.folder / "rows", self.key().fingerprint(self.given.documents.digest())
-        if self.begun and known.exists() and known.read_text("utf-8") != found:
-            raise InputError(
-                f"train_dataset: {self.folder} holds a run that began with other rows: choose another output_dir, or "
-                "remove that folder"
-            )
-        write_text(known, found)
-
-
-class _Logged(Console):
-    """Says to transformers' log what `confide train` says on the terminal."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-
-    def say(self, text: str) -> None:
-        if text.startswith("warning: "):
-            logger.warning(text.removeprefix("warning: "))
-        else:
-            logger.info(text)
 
 
 class PrivateLoop(Trainer):  # type: ignore[misc]
@@ -145,10 +104,9 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             and parameters.get("data_collator") in (None, default_data_collator)
         ):
             self.data_collator = Padding(self.processing_class)
-        self._shared = shared_units(self.rows, parameters, self.eval_dataset, self.confide_config)
-        for each in self._shared.values():
-            logger.warning(warning(each))
-        self.eval_dataset = self._each_tokenised(self.eval_dataset)
+        self._privacy, self._trained = privacy, self.train_dataset
+        self._comparison = Comparison(self.rows, parameters.get("train_dataset"), self.confide_config)
+        self._take_eval_dataset(parameters.get("eval_dataset"))
         self._job: Job | None = None
         self._loop: Loop | None = None
         self._restored = False  # the model holds the weights of the best checkpoint
@@ -211,7 +169,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             return None
         stated = self._loop.job.guarantee(self._loop.done, self._loop.steps)
         more = [_LOGGED] if self.log_private else []
-        more += [_SENT] if set(self.args.report_to) - {"tensorboard", "none"} else []
+        more += [_SENT] if senders(self.args, self.callback_handler.callbacks) else []
         more += [_EVALUATED] if self.eval_dataset is not None else []
         if self.rows.tokenised:
             stated = replace(stated, rows_cut=_TOKENISED.format(self.confide_config.data.max_length))
@@ -233,16 +191,46 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
                 f"train: this trainer has taken {self._loop.done} steps already: pass resume_from_checkpoint=True to "
                 "go on, or make a new trainer with the model as it was"
             )
+        self._refuse_changes()
         refuse_choice(self._shared, self.confide_config, self.args, self.callback_handler.callbacks)
         if self._job is None:
             install_fast_layers(self.model)
             run = TrainerRun(self.confide_config, given=self._given())
+            if run.begun and resume_from_checkpoint is None:
+                logger.warning(
+                    f"{run.folder} holds steps of this run. They are taken again from the first one, with the same "
+                    "draws and noise: give away only one of the two models"
+                )
         else:
             run = self._job.run  # type: ignore[assignment]
         run.resumes = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        with opened(run, _Logged(), Ranks(device=self.args.device), self._job) as loop:
+        with opened(run, Logged(), Ranks(device=self.args.device), self._job) as loop:
             self._job, self._loop, self._restored = loop.job, loop, False
             return self._steps(loop, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def _refuse_changes(self) -> None:
+        """Refuse what was changed since the trainer was made, and would not be heeded or would send losses."""
+        refuse(self.args, {}, self.model, self.log_private)
+        refuse_senders(self.callback_handler.callbacks, self.log_private)
+        if self.train_dataset is not self._trained:
+            raise InputError(
+                "train_dataset: it was replaced after the trainer was made: make a new trainer with it"
+            )
+        if self._job is None:
+            now = config_of(self._privacy, self.args, self.model, self._members, **self._fields())
+            if changed := differences(
+                self.confide_config.model_dump(mode="json"), now.model_dump(mode="json")
+            ):
+                raise InputError(
+                    f"args: they were changed after the trainer was made ({', '.join(changed)}): make a new trainer"
+                )
+        if self.eval_dataset is not self._eval_taken:
+            self._take_eval_dataset(self.eval_dataset)
+
+    def _take_eval_dataset(self, given: Any) -> None:
+        """Compare whose rows the evaluation set holds with whose train, say who is in both, and tokenise it."""
+        self._shared = self._comparison.shared(self.eval_dataset, given)
+        self.eval_dataset = self._eval_taken = self._each_tokenised(self.eval_dataset)
 
     def _steps(
         self, loop: Loop, resume: str | None, trial: Any, ignore_keys: list[str] | None
@@ -309,8 +297,13 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
         return TrainOutput(loop.done, average, metrics)
 
     def _each_epoch(self, loop: Loop) -> int:
-        """Return the steps in which as many members are drawn, on average, as there are."""
-        parameters = loop.job.setting.parameters
+        """Return the steps in which as many members are drawn, on average, as there are.
+
+        Under add-or-remove nobody may know how many there are, but the rate at which they are drawn is public.
+        """
+        parameters, rate = loop.job.setting.parameters, loop.job.mechanism.sampling_rate
+        if rate is not None:
+            return max(1, math.ceil(1 / rate))
         members = parameters.units if loop.job.mechanism.draws == "units" else parameters.rows
         return max(1, math.ceil(members / parameters.expected_batch))
 
@@ -353,6 +346,10 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
     # evaluation -----------------------------------------------------------------------------------------
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the model that would be saved; text is tokenised and cut as training rows are."""
+        if eval_dataset is not None:
+            self._comparison.shared(eval_dataset, eval_dataset)
+        elif self.eval_dataset is not self._eval_taken:
+            self._take_eval_dataset(self.eval_dataset)
         with self._as_released():
             found: dict[str, float] = super().evaluate(self._each_tokenised(eval_dataset), *args, **kwargs)
         return found

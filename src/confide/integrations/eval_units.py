@@ -1,9 +1,11 @@
 """Tell whether rows of `eval_dataset` are of units that train, and refuse to choose a model by them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import EarlyStoppingCallback
+from transformers.utils import logging
 
 from confide.config.schema import Config
 from confide.integrations.rows import Rows
@@ -17,39 +19,55 @@ from confide.privacy.mechanisms.held_out_rules import (
 )
 from confide.utils.errors import InputError
 
+logger = logging.get_logger(__name__)
 
-def shared_units(
-    trained: Rows, parameters: Mapping[str, Any], dataset: Any, config: Config
-) -> dict[str, Shared]:
-    """Compare whose rows evaluation sets hold with whose rows train: by the name of the set, those who share.
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares whose rows evaluation sets hold with whose rows train.
 
     Names of units are compared. Without `unit`, or without that column, only the training set itself is recognised. A
     set that cannot be read by rows is taken as text of others.
 
-    Args:
-        parameters: what the trainer was given, before another kind of trainer has tokenised it.
-        dataset: one evaluation set, whose name is "", or several by name.
+    Attributes:
+        trained: the rows that train.
+        given: the training set as the caller has it, before another kind of trainer has tokenised it.
+        config: of the run.
     """
-    mechanism = mechanisms.find(config.privacy.mechanism)
-    if dataset is None or isinstance(dataset, str) or mechanism.notion == "none":
-        return {}
-    found, given = {}, _by_name(parameters.get("eval_dataset"))
-    names: set[str] | None = None  # of those who train; to read them takes a pass over all rows
-    for name, each in _by_name(dataset).items():
-        if given.get(name) is parameters.get("train_dataset"):
-            found[name] = Shared(len(trained), len(trained), "rows")
-        elif config.data.unit is not None:
-            held_out = _owners(each, config.data.unit)
-            if held_out and names is None:
-                names = trained.owners(config.data.unit)
-            if both := held_out & (names or set()):
-                found[name] = Shared(len(both), len(held_out), is_of_rows=not mechanism.needs.named_unit)
-    return found
 
+    trained: Rows
+    given: Any
+    config: Config
 
-def warning(shared: Shared) -> str:
-    """Return what a user should know before he reads losses of such a set."""
-    return f"{shared.sentence(EVAL_DATASET)}: their loss says little about text of others, and no noise covers it"
+    def shared(self, dataset: Any, given: Any) -> dict[str, Shared]:
+        """Return those who are on both sides, by the name of the set, and warn of them.
+
+        Args:
+            dataset: one evaluation set, whose name is "", or several by name.
+            given: the same as the caller has them.
+        """
+        found = dict(self._shared(dataset, given))
+        for each in found.values():
+            logger.warning(
+                f"{each.sentence(EVAL_DATASET)}: their loss says little about text of others, and no noise covers it"
+            )
+        return found
+
+    def _shared(self, dataset: Any, given: Any) -> Iterator[tuple[str, Shared]]:
+        mechanism, unit = mechanisms.find(self.config.privacy.mechanism), self.config.data.unit
+        if dataset is None or isinstance(dataset, str) or mechanism.notion == "none":
+            return
+        as_given = _by_name(given)
+        names: set[str] | None = None  # of those who train; to read them takes a pass over all rows
+        for name, each in _by_name(dataset).items():
+            if self.given is not None and as_given.get(name) is self.given:
+                yield name, Shared(len(self.trained), len(self.trained), "rows")
+            elif unit is not None:
+                held_out = _owners(each, unit)
+                if held_out and names is None:
+                    names = self.trained.owners(unit)
+                if both := held_out & (names or set()):
+                    yield name, Shared(len(both), len(held_out), is_of_rows=not mechanism.needs.named_unit)
 
 
 def refuse_choice(shared: Mapping[str, Shared], config: Config, args: Any, callbacks: Sequence[Any]) -> None:
@@ -76,9 +94,6 @@ def _by_name(dataset: Any) -> dict[str, Any]:
 
 def _owners(dataset: Any, unit: str | list[str]) -> set[str]:
     """Return the units that own a row of an evaluation set; none if it has no such column or cannot be read."""
-    columns = getattr(dataset, "column_names", None)
-    if not columns or not hasattr(dataset, "__len__"):
-        return set()
     try:
         rows = Rows(dataset, "eval_dataset")
         return set() if rows.lacking(unit) else rows.owners(unit)

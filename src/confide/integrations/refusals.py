@@ -1,6 +1,6 @@
 """Refuse what a private step cannot honour, by the name that transformers and TRL give it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -145,6 +145,8 @@ _STEERED_BY_CONFIDE = {
     "create_optimizer_and_scheduler": "pass optimizer_cls_and_kwargs=(class, settings)",
 }
 
+_ON_THIS_MACHINE = ("TensorBoardCallback", "CodeCarbonCallback")  # of transformers' callbacks that report
+
 _ONE_CLASS = (
     "a row of PrivateTrainer has one class; give a model with num_labels of 2 or more and problem_type "
     "single_label_classification"
@@ -192,14 +194,39 @@ def refuse(args: Any, parameters: Mapping[str, Any], model: Any, log_private: bo
             f"data_collator: {name} is not known to keep rows apart, and confide pads rows itself: put what it does "
             "into the data set, or leave it out"
         )
-    senders = [name for name in getattr(args, "report_to", None) or () if name not in ("tensorboard", "none")]
-    if senders and log_private:
+    if (told := senders(args)) and log_private:
         found.append(
-            f"args.report_to: {', '.join(senders)} would be sent losses of private rows, which no noise covers: pass "
+            f"args.report_to: {', '.join(told)} would be sent losses of private rows, which no noise covers: pass "
             "log_private=False, which keeps them in the private folder, or report_to='none'"
         )
     if found:
         raise InputError("\n".join(found))
+
+
+def senders(args: Any, callbacks: Sequence[Any] = ()) -> list[str]:
+    """Return the names of those who are sent what Trainer logs, but for files on this machine."""
+    found = [name for name in getattr(args, "report_to", None) or () if name not in ("tensorboard", "none")]
+    return found + [type(each).__name__ for each in callbacks if _sends(each)]
+
+
+def refuse_senders(callbacks: Sequence[Any], log_private: bool) -> None:
+    """Refuse a callback of transformers that sends losses of private rows, as `report_to` would.
+
+    Raises:
+        InputError: names it.
+    """
+    for each in callbacks:
+        if log_private and _sends(each):
+            raise InputError(
+                f"callbacks: {type(each).__name__} would be sent losses of private rows, which no noise covers: pass "
+                "log_private=False, which keeps them in the private folder, or leave it out"
+            )
+
+
+def _sends(callback: Any) -> bool:
+    """Tell whether a callback is one of transformers' that report to a server."""
+    kind = type(callback)
+    return kind.__module__.startswith("transformers.integrations") and kind.__name__ not in _ON_THIS_MACHINE
 
 
 def refuse_overrides(kind: type, ours: type) -> None:

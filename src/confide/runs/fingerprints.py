@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +26,8 @@ from confide.models.sharded import Stored
 from confide.utils.errors import InputError
 
 _DEEPEST = 20
+# Of PEFT's settings: where the weights came from, which have a digest of their own, and PEFT's own notes.
+_PLACES = ("base_model_name_or_path", "revision", "auto_mapping", "peft_version", "inference_mode")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
@@ -40,10 +43,31 @@ def of_function(name: str, value: Any) -> str:
 
 
 def of_model(model: nn.Module) -> str:
-    """Digest a model apart from its weights: its class, its config, and which parameters train."""
+    """Digest a model apart from its weights: its class, its config, which parameters train, and its adapters' settings.
+
+    The factor of a LoRA, which `lora_alpha` and `use_rslora` make, is neither a weight nor in the model's config.
+    """
     config: Any = getattr(model, "config", None)
     facts = [type(model).__qualname__, config.to_json_string() if hasattr(config, "to_json_string") else ""]
+    facts += _of_adapters(model)
     return hashlib.sha256("\n".join([*facts, *sorted(trainable(model))]).encode()).hexdigest()[:32]
+
+
+def _of_adapters(model: nn.Module) -> list[str]:
+    """Return what PEFT knows of a model's adapters, and what they are multiplied by; nothing without adapters."""
+    found = []
+    adapters: Any = getattr(model, "peft_config", None)
+    for name, settings in sorted((adapters or {}).items()):
+        stated = {key: value for key, value in settings.to_dict().items() if key not in _PLACES}
+        plain = {
+            key: sorted(map(str, v)) if isinstance(v, set | frozenset) else v for key, v in stated.items()
+        }
+        found.append(f"{name} {json.dumps(plain, sort_keys=True, default=str)}")
+    for name, module in model.named_modules() if adapters else ():
+        factors = getattr(module, "scaling", None)
+        if isinstance(factors, dict):
+            found.append(f"{name} {sorted(factors.items())}")
+    return found
 
 
 def of_tokenizer(tokenizer: Any) -> str:

@@ -189,7 +189,7 @@ class Run:
             )
         self._make_folder()
         if self.ledger_path.exists() and self.config_path.exists():
-            differing = _differences(load(self.config_path).model_dump(mode="json"), self._values())
+            differing = differences(load(self.config_path).model_dump(mode="json"), self._values())
             if differing:
                 raise InputError(
                     f"{self.folder} holds a run with another config (differs in {', '.join(differing)}): "
@@ -341,9 +341,10 @@ def _chosen(section: BaseModel, free: set[tuple[str, ...]], path: tuple[str, ...
     return chosen
 
 
-def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
+def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """Return the keys in which two configs differ, as `train.steps`, but for those that a resumed run may change."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = dict.fromkeys([*old, *new])
-        return [d for n in names for d in _differences(old.get(n), new.get(n), (*path, n))]
+        return [d for n in names for d in differences(old.get(n), new.get(n), (*path, n))]
     is_free = any(path[: at + 1] in _FREE for at in range(len(path)))
     return [] if old == new or is_free else [".".join(path)]
