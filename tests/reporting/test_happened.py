@@ -10,6 +10,7 @@ from confide.integrations import base as trainer
 from confide.privacy.mechanisms import statement
 from confide.reporting.claim_lines import lines
 from confide.reporting.happened import _ANSWERS, UNKNOWN, Course
+from confide.runs import earlier
 from tests.every_claim import CASES, stated
 
 NOT_COVERED = [item for name in CASES for item in stated(name).not_covered]
@@ -20,6 +21,7 @@ OTHERS = (
     "the other sides of a conversation: data.unit names user",
     "losses and other measurements made from private rows: they were sent to W&B",
     "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof",
+    earlier._sentence("of this program"),
     trainer._LOGGED,
     trainer._SENT,
     trainer._EVALUATED,

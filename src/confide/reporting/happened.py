@@ -158,6 +158,9 @@ def _unknown(course: Course) -> str:
 
 _ANSWERS: Mapping[str, Callable[[Course], str]] = {
     "what the base model learnt": _pretraining,
+    "what an earlier run taught": lambda _: (
+        "Yes. The run cannot know whether it read text of the same people."
+    ),
     "the tokenizer": _tokenizer,
     "evaluation: losses": _evaluation,
     "logs, progress output": _logs,

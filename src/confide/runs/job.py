@@ -30,6 +30,7 @@ from confide.randomness.seal import Seal
 from confide.randomness.streams import LAYOUT, RunKey
 from confide.runs import fingerprints, histograms
 from confide.runs.canaries import GRAPH, Manifest
+from confide.runs.earlier import earlier_run
 from confide.runs.evidence import evidence
 from confide.runs.folder import Run
 from confide.runs.given import model_of, tokenizer_of
@@ -74,6 +75,7 @@ class Job:
     micro_tokens: int
     ranks: Ranks
     still: bytes = b""  # digest of what no step of a calling program's own model or loss may move
+    past: str | None = None  # an earlier run that moved the base model
 
     @classmethod
     def of(cls, run: Run, console: Console, ranks: Ranks | None = None) -> "Job":
@@ -116,6 +118,7 @@ class Job:
             micro_tokens,
             ranks,
             still,
+            earlier_run(model, base, run.config.model),
         )
 
     @property
@@ -274,6 +277,8 @@ class Job:
         if self.task.loss is not None:
             own = "a row's loss that hangs on other rows: the program's own loss was tried on some, which is no proof"
             stated = replace(stated, not_covered=(*stated.not_covered, own), words=())
+        if self.past is not None:
+            stated = replace(stated, not_covered=(*stated.not_covered, self.past), words=())
         told = told_private(self.run.folder)
         if told:
             sent = f"losses and other measurements made from private rows: they were sent to {told}"

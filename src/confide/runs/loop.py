@@ -16,6 +16,7 @@ from confide.privacy.mechanisms.statement import recheck_claim, warnings
 from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import generator
 from confide.runs import histograms, telling
+from confide.runs.earlier import note
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.provenance import code_version
@@ -81,6 +82,9 @@ def opened(
         console.say(telling.opening(job))
         for warning in warnings(job.setting, run.config):
             console.say(f"warning: {warning}")
+        if job.past is not None:
+            console.say(f"warning: the claim does not cover {job.past}")
+        note(job.model, job.base)
         ledger = Ledger(run.ledger_path)
         loop: Loop | None = None
         try:
