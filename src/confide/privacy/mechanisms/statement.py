@@ -245,7 +245,10 @@ _CONDITIONS = (
     "the list of conditions (data.conditions): it was stated, and confide did not compute it from the text; which of "
     "them stands in front of a text is a part of the text, and protected as that",
 )
-_FLOATS = "the theorems are about real numbers, and a computer rounds: noise lies on a grid, which no theorem covers"
+_FLOATS = (
+    "the theorems are about real numbers, and a computer rounds: noise lies on a grid, and who takes part changes how "
+    "the sum of the others is rounded. No theorem covers that"
+)
 
 
 def state_guarantee(
