@@ -118,7 +118,7 @@ def _in_all_settings(rows: Sequence[Row], text: str) -> list[Finding]:
 
 
 def _in_some_settings(rows: Sequence[Row], text: str) -> list[Finding]:
-    """Judge what the paper finds on CC-News: ELS is better where the budget is small or epsilon is."""
+    """Judge what the paper finds on CC-News: ELS is better in some settings, above all at small budgets or epsilons."""
     epsilons, budgets = users.values(rows, EPSILON), users.values(rows, STEPS)
     places = {
         f"the smallest budget and epsilon {target(epsilons[0])}": (epsilons[0], budgets[0]),
@@ -133,6 +133,8 @@ def _in_some_settings(rows: Sequence[Row], text: str) -> list[Finding]:
             _gap(rows, text, *place),
             low=ABOVE,
             family=f"{text}, small budget or epsilon",
+            is_beyond=place
+            != (epsilons[0], budgets[0]),  # the paper says "in some settings, especially" of these
         )
         for words, place in places.items()
     ]
@@ -216,7 +218,9 @@ STUDY = Study(
     minutes=90,
     deviations="stories260K in place of a model of 350 million weights; newsgroup posts and WikiText-2 articles in "
     "place of Stack Overflow and CC-News; k and G are tuned, in place of the median and Estimate-and-Double; the "
-    "number of steps is the compute budget.",
+    "number of steps is the compute budget; Poisson draws in place of shuffled batches; one delta of 1e-5 in place of "
+    "n^-1.1, where n is the number of rows for ELS and of users for ULS. On CC-News the paper counts its epsilons for "
+    "ten times the users that there are, which favours ELS.",
     reads=users.READS,
     texts=_SMALL["texts"],
 )

@@ -334,7 +334,8 @@ def _utility(rows: Sequence[Row], text: str) -> Iterator[Finding]:
             paired(*(last(rows, text, arm, None if is_only else 1, "loss") for arm in (one, other))),
             high=-MARGIN,
             family=f"{text}, utility",
-            is_beyond=is_only and not _is_papers(rows, text),
+            # The paper's redacted model has other steps: "similar exposure", not equal steps.
+            is_beyond=other == REDACTED or (is_only and not _is_papers(rows, text)),
         )
 
 

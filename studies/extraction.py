@@ -303,7 +303,7 @@ def _of_large_noise(rows: Sequence[Row], noise: float, most: int, prefix: int) -
     told = at_least(noise, 3)
     return [
         Finding(
-            f"With noise of {told} what is given back is not learnt from the passages ({most} copies).",
+            f"With noise of {told} what is given back is mostly not learnt from the passages ({most} copies).",
             "section 5.2",
             f"share of passages less that of passages not read; up to {LITTLE} counts as none",
             tuple(learnt(rows, noise, most, prefix).values()),
@@ -319,6 +319,7 @@ def _of_large_noise(rows: Sequence[Row], noise: float, most: int, prefix: int) -
             low=1e-9,
             family="some remains",
             unit="share",
+            is_beyond=True,  # what remains in the paper can be guessed; these passages cannot
         ),
     ]
 
@@ -423,11 +424,12 @@ STUDY = Study(
     tables=tables,
     minutes=60,
     deviations="stories260K, trained whole, in place of a Gemma-2 from scratch; WikiText-2 by article in place of "
-    "fineweb-edu, read about once; 120 passages are planted 1, 10 or 100 times. One learning rate for all noise "
-    "multipliers. An earlier form trained a Gemma-2 of one million weights from scratch for 150 steps. It gave nothing "
-    "back, not even of what stood 100 times without privacy, so that noise had nothing to prevent. The new model and "
-    "its steps were tried with run key 1, without privacy and with noise of 0, 0.001 and 0.01; claims and bounds "
-    "stayed.",
+    "fineweb-edu, read about once; 120 passages are planted 1, 10 or 100 times, where the paper plants nothing and "
+    "asks for parts of its text. A step has 32 rows; the paper does not say how many its noise multipliers are for. "
+    "One learning rate for all noise multipliers. An earlier form trained a Gemma-2 of one million weights from "
+    "scratch for 150 steps. It gave nothing back, not even of what stood 100 times without privacy, so that noise had "
+    "nothing to prevent. The new model and its steps were tried with run key 1, without privacy and with noise of 0, "
+    "0.001 and 0.01; claims and bounds stayed.",
     reads=("20newsgroups", "wikitext-2"),
     plots=plots,
 )

@@ -125,7 +125,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         f"Masked: {share:.1%} of the characters of the training text, none of the test's. Before training the "
         f"perplexity is {before}. Intervals are of 95% over run keys."
     )
-    heads = ["masks", "test perplexity", "against nothing masked", "rate", "paper: GPT-2 small"]
+    heads = ["masks", "test perplexity", "against nothing masked", "rate", "paper, validation: GPT-2 small"]
     return [Table("Appendix A.2, articles: the redacted model", heads, cells, note)]
 
 

@@ -430,7 +430,7 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
 STUDY = Study(
     name="mean-estimation",
     paper="003",
-    shows=("Figure 7", "appendix I.1"),
+    shows=("Figure 7",),
     question="On made-up users, where does ULS beat ELS, and how well is it configured?",
     measure=measure,
     findings=findings,

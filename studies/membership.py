@@ -26,7 +26,7 @@ from studies.runner.twice import DPSGD, ENTITIES, NONE, jft, redacted
 from studies.runner.users import texts_of
 
 ATTACKS = ("loss", "zlib", "reference", "min-k", "min-k++", "lira", "rmia")
-PUBLIC = 0.6
+PUBLIC, AROUND = 0.6, 0.05
 """The paper: the accuracy of its attack on public models is around this."""
 
 CHANCE = 0.55
@@ -119,11 +119,13 @@ def _accuracies(rows: Sequence[Row], text: str) -> Iterator[Finding]:
         is_best = "seven" in attack
         words = "the best of seven attacks tells members" if is_best else "members are told"
         yield Finding(
-            f"Without privacy, {words} with an accuracy of {PUBLIC:.0%} at most ({text}).",
+            f"Without privacy, {words} with an accuracy of around {PUBLIC:.0%} ({text}).",
             "section 6.4",
-            f"balanced accuracy of {attack}, at a threshold that was chosen on other rows",
+            f"balanced accuracy of {attack}, at a threshold that was chosen on other rows; around is within "
+            f"{AROUND:.0%}, by us",
             values,
-            high=PUBLIC,
+            PUBLIC - AROUND,
+            PUBLIC + AROUND,
             unit="share",
             is_beyond=is_best,
         )

@@ -116,7 +116,9 @@ def levels_of(rows: Sequence[Row], text: str) -> list[str]:
 def _against_dpsgd(rows: Sequence[Row], text: str) -> list[Finding]:
     found = []
     for level in levels_of(rows, text):
-        is_stress = level == STRICTEST
+        is_stress = (
+            level == STRICTEST and text == "articles"
+        )  # of dialogues the paper says "better" (section 6)
         found.append(
             Finding(
                 f"JFT at {level} beats DP-SGD with the same tokens ({text}).",
@@ -218,7 +220,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     heads += ["perplexity", "against DP-SGD"]
     found = []
     for text in texts_of(rows):
-        paper = f"paper: {'WikiText-2' if text == 'articles' else 'ABCD'}"
+        paper = f"paper, validation: {'WikiText-2' if text == 'articles' else 'ABCD'}"
         cells = []
         for arm in dict.fromkeys(row["arm"] for row in rows if row["text"] == text):
             cells.append(line(rows, text, arm))
@@ -231,7 +233,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             f"{twice.WORDS} {twice.LEVEL_WORDS} "
             '"Redacted" has all steps; the paper\'s redacted model is that after the first phase. Epsilon of JFT and '
             "of redaction supposes that the pipeline finds everything; that of CRT is of another notion. Of the "
-            "paper's numbers those are here that stand in its text."
+            "paper's numbers those are here that stand in its text. It masks 45% of WikiText-2 at high-contextual "
+            "(section 6.1), where more is masked here."
         )
         found.append(Table(f"Tables 2 and 6, {text}: test perplexity", [*heads, paper], cells, note))
     return found
@@ -275,4 +278,5 @@ STUDY = Study(
     "perplexity of 30; stories260K at 140, where training on any part of the text helps.",
     reads=twice.READS,
     texts=_SMALL["texts"],
+    lacks={"Table 6": "classification"},
 )

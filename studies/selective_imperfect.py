@@ -214,6 +214,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     twice.gap(rows, text, one, other),
                     high=-MARGIN,
                     family=f"{text}, few",
+                    is_beyond=FEW_JFT in (one, other),  # the paper says that of QNLI alone
                 )
             )
     return [finding for finding in found if finding.values]  # an arm may be left out
@@ -229,7 +230,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "for a row with a miss",
         "learning rate",
     ]
-    heads += ["perplexity", "against DP-SGD", "paper: WikiText-2; ABCD"]
+    heads += ["perplexity", "against DP-SGD", "paper, validation: WikiText-2; ABCD"]
     found = []
     for text in texts_of(rows):
         arms = dict.fromkeys(row["arm"] for row in rows if row["text"] == text)
@@ -278,5 +279,6 @@ STUDY = Study(
     "dialogues what their annotation marks besides. A program that knows it plays the person who screens 1% of the "
     "documents, in place of 0.1%.",
     reads=twice.READS,
+    lacks=dict.fromkeys(("Table 3", "Table 4", "Table 8"), "classification"),
     texts=_SMALL["texts"],
 )

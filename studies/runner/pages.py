@@ -264,17 +264,24 @@ def _shown(folder: Path) -> str:
         run = "; ".join(_ran(chosen, folder)) or "not yet"
         for place in chosen.shows:
             paper, _, own = place.rpartition(": ")
+            lacks = f"; without {chosen.lacks[place]}" if place in chosen.lacks else ""
             found.append(
                 (
                     _SHORT.get(paper or chosen.paper, paper),
                     *_order(own),
                     own,
                     chosen.name,
-                    run,
+                    run + lacks,
                 )
             )
+    for paper, place, why in _NOT_REPEATED:
+        found.append((_SHORT[paper], *_order(place), place, "", why))
     lines += [f"| {' | '.join((paper, *rest))} |" for paper, _, _, *rest in sorted(found)]
     return "\n".join(lines) + "\n"
+
+
+_NOT_REPEATED = (("003", "Table 2", "not repeated: counts of the C4 rows that the model was pretrained on"),)
+"""Tables with data that no study repeats: paper, name, why."""
 
 
 def _ran(chosen: Study, folder: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -134,6 +134,7 @@ class Study:
         reads: the folders of the public data that it needs.
         plots: the measurements as pictures.
         texts: those that it trains on at the scale `small`, if there are several; `--text` chooses one.
+        lacks: what of a table or figure it does not have, by its name.
     """
 
     name: str
@@ -148,3 +149,4 @@ class Study:
     reads: tuple[str, ...] = ()
     plots: Callable[[Sequence[Row]], list[Plot]] = no_plots
     texts: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
