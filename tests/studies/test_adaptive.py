@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies.adaptive import EPSILON, NOISE, NORMALISATIONS, PLAIN, PRIVATE, nominal
+from studies.adaptive import EPSILON, JUDGED, NOISE, NORMALISATIONS, PLAIN, PRIVATE, nominal
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.study import Scale, Work
 
@@ -61,7 +61,7 @@ def made(gains, at_epsilon, costs):
                     {"arm": PLAIN, "loss": noisy, "gamma": 1.0, "epsilon": 1.0, "public": 1.0} | place
                 )
                 own = {"loss": noisy - gain + key / 1000, "gamma": 0.5, "epsilon": 9.0, "public": 1.0 + costs}
-                rows.append({"arm": nominal("rank")} | own | place)
+                rows.append({"arm": nominal(JUDGED)} | own | place)
     return rows
 
 
@@ -99,16 +99,16 @@ def test_a_check_is_of_the_noise_multiplier_with_the_least_gain():
 
 def test_a_variant_whose_gammas_are_all_the_floor_is_no_other_than_dp_sgd():
     rows = made({1.0: 0.2, 2.0: 0.2}, 0.0, 1.0)
-    assert not adaptive.is_at_floor(rows, nominal("rank"))
+    assert not adaptive.is_at_floor(rows, nominal(JUDGED))
     assert "this is DP-SGD" not in adaptive.tables(rows)[0].note
     for row in rows:
         row["gamma"] = adaptive.FLOOR if row["arm"] != PLAIN else 1.0
-    assert adaptive.is_at_floor(rows, nominal("rank"))
-    assert "by rank every gamma is the floor, so that this is DP-SGD" in adaptive.tables(rows)[0].note
+    assert adaptive.is_at_floor(rows, nominal(JUDGED))
+    assert "by perplexity every gamma is the floor, so that this is DP-SGD" in adaptive.tables(rows)[0].note
     assert of_kinds(rows)["beyond"] == []
 
 
 def test_a_gap_is_of_the_same_run_key_and_below_zero_where_adaptive_noise_is_better():
     rows = made({1.0: 0.2, 2.0: 0.2}, 0.0, 1.0)
-    gaps = adaptive.gap(rows, nominal("rank"), {NOISE: 1.0})
+    gaps = adaptive.gap(rows, nominal(JUDGED), {NOISE: 1.0})
     assert gaps == pytest.approx({1: -0.199, 2: -0.198, 3: -0.197})

@@ -108,13 +108,19 @@ def test_members_are_told_by_what_training_adds_and_not_by_what_they_were_before
     found = {each.finding.claim: each for each in judged(membership.findings(attacks(0.53, 0.56)))}
     assert found["With DP-SGD members are not told (t)."].verdict == REPRODUCED
     papers = [each for each in found.values() if not each.finding.is_beyond and not each.finding.is_check]
-    assert [each.verdict for each in papers] == [REPRODUCED]  # the loss attack's accuracy alone
+    assert len(papers) == 1  # the loss attack's accuracy alone
     found = {each.finding.claim: each for each in judged(membership.findings(attacks(0.5, 0.62)))}
     assert found["With DP-SGD members are not told (t)."].verdict == NOT_REPRODUCED
-    assert (
-        found["Without privacy, members are told with an accuracy of 60% at most (t)."].verdict
-        == NOT_REPRODUCED
-    )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "verdict"),
+    [(0.52, NOT_REPRODUCED), (0.56, REPRODUCED), (0.64, REPRODUCED), (0.68, NOT_REPRODUCED)],
+)
+def test_around_60_percent_is_on_both_sides_of_it(accuracy, verdict):
+    found = {each.finding.claim: each for each in judged(membership.findings(attacks(0.5, accuracy)))}
+    claim = "Without privacy, members are told with an accuracy of around 60% (t)."
+    assert found[claim].verdict == verdict
 
 
 def of_phases(before, after):
