@@ -92,7 +92,7 @@ def _at(rows: Sequence[Row], arm: str) -> dict[int, float]:
 def findings(rows: Sequence[Row]) -> list[Finding]:
     return [
         Finding(
-            "The redacted model is better with one mask that is not learnt than with a mask of each kind that is.",
+            "The redacted model is better with one mask that is not predicted than with a mask of each kind that is.",
             "Appendix A.2",
             "loss with one mask less that with masks of kinds",
             paired(_at(rows, ONE), _at(rows, KINDS)),
@@ -122,7 +122,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     share = next(row["share"] for row in rows if row["part"] == "train")
     before = perplexity(losses(rows, {"arm": NOTHING}))
     note = (
-        f"Masked: {share:.1%} of the characters of the training text, none of the test's. Before training the "
+        f"Learnt here means predicted: the model reads all masks. Masked: {share:.1%} of the characters of the training text, none of the test's. Before training the "
         f"perplexity is {before}. Intervals are of 95% over run keys."
     )
     heads = ["masks", "test perplexity", "against nothing masked", "rate", "paper, validation: GPT-2 small"]

@@ -167,6 +167,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             family="Table 12",
             unit="times",
             over="series of turns",
+            is_beyond=True,  # all weights on a processor, where the paper has LoRA on a GPU
         )
         for arm in (GROUP, ULS)
     ]

@@ -179,6 +179,11 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "difference does not depend on these. In `user-k` and `mask-token`, which are older, each arm had its own "
         "draws, so that the intervals are wider.",
         "",
+        "On 2026-11-29 an independent reader held all claims against the papers' text, after they had been measured. "
+        "Where a claim went further than its paper, or differed from it, it was mended: about a dozen are *beyond* "
+        "the paper now, or have its own words or bound. Measurements stayed, but for `blow-up`, which was made anew "
+        "with the paper's numbers.",
+        "",
         "Some studies were last run before they had stated rules: their figures are among the "
         "[earlier results](results/earlier.md).",
         "",
