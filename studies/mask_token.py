@@ -122,8 +122,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     share = next(row["share"] for row in rows if row["part"] == "train")
     before = perplexity(losses(rows, {"arm": NOTHING}))
     note = (
-        f"Learnt here means predicted: the model reads all masks. Masked: {share:.1%} of the characters of the training text, none of the test's. Before training the "
-        f"perplexity is {before}. Intervals are of 95% over run keys."
+        f"Learnt means predicted: the model reads every mask. Masked: {share:.1%} of the characters of the training "
+        f"text, none of the test's. Before training the perplexity is {before}. Intervals are of 95% over run keys."
     )
     heads = ["masks", "test perplexity", "against nothing masked", "rate", "paper, validation: GPT-2 small"]
     return [Table("Appendix A.2, articles: the redacted model", heads, cells, note)]
