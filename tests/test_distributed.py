@@ -29,7 +29,7 @@ from tests.test_resume import config
 from tests.two_ranks_all import MODULES
 from tests.two_ranks_loading import CASES
 
-TOLERANCE = 2e-5  # of how far the weights moved, in float32
+TOLERANCE = 2e-4  # of how far the weights moved, which the grid of the noise coarsens
 
 
 def torchrun(*arguments: object) -> list[str]:

@@ -23,6 +23,7 @@ from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Sampling
+from confide.randomness.noise_grid import step_of as step_of_grid
 from confide.randomness.streams import RunKey
 from confide.runs import verify
 from confide.runs.folder import Run
@@ -179,7 +180,14 @@ def test_a_step_adds_it_to_the_sum_times_the_sensitivity(exponent):
         )
         ours = np.stack([(a[name] - b[name]).numpy().ravel() for a, b in zip(found, bare, strict=True)])
         expected = sensitivity(bands, exponent) * np.linalg.solve(matrix(bands, 5, exponent), noise)
-        assert np.allclose(ours, expected, atol=2e-6), name
+        assert np.allclose(ours, expected, atol=4 * scale * step_of_grid(1.5 * clip * s)), name
+
+
+def test_what_is_taken_back_is_the_noise_itself_and_not_its_grid():
+    step = step_of(small.gpt2(), [NOTHING], Aggregation(0.7, 0.9, 0.25, bands=3))
+    for name, found in step._independent(1).items():
+        exact = step._source(1, name).normal(found.numel()).view(found.shape)
+        assert torch.equal(found, exact.float()), name
 
 
 # who is drawn --------------------------------------------------------------------------------------

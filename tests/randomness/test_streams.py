@@ -7,7 +7,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from confide.randomness import streams as noise
-from confide.randomness.noise_grid import step_of
+from confide.randomness.noise_grid import shift_of, step_of
 from confide.randomness.streams import BLOCK, GROUPS, PAIRS, FastStream, RunKey, Stream, add_noise
 from confide.utils.errors import InputError
 
@@ -265,7 +265,8 @@ def test_a_tensor_on_a_gpu_gets_its_noise_there_under_a_key_of_its_own(monkeypat
         def __init__(self, key: bytes):
             self.key = key
 
-        def add_normal(self, tensor, scale, start):
+        def add_normal(self, tensor, scale, start, shift):
+            assert shift == shift_of(scale)
             calls.append((self.key, tensor, scale, start))
 
     monkeypatch.setattr(noise, "ChaChaStream", Recorder)

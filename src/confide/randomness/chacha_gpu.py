@@ -76,14 +76,19 @@ class ChaChaStream:
             self._kernels["_write_words"][_grid(n_blocks)](out, n_blocks, *state, BLOCKS=_BLOCKS)
         return out
 
-    def add_normal(self, tensor: torch.Tensor, scale: float, start: int = 0) -> None:
+    def add_normal(
+        self, tensor: torch.Tensor, scale: float, start: int = 0, shift: float | None = None
+    ) -> None:
         """Add `scale` * N(0, 1) to every element of a contiguous float32 tensor, in place.
 
         Element i, in the order of memory, takes the value of index `start` + i: a shard of a parameter that begins at
         index `start` gets the same values as in the whole parameter. Block b of the key stream, eight 64-bit words,
         makes values 8 b to 8 b + 7. From each pair of words the Box-Muller method takes a radius and an angle, in
-        float64, so that the tail reaches 9.4 standard deviations. Product and sum are float64 too. The
+        float64, so that the tail reaches 10.2 standard deviations. Product and sum are float64 too. The
         sum is rounded to a grid (`noise_grid`), and then to float32.
+
+        Args:
+            shift: what rounds to the grid, 0 for none; default: `shift_of` the scale.
 
         Raises:
             ValueError: the dtype is another, the tensor is not contiguous, or the indices do not exist.
@@ -96,9 +101,10 @@ class ChaChaStream:
         first, skip = divmod(start, BLOCK_VALUES)
         n_blocks = -(-(skip + tensor.numel()) // BLOCK_VALUES)
         state = self._state(first, n_blocks, bytes(NONCE_BYTES))
+        shift = shift_of(scale) if shift is None else shift
         with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call, unused-ignore]
             self._kernels["_add_normal"][_grid(n_blocks)](
-                tensor, tensor.numel(), skip, float(scale), shift_of(scale), *state, BLOCKS=_BLOCKS
+                tensor, tensor.numel(), skip, float(scale), shift, *state, BLOCKS=_BLOCKS
             )
 
     def _state(self, start: int, n_blocks: int, nonce: bytes) -> tuple[int, ...]:

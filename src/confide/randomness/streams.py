@@ -273,7 +273,12 @@ def generator(kind: str, device: torch.device, parts: int = 1) -> str:
     return f"philox, on {device.type}" + (f" in {parts} parts" if parts > 1 else "")
 
 
-def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float, times: float = 1.0) -> None:
+def add_noise(
+    vectors: Iterable[tuple[torch.Tensor, Normal, int]],
+    scale: float,
+    times: float = 1.0,
+    on_grid: bool = True,
+) -> None:
     """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
 
     The noise is float64 and so is the sum. It is rounded to a grid (`noise_grid`) and to float32, and then multiplied.
@@ -281,20 +286,22 @@ def add_noise(vectors: Iterable[tuple[torch.Tensor, Normal, int]], scale: float,
     Args:
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
             not 0 for a tensor that is part of a larger one.
+        on_grid: False where x is zero, and what is made is no noised sum but noise to be taken back from one.
     """
+    shift = shift_of(scale) if on_grid else 0.0
     segments: list[_Segment] = []
     for tensor, source, start in vectors:
         if not isinstance(source, Stream):
-            _add_in_order(tensor.view(-1), source, scale, start, times)
+            _add_in_order(tensor.view(-1), source, scale, shift, start, times)
         elif tensor.is_cuda:
-            source.on_gpu().add_normal(tensor, scale, start)
+            source.on_gpu().add_normal(tensor, scale, start, shift)
             tensor.mul_(times)
         else:
             flat = tensor.view(-1).numpy()
             parts = range(0, len(flat), BLOCK)
             segments += [_Segment(flat[place : place + BLOCK], source, start + place) for place in parts]
     if segments:
-        _add_segments(segments, scale, np.float32(times))
+        _add_segments(segments, scale, shift, np.float32(times))
 
 
 @dataclass(frozen=True)
@@ -310,7 +317,7 @@ class _Segment:
         return _groups(self.start % GROUP + len(self.values))
 
 
-def _add_segments(segments: list[_Segment], scale: float, times: np.float32) -> None:
+def _add_segments(segments: list[_Segment], scale: float, shift: float, times: np.float32) -> None:
     """Add noise to all segments, block by block, in as many threads as torch uses."""
     import torch
 
@@ -324,7 +331,7 @@ def _add_segments(segments: list[_Segment], scale: float, times: np.float32) -> 
                 block = left.popleft()
             except IndexError:
                 return
-            _add_block(block, room, scale, times)
+            _add_block(block, room, scale, shift, times)
 
     # Starting another thread takes as long as half a block.
     others = min(torch.get_num_threads(), len(left) // 2) - 1
@@ -351,12 +358,12 @@ def _blocks(segments: list[_Segment]) -> Iterator[list[_Segment]]:
     yield block
 
 
-def _add_block(segments: list[_Segment], room: _Room, scale: float, times: np.float32) -> None:
+def _add_block(segments: list[_Segment], room: _Room, scale: float, shift: float, times: np.float32) -> None:
     place = 0
     for segment in segments:
         segment.source._fill_groups(room, place, segment.groups, segment.start // GROUP)
         place += segment.groups
-    normal, shift, place = room.normal(place, scale), shift_of(scale), 0
+    normal, place = room.normal(place, scale), 0
     for segment in segments:
         first = GROUP * place + segment.start % GROUP
         values = segment.values
@@ -369,11 +376,13 @@ def _add_block(segments: list[_Segment], room: _Room, scale: float, times: np.fl
         place += segment.groups
 
 
-def _add_in_order(flat: torch.Tensor, source: Normal, scale: float, start: int, times: float) -> None:
+def _add_in_order(
+    flat: torch.Tensor, source: Normal, scale: float, shift: float, start: int, times: float
+) -> None:
     for place in range(0, flat.numel(), BLOCK):
         some = flat[place : place + BLOCK]
         noisy = source.normal(some.numel(), start + place).to(some.device).mul_(scale).add_(some)
-        some.copy_(noisy.add_(shift_of(scale)).sub_(shift_of(scale))).mul_(times)
+        some.copy_(noisy.add_(shift).sub_(shift)).mul_(times)
 
 
 class RunKey:

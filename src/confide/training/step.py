@@ -230,12 +230,16 @@ class PrivateStep:
         add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)
 
     def _independent(self, step: int) -> Vectors:
-        """Return the standard normal values of a step, one for each of this rank's weights."""
+        """Return the standard normal values of a step, one for each of this rank's weights, not on a grid.
+
+        On its grid the noise of two neighbouring data sets, which differs by a clipped gradient, could come out further
+        apart than that: by half a step of the grid for each weight.
+        """
         values = {
             name: torch.zeros(part(p).shape, dtype=torch.float32, device=p.device)
             for name, p in self.parameters.items()
         }
-        add_noise(self._with_sources(values, step), 1.0)
+        add_noise(self._with_sources(values, step), 1.0, on_grid=False)
         return values
 
     def _with_sources(self, vectors: Vectors, step: int) -> list[tuple[torch.Tensor, Normal, int]]:
