@@ -32,11 +32,12 @@ def made(tmp_path, held_out, callbacks=(), **settings):
         (tokens(number=6), "6 of its 6 units also train"),
         ({"others": OTHERS, "some": dataset(number=3)}, "3 of its 3 units also train"),
         (OTHERS, None),
-        (dataset(number=6).remove_columns("author"), None),
-        (dataset(number=6).map(lambda row: {"author": " "}), None),
+        (dataset(number=6).remove_columns("author"), "6 of its 6 rows also train"),
+        (dataset(number=6, seed=2).remove_columns("author"), None),
+        (dataset(number=6, seed=2).map(lambda row: {"author": " "}), None),
         (None, None),
     ],
-    ids=["text", "tokens", "several", "others", "nobody named", "nobody's", "none"],
+    ids=["text", "tokens", "several", "others", "rows", "nobody named", "nobody's", "none"],
 )
 def test_people_on_both_sides_are_told_of(tmp_path, said, held_out, words):
     made(tmp_path, held_out)
@@ -106,3 +107,18 @@ def test_without_privacy_nothing_is_compared(tmp_path, said):
     privacy = {"mechanism": "none", "unit": "author", "max_length": 64, "published_key": "for a test"}
     trainer(tmp_path / "out", eval_dataset=dataset(number=6), privacy=privacy)
     assert said() == []
+
+
+def test_a_few_rows_that_are_alike_by_chance_are_no_reason_to_refuse(tmp_path, said):
+    held_out = Dataset.from_list([*rows(number=2), *rows(number=4, seed=2)]).remove_columns("author")
+    made(tmp_path, held_out)
+    assert said() == []
+
+
+def test_rows_of_nobody_that_train_do_not_choose_the_model(tmp_path):
+    privacy = {"mechanism": "dp-sgd", "epsilon": 8, "max_length": 64, "published_key": "for a test"}
+    args = arguments(tmp_path / "out", **BEST)
+    held_out = dataset().select(range(40))
+    found = trainer(tmp_path / "out", args=args, eval_dataset=held_out, privacy=privacy)
+    with pytest.raises(InputError, match="40 of its 40 rows also train, and load_best"):
+        found.train()

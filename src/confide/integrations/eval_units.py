@@ -8,7 +8,7 @@ from transformers import EarlyStoppingCallback
 from transformers.utils import logging
 
 from confide.config.schema import Config
-from confide.integrations.rows import Rows
+from confide.integrations.rows import TOKENS, Rows
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms.held_out_rules import (
     EVAL_DATASET,
@@ -26,8 +26,9 @@ logger = logging.get_logger(__name__)
 class Comparison:
     """Compares whose rows evaluation sets hold with whose rows train.
 
-    Names of units are compared. Without `unit`, or without that column, only the training set itself is recognised. A
-    set that cannot be read by rows is taken as text of others.
+    Names of units are compared. Without `unit`, or without that column, the rows themselves are: a set of which half
+    the rows train is recognised, since a few may be alike by chance. A set that cannot be read by rows is taken as text
+    of others.
 
     Attributes:
         trained: the rows that train.
@@ -62,12 +63,24 @@ class Comparison:
         for name, each in _by_name(dataset).items():
             if self.given is not None and as_given.get(name) is self.given:
                 yield name, Shared(len(self.trained), len(self.trained), "rows")
-            elif unit is not None:
-                held_out = _owners(each, unit)
-                if held_out and names is None:
-                    names = self.trained.owners(unit)
-                if both := held_out & (names or set()):
+            elif (rows := _rows(each)) is None:
+                continue
+            elif unit is not None and (held_out := _owners(rows, unit)):
+                names = self.trained.owners(unit) if names is None else names
+                if both := held_out & names:
                     yield name, Shared(len(both), len(held_out), is_of_rows=not mechanism.needs.named_unit)
+            elif number := self._alike(rows, unit):
+                yield name, Shared(number, len(rows), "rows")
+
+    def _alike(self, rows: Rows, unit: str | list[str] | None) -> int:
+        """Return how many different rows also train; 0 if they are fewer than half of the set."""
+        named = [unit] if isinstance(unit, str) else unit or []
+        both = [each for each in rows.columns if each in self.trained.columns and each not in named]
+        columns = [TOKENS] if TOKENS in both else both
+        if not columns:
+            return 0
+        number = len(rows.contents(columns) & self.trained.contents(columns))
+        return number if 2 * number >= len(rows) else 0
 
 
 def refuse_choice(shared: Mapping[str, Shared], config: Config, args: Any, callbacks: Sequence[Any]) -> None:
@@ -92,10 +105,17 @@ def _by_name(dataset: Any) -> dict[str, Any]:
     return dataset if isinstance(dataset, dict) else {"": dataset}
 
 
-def _owners(dataset: Any, unit: str | list[str]) -> set[str]:
-    """Return the units that own a row of an evaluation set; none if it has no such column or cannot be read."""
+def _rows(dataset: Any) -> Rows | None:
+    """Return the rows of an evaluation set; None if it cannot be read by rows."""
     try:
-        rows = Rows(dataset, "eval_dataset")
+        return Rows(dataset, "eval_dataset")
+    except InputError:
+        return None
+
+
+def _owners(rows: Rows, unit: str | list[str]) -> set[str]:
+    """Return the units that own a row of an evaluation set; none if it has no such column."""
+    try:
         return set() if rows.lacking(unit) else rows.owners(unit)
     except InputError:
         return set()

@@ -146,6 +146,11 @@ class Rows(Sequence[Mapping[str, Any]]):
         """Return the fields of a unit that are no columns."""
         return [each for each in _listed(unit) if re.split(r"[.\[]", each, maxsplit=1)[0] not in self.columns]
 
+    def contents(self, columns: Sequence[str]) -> set[int]:
+        """Return numbers that tell apart what rows hold in these columns; in another process they are others."""
+        rows = map(self._mapping, range(len(self)))
+        return {hash(repr([_plain(row.get(column)) for column in columns])) for row in rows}
+
     def digest(self) -> bytes:
         """Digest all rows. A plain hash of private text: it must never be written without a key."""
         plain = hashlib.sha256()
