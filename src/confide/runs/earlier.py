@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from confide.models.names import location
+from confide.utils.rounding import at_most
 
 _BEGINS = "what an earlier run taught the base model"
 _MOVED: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
@@ -50,4 +51,7 @@ def _claim(path: Path) -> str | None:
         return None
     if found["notion"] == "none":
         return "which protects nobody"
-    return f"{found['notion']} with epsilon {found.get('epsilon')} at delta {found.get('delta')}"
+    epsilon, delta = found.get("epsilon"), found.get("delta")
+    if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
+        return str(found["notion"])
+    return f"{found['notion']} with epsilon {at_most(epsilon)} at delta {at_most(delta)}"
