@@ -70,7 +70,7 @@ def grid(work: Work, size: str) -> Grid:
         model=_model(size),
         keys=users.keys(of["steps"]),
         arms=(
-            users.arm(GROUP, of["rows"], rates, selection="random"),
+            users.arm(GROUP, of["rows"], rates),
             users.arm(ULS, of["rows"], rates, users=of["users"]),
         ),
         at=at,

@@ -26,7 +26,7 @@ def test_a_model_that_was_moved_by_this_program_is_known():
             {"notion": "user-level DP", "epsilon": 8, "delta": 1e-5},
             "user-level DP with epsilon 8 at delta 1e-05",
         ),
-        ({"notion": "none", "epsilon": None}, "which protects nobody"),
+        ({"notion": "none", "epsilon": None}, "without privacy"),
         ({"notion": "(p, r)-secret protection", "epsilon": None}, "((p, r)-secret protection)"),
         ({"another": "file"}, None),
         (None, None),

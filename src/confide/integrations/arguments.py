@@ -55,11 +55,11 @@ def config_of(
             "privacy: say what is protected and how far, as in "
             'privacy={"mechanism": "uls", "epsilon": 8, "unit": "author"}'
         )
-    raw = _stated(privacy)
-    stated = raw.get("data", {})
-    if _TEXTS & set(stated):  # it says where the text is, so the columns' names do not
+    raw = sections_of(privacy)
+    own = raw.get("data", {})
+    if _TEXTS & set(own):  # it says where the text is, so the columns' names do not
         data = {key: value for key, value in data.items() if key not in _TEXTS}
-    raw["data"] = data | {"train": "train_dataset of the calling program"} | stated
+    raw["data"] = data | {"train": "train_dataset of the calling program"} | own
     raw["data"].setdefault("eval", None)
     raw["data"].setdefault("max_length", longest_row(args, model))
     raw.setdefault("task", _task(model))
@@ -136,7 +136,7 @@ def _checkpoints_activations(args: Any) -> bool:
     )
 
 
-def _stated(privacy: Mapping[str, Any] | Config | str | Path) -> dict[str, Any]:
+def sections_of(privacy: Mapping[str, Any] | Config | str | Path) -> dict[str, Any]:
     """Return the stated keys as sections of a config."""
     if isinstance(privacy, str | Path):
         privacy = load(Path(privacy))

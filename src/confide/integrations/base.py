@@ -5,6 +5,7 @@ do for `confide train`; Trainer's callbacks, logs, evaluations and checkpoints a
 """
 
 import contextlib
+import copy
 import functools
 import json
 import math
@@ -26,7 +27,7 @@ from transformers.utils import logging
 from confide.config import registry
 from confide.config.schema import Config
 from confide.distributed.ranks import Ranks
-from confide.integrations.arguments import config_of, scheduler_of
+from confide.integrations.arguments import config_of, scheduler_of, sections_of
 from confide.integrations.eval_units import Comparison, refuse_choice
 from confide.integrations.refusals import refuse, refuse_overrides, refuse_senders, senders
 from confide.integrations.rows import TOKENS, Padding, Rows, tokenised
@@ -35,7 +36,7 @@ from confide.models import sound
 from confide.models.fast.activations import install_fast_layers
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.mechanisms.statement import recheck_claim
-from confide.privacy.sampling import Draw, StopTraining
+from confide.privacy.sampling import Draw, StopTraining, bins_of
 from confide.runs.checkpoints import Checkpoints
 from confide.runs.folder import differences
 from confide.runs.given import Given
@@ -92,7 +93,8 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             raise InputError("train_dataset: there is nothing to train on")
         self.log_private, self._own_loss, self._own_optimizer = log_private, loss, optimizer_cls_and_kwargs
         self.rows = Rows(self.train_dataset)
-        self.confide_config = config_of(privacy, self.args, self.model, self._members, **self._fields())
+        self._privacy = None if privacy is None else copy.deepcopy(sections_of(privacy))
+        self.confide_config = config_of(self._privacy, self.args, self.model, self._members, **self._fields())
         facts = registry.task_facts(self.confide_config.task)
         self.rows.check(self.confide_config, facts.is_causal)
         if Rows(parameters["train_dataset"]).tokenised and not facts.has_classes:  # TRL joins none
@@ -104,7 +106,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             and parameters.get("data_collator") in (None, default_data_collator)
         ):
             self.data_collator = Padding(self.processing_class)
-        self._privacy, self._trained = privacy, self.train_dataset
+        self._trained = self.train_dataset
         self._comparison = Comparison(self.rows, parameters.get("train_dataset"), self.confide_config)
         self._take_eval_dataset(parameters.get("eval_dataset"))
         self._job: Job | None = None
@@ -136,7 +138,11 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
     # what is known before training ----------------------------------------------------------------------
     def _members(self, config: Config) -> int:
         units = registry.mechanism(config.privacy.mechanism).draws == "units"
-        return self.rows.distinct(config.data.unit) if units else len(self.rows)
+        if units and self._distinct is None:
+            self._distinct = self.rows.distinct(config.data.unit)
+        return self._distinct or len(self.rows)
+
+    _distinct: int | None = None  # units that own a row, once they were counted
 
     def _given(self) -> Given:
         classes = None
@@ -196,16 +202,16 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
         if self._job is None:
             install_fast_layers(self.model)
             run = TrainerRun(self.confide_config, given=self._given())
-            if run.begun and resume_from_checkpoint is None:
-                logger.warning(
-                    f"{run.folder} holds steps of this run. They are taken again from the first one, with the same "
-                    "draws and noise: give away only one of the two models"
-                )
         else:
             run = self._job.run  # type: ignore[assignment]
         run.resumes = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         with opened(run, Logged(), Ranks(device=self.args.device), self._job) as loop:
             self._job, self._loop, self._restored = loop.job, loop, False
+            if loop.repeats:
+                logger.warning(
+                    f"{run.folder} holds steps of this run. They are taken again from the first one, with the same "
+                    "draws and noise: if they have led to a model before, give away only one of the two"
+                )
             return self._steps(loop, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _refuse_changes(self) -> None:
@@ -216,14 +222,11 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             raise InputError(
                 "train_dataset: it was replaced after the trainer was made: make a new trainer with it"
             )
-        if self._job is None:
-            now = config_of(self._privacy, self.args, self.model, self._members, **self._fields())
-            if changed := differences(
-                self.confide_config.model_dump(mode="json"), now.model_dump(mode="json")
-            ):
-                raise InputError(
-                    f"args: they were changed after the trainer was made ({', '.join(changed)}): make a new trainer"
-                )
+        now = config_of(self._privacy, self.args, self.model, self._members, **self._fields())
+        if changed := differences(self.confide_config.model_dump(mode="json"), now.model_dump(mode="json")):
+            raise InputError(
+                f"args: they were changed after the trainer was made ({', '.join(changed)}): make a new trainer"
+            )
         if self.eval_dataset is not self._eval_taken:
             self._take_eval_dataset(self.eval_dataset)
 
@@ -303,7 +306,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
         """
         parameters, rate = loop.job.setting.parameters, loop.job.mechanism.sampling_rate
         if rate is not None:
-            return max(1, math.ceil(1 / rate))
+            return bins_of(rate) if loop.job.mechanism.sampling == "bins" else math.ceil(1 / rate - 1e-9)
         members = parameters.units if loop.job.mechanism.draws == "units" else parameters.rows
         return max(1, math.ceil(members / parameters.expected_batch))
 

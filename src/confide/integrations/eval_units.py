@@ -1,7 +1,8 @@
 """Tell whether rows of `eval_dataset` are of units that train, and refuse to choose a model by them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from transformers import EarlyStoppingCallback
@@ -39,6 +40,7 @@ class Comparison:
     trained: Rows
     given: Any
     config: Config
+    _contents: dict[tuple[str, ...], set[int]] = field(default_factory=dict)
 
     def shared(self, dataset: Any, given: Any) -> dict[str, Shared]:
         """Return those who are on both sides, by the name of the set, and warn of them.
@@ -59,27 +61,33 @@ class Comparison:
         if dataset is None or isinstance(dataset, str) or mechanism.notion == "none":
             return
         as_given = _by_name(given)
-        names: set[str] | None = None  # of those who train; to read them takes a pass over all rows
         for name, each in _by_name(dataset).items():
             if self.given is not None and as_given.get(name) is self.given:
                 yield name, Shared(len(self.trained), len(self.trained), "rows")
             elif (rows := _rows(each)) is None:
                 continue
             elif unit is not None and (held_out := _owners(rows, unit)):
-                names = self.trained.owners(unit) if names is None else names
-                if both := held_out & names:
+                if both := held_out & self._names:
                     yield name, Shared(len(both), len(held_out), is_of_rows=not mechanism.needs.named_unit)
             elif number := self._alike(rows, unit):
                 yield name, Shared(number, len(rows), "rows")
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The units that train; to read them takes a pass over all rows."""
+        unit = self.config.data.unit
+        return set() if unit is None else self.trained.owners(unit)
 
     def _alike(self, rows: Rows, unit: str | list[str] | None) -> int:
         """Return how many different rows also train; 0 if they are fewer than half of the set."""
         named = [unit] if isinstance(unit, str) else unit or []
         both = [each for each in rows.columns if each in self.trained.columns and each not in named]
-        columns = [TOKENS] if TOKENS in both else both
+        columns = (TOKENS,) if TOKENS in both else tuple(both)
         if not columns:
             return 0
-        number = len(rows.contents(columns) & self.trained.contents(columns))
+        if columns not in self._contents:
+            self._contents[columns] = self.trained.contents(columns)
+        number = len(rows.contents(columns) & self._contents[columns])
         return number if 2 * number >= len(rows) else 0
 
 

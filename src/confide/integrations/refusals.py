@@ -224,9 +224,11 @@ def refuse_senders(callbacks: Sequence[Any], log_private: bool) -> None:
 
 
 def _sends(callback: Any) -> bool:
-    """Tell whether a callback is one of transformers' that report to a server."""
-    kind = type(callback)
-    return kind.__module__.startswith("transformers.integrations") and kind.__name__ not in _ON_THIS_MACHINE
+    """Tell whether a callback is one of transformers' that report to a server, or of a class derived from one."""
+    return any(
+        kind.__module__.startswith("transformers.integrations") and kind.__name__ not in _ON_THIS_MACHINE
+        for kind in type(callback).__mro__
+    )
 
 
 def refuse_overrides(kind: type, ours: type) -> None:

@@ -11,7 +11,7 @@ sums leads to a circle. With this grid and radii of 74 bits, that happens to few
 
 import math
 
-BITS = 12  # of the scale of the noise that are kept; what is rounded off adds a billionth to its variance
+BITS = 12  # of the scale of the noise that are kept; what is rounded off adds five billionths to its variance at most
 
 
 def step_of(scale: float) -> float:

@@ -110,7 +110,7 @@ class Stream:
     def normal(self, n: int, start: int = 0) -> torch.Tensor:
         """Return `n` standard normal values: float64[n].
 
-        Box-Muller with radii and angles from 64-bit words, so that the tail reaches 9.4 standard deviations: no tail
+        Box-Muller with radii of 74 bits and angles of 53, so that the tail reaches 10.2 standard deviations: no tail
         that matters to delta is cut off, as 24- or 32-bit uniforms would cut it. In float32 the two values of a pair
         would have few neighbours, and whoever knows a sum without noise could tell it from another by what is
         impossible (Mironov 2012). Float64 leaves that to sums very near zero; the grid of noise ends it there.
@@ -191,8 +191,9 @@ class _Room:
         words, low, values = self.words[:groups], self.low[:groups], self._values[:groups]
         radius, tangent = self._radius[:groups], self._tangent[:groups]
         cosine, sine = values[:, 0], values[:, 1]
-        # A signed word's size is uniform in [0, 2^63]. Only small ones keep the bits that refine them, and need them:
-        # far out, circles would else be sparse. Half a step is added, so that no radius is infinite.
+        # A signed word's size is uniform in [0, 2^63], but that the ends have half the weight. Only small ones keep
+        # the bits that refine them, and need them: far out, circles would else be sparse. Half a step is added, so
+        # that no radius is infinite.
         np.copyto(radius, words[:, :GROUP].view("<i8"), casting="unsafe")
         np.abs(radius, out=radius)
         np.bitwise_and(low, (1 << _FINER) - 1, out=sine, casting="unsafe")

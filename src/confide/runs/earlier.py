@@ -39,7 +39,7 @@ def earlier_run(model: nn.Module, base: bytes, name: str) -> str | None:
 
 
 def _sentence(which: str) -> str:
-    return f"{_BEGINS} ({which}): where it read text of the same people, both claims add up"
+    return f"{_BEGINS} ({which}): where it read text of the same people, what both tell of them adds up"
 
 
 def _claim(path: Path) -> str | None:
@@ -50,7 +50,7 @@ def _claim(path: Path) -> str | None:
     if not isinstance(found, dict) or "notion" not in found:
         return None
     if found["notion"] == "none":
-        return "which protects nobody"
+        return "without privacy"
     epsilon, delta = found.get("epsilon"), found.get("delta")
     if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
         return str(found["notion"])

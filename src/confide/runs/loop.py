@@ -102,6 +102,7 @@ class Loop:
     Attributes:
         done: number of steps taken, those of an earlier process included.
         steps: number of steps planned.
+        repeats: it begins again, with steps that are in the ledger already.
     """
 
     def __init__(self, job: Job, ledger: Ledger | None, console: Console):
@@ -122,6 +123,7 @@ class Loop:
                 f"{job.run.folder}: this run began with another config or other objects. To resume, pass the same "
                 f"{', '.join(job.run.given.names)}; a model as it was before the first step"
             )
+        self.repeats = self.done == 0 and ledger is not None and len(ledger.entries) > 1
         self._record(0, header)
         self.held_out = job.held_out()  # computed once, as it is a hash of all held-out rows
         self.phase_runner, self.steps = job.phase_runner(console.say), job.mechanism.all_steps

@@ -232,8 +232,8 @@ class PrivateStep:
     def _independent(self, step: int) -> Vectors:
         """Return the standard normal values of a step, one for each of this rank's weights, not on a grid.
 
-        On its grid the noise of two neighbouring data sets, which differs by a clipped gradient, could come out further
-        apart than that: by half a step of the grid for each weight.
+        The noise of two neighbouring data sets should differ by a clipped gradient. Rounded to a grid first, it would
+        differ by up to one step of the grid more in each weight.
         """
         values = {
             name: torch.zeros(part(p).shape, dtype=torch.float32, device=p.device)
