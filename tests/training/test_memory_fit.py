@@ -14,6 +14,7 @@ import torch
 from confide.config.loading import check
 from confide.distributed.ranks import Ranks
 from confide.privacy.mechanisms.values import Aggregation
+from confide.randomness.noise_grid import step_of as step_of_grid
 from confide.runs import job as jobs
 from confide.runs.folder import Run
 from confide.runs.job import Job
@@ -222,8 +223,8 @@ def failing_once(place: str) -> Iterator[list[int]]:
     room, _, name = place.rpartition(".")
     honest, failed = getattr(pkgutil.resolve_name(room), name), []
 
-    def scarce(*arguments):
-        found = honest(*arguments)
+    def scarce(*arguments, **options):
+        found = honest(*arguments, **options)
         if not failed:
             failed.append(1)
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -251,8 +252,9 @@ def test_a_draw_starts_over_wherever_memory_runs_out_before_weights_move(place, 
             step(number, before_update=heard.append)
     assert (len(failed), len(said), len(heard)) == (1, 1, 2)
     assert step.gradients.micro_tokens == 32
+    off = 1e-6 + lifted(0.5) + 2 * 0.25 * step_of_grid(1.0)  # sums round otherwise in other micro-batches
     for name, values in snapshot(plenty).items():
-        assert torch.allclose(values, snapshot(little)[name], atol=1e-6 + lifted(0.5)), name
+        assert torch.allclose(values, snapshot(little)[name], atol=off), name
 
 
 @pytest.mark.parametrize(
