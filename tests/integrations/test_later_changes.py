@@ -1,10 +1,12 @@
 """What a caller does between making a trainer and training with it, or does a second time."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerCallback
 
+from confide.integrations.refusals import senders
 from confide.utils.errors import InputError
 from tests.integrations.test_eval_units import BEST, OTHERS
 from tests.integrations.test_trainer import trainer
@@ -85,6 +87,12 @@ def test_losses_are_not_sent_past_report_to(tmp_path, when):
         found.add_callback(type("Own", (type(sending()),), {})())
     with pytest.raises(InputError, match=r"callbacks: (WandbCallback|Own) would be sent losses"):
         found.train()
+
+
+def test_a_callback_that_sees_no_losses_is_no_sender():
+    kind = type("CodeCarbonCallback", (), {"__module__": "transformers.integrations.integration_utils"})
+    assert senders(SimpleNamespace(report_to=["codecarbon", "tensorboard"]), [kind()]) == []
+    assert senders(SimpleNamespace(report_to=["wandb"]), [sending()]) == ["wandb", "WandbCallback"]
 
 
 def test_what_is_sent_stands_in_the_guarantee(tmp_path):

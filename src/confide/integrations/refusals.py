@@ -145,7 +145,8 @@ _STEERED_BY_CONFIDE = {
     "create_optimizer_and_scheduler": "pass optimizer_cls_and_kwargs=(class, settings)",
 }
 
-_ON_THIS_MACHINE = ("TensorBoardCallback", "CodeCarbonCallback")  # of transformers' callbacks that report
+_NO_LOSSES_SENT = {"tensorboard": "TensorBoardCallback", "codecarbon": "CodeCarbonCallback"}
+"""Of what `report_to` names, by the class of the callback: the first writes files here, the second sees no losses."""
 
 _ONE_CLASS = (
     "a row of PrivateTrainer has one class; give a model with num_labels of 2 or more and problem_type "
@@ -204,8 +205,10 @@ def refuse(args: Any, parameters: Mapping[str, Any], model: Any, log_private: bo
 
 
 def senders(args: Any, callbacks: Sequence[Any] = ()) -> list[str]:
-    """Return the names of those who are sent what Trainer logs, but for files on this machine."""
-    found = [name for name in getattr(args, "report_to", None) or () if name not in ("tensorboard", "none")]
+    """Return the names of those who are sent what Trainer logs."""
+    found = [
+        name for name in getattr(args, "report_to", None) or () if name not in (*_NO_LOSSES_SENT, "none")
+    ]
     return found + [type(each).__name__ for each in callbacks if _sends(each)]
 
 
@@ -226,7 +229,8 @@ def refuse_senders(callbacks: Sequence[Any], log_private: bool) -> None:
 def _sends(callback: Any) -> bool:
     """Tell whether a callback is one of transformers' that report to a server, or of a class derived from one."""
     return any(
-        kind.__module__.startswith("transformers.integrations") and kind.__name__ not in _ON_THIS_MACHINE
+        kind.__module__.startswith("transformers.integrations")
+        and kind.__name__ not in _NO_LOSSES_SENT.values()
         for kind in type(callback).__mro__
     )
 

@@ -6,7 +6,8 @@ differential privacy"). On a grid it shows none. To round what has been noised i
 
 The grid is coarse, since two values that Box-Muller makes of one radius lie on a circle together, and there are only so
 many circles. Far out they are sparse. Where they are sparser than the grid, two noised values would show which of two
-sums leads to a circle. With this grid and radii of 74 bits, that happens to fewer than 1 of 2^64 pairs.
+sums leads to a circle. With this grid and radii of 74 bits, that happens to fewer than 1 of 2^64 pairs. With
+`noise: fast` other generators make the values, and nothing of the kind is claimed.
 """
 
 import math
