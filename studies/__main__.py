@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from studies.runner import pages, register
 from studies.runner.comparison import compared, is_kept, told
 from studies.runner.findings import judged
 from studies.runner.study import Scale, Study, Work
+from studies.runner.training import forget_rows
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -40,7 +41,11 @@ def main(
     folder: Folder = Path("runs/studies"),
     text: Annotated[str | None, typer.Option(metavar="NAME", help="only this one of a study's texts")] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="forget what all studies at this scale did in the folder")
+        bool,
+        typer.Option(
+            "--fresh",
+            help="train all runs of the study again; with --all, also forget all files of the scale",
+        ),
     ] = False,
     recorded: Annotated[
         bool, typer.Option("--record", help="keep measurements and findings in studies/measured")
@@ -79,15 +84,25 @@ def main(
     if against and recorded:
         raise InputError("--compare: --record replaces what would be compared with: give one of them")
     chosen = _kept(scale, name) if against else names() if every else [str(name)]
-    if fresh:
+    if fresh and every:
         shutil.rmtree(folder / scale, ignore_errors=True)
     crew = crew_of(processes, ray)
     work = Work(
-        data, folder / scale, scale, **({} if crew is None else {"crew": crew}), console=Console(), text=text
+        data,
+        folder / scale,
+        scale,
+        **({} if crew is None else {"crew": crew}),
+        console=Console(),
+        text=text,
+        again=set() if fresh else None,
     )
     found = [_run(study(each), work, recorded) for each in chosen]
+    forget_rows(work)
     if against:
-        _compare({each: entries for each, (entries, _) in zip(chosen, found, strict=True)}, work, as_json)
+        moving = [each for each in chosen if study(each).follows_code]
+        _compare(
+            {each: entries for each, (entries, _) in zip(chosen, found, strict=True)}, work, as_json, moving
+        )
     elif as_json:
         print_json([each for entries, _ in found for each in entries])
     else:
@@ -115,14 +130,22 @@ def _kept(scale: Scale, name: str | None) -> list[str]:
     return [each for each in names() if each in kept and name in (None, each)]
 
 
-def _compare(found: Mapping[str, list[dict[str, object]]], work: Work, as_json: bool) -> None:
+def _compare(
+    found: Mapping[str, list[dict[str, object]]], work: Work, as_json: bool, moving: Sequence[str] = ()
+) -> None:
     """Show what became of the findings that are kept.
+
+    Args:
+        moving: the studies whose figures follow the code.
 
     Raises:
         CheckFailed: a figure has left its interval, or a claim was not found again.
     """
     kept = register.kept()
-    rows = {name: compared(entries, kept, name, work.scale, work.text) for name, entries in found.items()}
+    rows = {
+        name: compared(entries, kept, name, work.scale, work.text, name in moving)
+        for name, entries in found.items()
+    }
     if as_json:
         print_json({name: [asdict(each) for each in of_study] for name, of_study in rows.items()})
     else:

@@ -216,4 +216,5 @@ STUDY = Study(
     tables=tables,
     minutes=1,
     deviations="The code base is confide's own at the version that is named. Its figures move with the code.",
+    follows_code=True,
 )

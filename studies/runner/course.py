@@ -110,12 +110,18 @@ class _Looking:
 def courses_of(courses: Sequence[Course], work: Work, what: str) -> list[Row]:
     """Return the rows of all runs, in their order; what was found before is read."""
     rows: list[Row] = []
+    for course in courses:
+        if not work.has(course.result):
+            course.result.unlink(missing_ok=True)
+            if work.again is not None:
+                shutil.rmtree(course.folder, ignore_errors=True)
     with (
         work.crew.workers(_Looking(), "a process that trains and looks") as workers,
         work.console.track(what, len(courses)) as track,
     ):
-        for found in workers.map(courses):
+        for course, found in zip(courses, workers.map(courses), strict=True):
             rows += found
+            work.made(course.result)
             track()
     return rows
 

@@ -39,6 +39,7 @@ class Work:
         folder: everything that the study writes; what lies there is not computed again.
         crew: the processes that share its runs.
         text: the one text to run a study on; None for all of its texts.
+        again: what was trained anew, where runs of earlier commands do not count; None where they do.
     """
 
     data: Path | None
@@ -47,6 +48,16 @@ class Work:
     crew: Crew = field(default_factory=Crew)
     console: Console = field(default_factory=lambda: Console(quiet=True))
     text: str | None = None
+    again: set[Path] | None = None
+
+    def has(self, result: Path) -> bool:
+        """Tell whether a result is there that need not be made."""
+        return result.exists() and (self.again is None or result in self.again)
+
+    def made(self, result: Path) -> None:
+        """Note that a result was made, so that it counts from now on."""
+        if self.again is not None:
+            self.again.add(result)
 
     def chosen(self, texts: Sequence[str]) -> Sequence[str]:
         """Return the texts to run on, of those of a study.
@@ -135,6 +146,7 @@ class Study:
         plots: the measurements as pictures.
         texts: those that it trains on at the scale `small`, if there are several; `--text` chooses one.
         lacks: what of a table or figure it does not have, by its name.
+        follows_code: it measures this repository's own code, so that its figures change with each commit.
     """
 
     name: str
@@ -150,3 +162,4 @@ class Study:
     plots: Callable[[Sequence[Row]], list[Plot]] = no_plots
     texts: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    follows_code: bool = False

@@ -33,6 +33,9 @@ from studies.runner.study import Row, Work
 Look = Callable[[Run, Outcome], Row]
 """Measures more of a finished run, while its model is there. Its `repr` says all that it depends on."""
 
+_ROWS = "rows-"
+"""How the names of folders begin in which runs lend each other rows."""
+
 
 class Unreleased(Run):
     """A run of a study: what it trained is measured and thrown away."""
@@ -58,7 +61,10 @@ class Unreleased(Run):
         """
         kept = self._kept_rows()
         if kept.is_dir() and not self.data.exists():
-            shutil.copytree(kept, self.data, copy_function=os.link)
+            try:
+                shutil.copytree(kept, self.data, copy_function=os.link)
+            except OSError:  # another command forgets them at this moment
+                shutil.rmtree(self.data, ignore_errors=True)
 
     def lend_rows(self) -> None:
         """Keep the rows for later runs."""
@@ -76,7 +82,7 @@ class Unreleased(Run):
         asked = json.dumps(
             [version(), source_of(config, self.given), files_of(config), config.privacy.published_key]
         )
-        return self.root.parent / f"rows-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
+        return self.root.parent / f"{_ROWS}{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
 
     def _shared(self, compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         config, rows = self.config, self.data / "train"
@@ -199,8 +205,11 @@ def _measured(run: Trained) -> Row:
 
 def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:
     """Return the rows of runs, in their order. Each result is kept once it is there, for the next time."""
-    left = {run.folder: run for run in runs if not run.result.exists()}
+    left = {run.folder: run for run in runs if not work.has(run.result)}
     if left:
+        if work.again is not None:
+            for folder in left:  # what an earlier command left there is not gone on with
+                shutil.rmtree(folder, ignore_errors=True)
         (work.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = len(runs) - len(left)
         with (
@@ -209,5 +218,12 @@ def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:
         ):
             for run, row in zip(left.values(), workers.map(left.values()), strict=True):
                 write_text(run.result, json.dumps(row))
+                work.made(run.result)
                 track()
     return [run.columns | json.loads(run.result.read_text("utf-8")) for run in runs]
+
+
+def forget_rows(work: Work) -> None:
+    """Remove the rows that runs lent each other: only runs of the same code can use them."""
+    for kept in (work.folder / "runs").glob(f"{_ROWS}*"):
+        shutil.rmtree(kept, ignore_errors=True)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from studies.__main__ import _compare
 from studies.runner import register
-from studies.runner.comparison import INSIDE, MISSING, NEW, OUTSIDE, SAME, compared, is_kept, told
+from studies.runner.comparison import INSIDE, MISSING, NEW, OUTSIDE, SAME, VERDICT, compared, is_kept, told
 from studies.runner.study import Scale, Work
 
 from confide.utils.errors import CheckFailed
@@ -96,6 +96,19 @@ def test_a_figure_that_has_left_its_interval_fails_the_command(mean, ends, monke
     monkeypatch.setattr(register, "kept", lambda: [entry("a", 2.0)])
     with ends:
         _compare({"one": [entry("a", mean)]}, Work(None, tmp_path, Scale.SMALL), as_json=False)
+
+
+def test_of_a_study_that_follows_the_code_only_the_verdict_counts(monkeypatch, tmp_path):
+    kept, moved = [entry("a", 2.0, confidence=None)], [entry("a", 3.0, confidence=None)]
+    assert outcomes(moved, kept, follows_code=True) == {"a": VERDICT}
+    assert outcomes(moved, kept) == {"a": OUTSIDE}
+    monkeypatch.setattr(register, "kept", lambda: kept)
+    work = Work(None, tmp_path, Scale.SMALL)
+    _compare({"one": moved}, work, as_json=False, moving=["one"])
+    with pytest.raises(CheckFailed, match="one"):
+        _compare({"one": moved}, work, as_json=False)
+    with pytest.raises(CheckFailed, match="one"):
+        _compare({"one": [entry("a", 3.0, verdict="not reproduced", confidence=None)]}, work, False, ["one"])
 
 
 def test_programs_get_what_came_of_each_finding(monkeypatch, tmp_path, capsys):

@@ -15,7 +15,7 @@ from studies.runner.grid import TRIAL, Arm, Grid
 from studies.runner.study import Scale, Study, Table, Work
 from studies.runner.tables import losses, perplexity
 from studies.runner.texts import PARTS, TEXTS, Text, part_of
-from studies.runner.training import Trained, trained
+from studies.runner.training import Trained, forget_rows, trained
 
 from confide.runs import preparation
 from confide.runs.given import Given
@@ -174,6 +174,28 @@ def test_a_trained_run_is_measured_before_it_is_thrown_away(tmp_path):
     assert [(row["found"], row["planned"]) for row in rows] == [(2, 2), (6, 2)]
     assert not any(run.folder.exists() for run in runs)
     assert trained(runs, work, "runs") == rows
+    assert any(work.folder.glob("runs/rows-*"))
+    forget_rows(work)
+    assert not any(work.folder.glob("runs/rows-*"))
+    assert trained(runs, work, "runs") == rows
+
+
+def test_a_fresh_study_trains_each_of_its_runs_once_more_and_no_other(tmp_path):
+    raw = config(tmp_path / "a", train__steps=1, train__eval_on_start=False).model_dump(mode="json")
+    del raw["run"]
+    folder = tmp_path / "work" / "runs"
+    own, other = (Trained.of({}, raw, False, True, folder, StepsFound(times)) for times in (1, 3))
+    trained([own, other], Work(None, tmp_path / "work", Scale.TINY), "runs")
+    before, others = own.result.stat().st_mtime_ns, other.result.stat().st_mtime_ns
+    own.folder.mkdir()  # as if a command had been stopped
+    (own.folder / "state").write_text("of other code")
+    fresh = Work(None, tmp_path / "work", Scale.TINY, again=set())
+    trained([own], fresh, "runs")
+    anew = own.result.stat().st_mtime_ns
+    assert anew > before
+    trained([own], fresh, "runs")  # another table of the same study
+    assert own.result.stat().st_mtime_ns == anew
+    assert other.result.stat().st_mtime_ns == others
 
 
 @dataclass(frozen=True)
