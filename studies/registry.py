@@ -46,6 +46,7 @@ _MODULES = {
     "optimisers": "optimisers",
     "schedules": "schedules",
     "rate-factors": "rate_factors",
+    "bands": "bands",
     "audit": "audit",
     "owners": "owners",
     "code-base": "code_base",

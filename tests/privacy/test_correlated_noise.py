@@ -18,6 +18,7 @@ from confide.privacy.correlated_noise import (
     exponent_for,
     noise_in_weights,
     sensitivity,
+    walk_share,
 )
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee
@@ -70,6 +71,18 @@ def test_noise_in_the_weights_is_that_of_many_runs(bands, decay):
 def test_without_bands_noise_adds_up():
     assert noise_in_weights(1, [1.0] * 4) == pytest.approx(math.sqrt((1 + 2 + 3 + 4) / 4))
     assert noise_in_weights(4, [1.0] * 4) < noise_in_weights(2, [1.0] * 4) < noise_in_weights(1, [1.0] * 4)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_of_the_noise_of_steps_a_share_stays_in_the_weights(decay):
+    generator, steps, runs = np.random.default_rng(0), 9, 20_000
+    rates = np.array([1 - decay * step for step in range(steps)])[:, None]
+    noise = np.linalg.solve(matrix(4, steps), generator.normal(size=(steps, runs)))
+    as_long = generator.normal(size=(steps, runs)) * noise.std(1, keepdims=True)
+    of_both = [np.cumsum(rates * each, axis=0) for each in (noise, as_long)]
+    share = (of_both[0] ** 2).mean() / (of_both[1] ** 2).mean()
+    assert walk_share(4, rates[:, 0].tolist()) == pytest.approx(share, rel=0.02)
+    assert walk_share(1, rates[:, 0].tolist()) == 1.0
 
 
 @pytest.mark.parametrize("exponent", [0.5, 0.6, 0.8])

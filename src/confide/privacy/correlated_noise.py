@@ -69,6 +69,18 @@ def noise_in_weights(bands: int, rates: Sequence[float], exponent: float = SQUAR
     return float(np.sqrt(_variances(bands, exponent, np.asarray(rates)).mean()))
 
 
+def walk_share(bands: int, rates: Sequence[float], exponent: float = SQUARE_ROOT) -> float:
+    """Compute how much of the noise of single steps stays in the weights, in the mean over the steps.
+
+    It is the variance of the noise in the weights, over what it would be if steps had as much noise, but independent:
+    1 with one band, and less with more. An optimiser that divides by the length of gradient and noise together has
+    steps of one length, of which this share walks at random.
+    """
+    squares = np.asarray(rates) ** 2
+    own = np.cumsum(_inverse(bands, len(squares), exponent) ** 2)  # the variance of each step's noise
+    return float(_variances(bands, exponent, np.asarray(rates)).sum() / np.cumsum(squares * own).sum())
+
+
 @lru_cache(maxsize=64)
 def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
     """Choose the exponent with the least noise in the weights, root mean square over the steps of a schedule.
@@ -101,14 +113,20 @@ def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
 def _variances(bands: int, exponent: float, rates: np.ndarray) -> np.ndarray:
     """Compute the variance of the noise in the weights after each step."""
     steps = len(rates)
-    below = np.array(coefficients(min(bands, steps), exponent)[1:])
-    inverse = np.eye(1, steps)[0]  # the first column of C^-1
-    for m in range(1, steps):
-        reach = min(m, len(below))
-        inverse[m] = -below[:reach] @ inverse[m - reach : m][::-1]
+    inverse = _inverse(bands, steps, exponent)
     found = np.zeros(steps)
     for i in range(steps):
         found[i:] += np.cumsum(rates[i:] * inverse[: steps - i]) ** 2
+    return found
+
+
+def _inverse(bands: int, steps: int, exponent: float) -> np.ndarray:
+    """Compute the first column of C^-1, float64[steps]."""
+    below = np.array(coefficients(min(bands, steps), exponent)[1:])
+    found = np.eye(1, steps)[0]
+    for m in range(1, steps):
+        reach = min(m, len(below))
+        found[m] = -below[:reach] @ found[m - reach : m][::-1]
     return found
 
 
