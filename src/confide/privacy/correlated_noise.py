@@ -123,7 +123,7 @@ def _variances(bands: int, exponent: float, rates: np.ndarray) -> np.ndarray:
 def _inverse(bands: int, steps: int, exponent: float) -> np.ndarray:
     """Compute the first column of C^-1, float64[steps]."""
     below = np.array(coefficients(min(bands, steps), exponent)[1:])
-    found = np.eye(1, steps)[0]
+    found: np.ndarray = np.eye(1, steps)[0]
     for m in range(1, steps):
         reach = min(m, len(below))
         found[m] = -below[:reach] @ found[m - reach : m][::-1]
