@@ -32,6 +32,7 @@ NORM = "norm"
 PAPERS = (1.0, 64.0)  # the least and the largest epsilon of Figures 11 to 13
 STRATEGIES = (OWN, PRINTED, ORACLE, RANDOM, COHORT, GROUP)
 _TEXT = "newsgroups"
+_KEYS = users.arm(ULS, None, {}, selection="random").keys  # rows, drawn anew at each step (Algorithm 2)
 _SMALL: dict[str, Any] = {
     "ks": (1, 2, 4, 8, 16),
     "ns": (16.0, 32.0, 64.0, 128.0, 256.0, 512.0),
@@ -60,7 +61,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
 def grids(work: Work) -> list[Grid]:
     """Return a grid for each k: the more rows a user, the fewer users a budget has."""
     size = _SIZES[work.scale]
-    arm = Arm(ULS, users.arm(ULS, None, {}).keys, {"train.learning_rate": size["rates"]})  # a batch of users
+    arm = Arm(ULS, _KEYS, {"train.learning_rate": size["rates"]})  # a batch of users
     found = []
     for k in size["ks"]:
         places = {
@@ -81,10 +82,9 @@ def measure(work: Work) -> list[Row]:
 
 
 def norms(work: Work, model: Path) -> list[Row]:
-    """Return L(k) as the strategies see it: the median norm of users' gradients over k chunks, at the base model."""
+    """Return L(k) as the strategies see it: the median norm of users' gradients over k rows, at the base model."""
     size = _SIZES[work.scale]
-    own = users.arm(ULS, None, {}).keys
-    keys = {**users.keys(size["steps"]), **own, K: 1, N: size["ns"][0], EPSILON: size["epsilons"][0]}
+    keys = {**users.keys(size["steps"]), **_KEYS, K: 1, N: size["ns"][0], EPSILON: size["epsilons"][0]}
     job = job_of(config(work, model, _TEXT, keys), work.folder / "cohorts", work)
     found = measured_norms(job, size["ks"])
     common: Row = {"study": "cohorts", "scale": str(work.scale), "text": _TEXT, "arm": ULS, "part": NORM}
@@ -356,7 +356,7 @@ STUDY = Study(
     tables=tables,
     minutes=60,
     deviations="stories260K in place of a model of 350 million weights; newsgroup posts in place of Stack Overflow "
-    "and CC-News; 16 to 512 users with 1 to 16 chunks of each, in place of 32 to 4,096 and 256, at two epsilons, one "
+    "and CC-News; 16 to 512 users with 1 to 16 rows of each, in place of 32 to 4,096 and 256, at two epsilons, one "
     "of them below the paper's: with so few users, Estimate-and-Double takes the most users at larger ones; a learning "
     "rate chosen at each split. The best split and the oracle are led by validation text and judged by test "
     "text; in the paper one loss does both.",
