@@ -15,7 +15,7 @@ from confide.planning.plan import Size
 from confide.planning.progress import FITTED, HIGHEST, SQUARES, STEADY, best_rate, log_progress, own_rate
 from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
-from confide.privacy.correlated_noise import noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import noise_in_weights, sensitivity, walk_share
 from confide.privacy.mechanisms.statement import calibrate
 from confide.tuning.space import altered
 from confide.utils.errors import InputError
@@ -211,7 +211,19 @@ def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
             setting.noise_multiplier * sensitivity(bands, exponent) * noise_in_weights(bands, rates, exponent)
         )
     assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
+    assert told["learning_rate"] is None  # the rule knows none for another model
     assert told["bands"] * first["sampling_probability"] <= 1
+
+
+def test_correlated_noise_has_a_rate_at_which_the_weights_walk_as_far(few):
+    found = suggest(config(), shape(), SIZE, count=1)
+    first, told = found["ranked"][0], found["correlated"]
+    share = walk_share(told["bands"], [1.0] * first["steps"])
+    assert share < 1
+    assert told["learning_rate"] == pytest.approx(first["learning_rate"] / share**0.5, rel=0.06)  # two digits
+    assert own_rate(32, "constant", ratio=1e6, share=0.25) == 2 * best_rate(32, "constant")
+    assert own_rate(4, "constant", ratio=3.0, share=0.25) == 2 * STEADY  # as without noise along the gradient
+    assert own_rate(4, "linear", ratio=1e6, share=0.25) == 2 * HIGHEST
 
 
 def test_correlated_noise_is_not_told_of_where_nobody_can_sit_out_a_step(few, monkeypatch):

@@ -16,6 +16,7 @@ from confide.privacy.correlated_noise import (
     BandedNoise,
     coefficients,
     exponent_for,
+    noise_in_steps,
     noise_in_weights,
     sensitivity,
     walk_share,
@@ -83,6 +84,7 @@ def test_of_the_noise_of_steps_a_share_stays_in_the_weights(decay):
     share = (of_both[0] ** 2).mean() / (of_both[1] ** 2).mean()
     assert walk_share(4, rates[:, 0].tolist()) == pytest.approx(share, rel=0.02)
     assert walk_share(1, rates[:, 0].tolist()) == 1.0
+    assert noise_in_steps(4, steps) == pytest.approx(noise.std(), rel=0.01)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 0.6, 0.8])

@@ -187,10 +187,16 @@ def suggestions(found: dict[str, Any]) -> None:
     )
     if correlated := found["correlated"]:
         settings = f"privacy.bands={correlated['bands']} and privacy.sampling={correlated['sampling']}"
+        rate = correlated["learning_rate"]
         print(
             f"not in the ranking: with {settings} the weights of the first one would hold "
-            f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule; "
-            "AdamW then bears a higher learning rate (docs/configuring.md)"
+            f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule. "
+            + (
+                f"The rule has train.learning_rate={rate:g} for that"
+                if rate
+                else "It asks for a higher learning rate"
+            )
+            + " (docs/configuring.md)"
         )
     if found["warning"]:
         print(f"\nwarning: {found['warning']}")

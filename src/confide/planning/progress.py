@@ -72,13 +72,18 @@ def best_rate(steps: int, schedule: str) -> float:
     return 1 / math.sqrt(2 * WALK * steps * SQUARES[schedule])
 
 
-def own_rate(steps: int, schedule: str, ratio: float) -> float:
+def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0) -> float:
     """Compute the peak learning rate of a setting: `best_rate`, or less where there is little noise.
 
     The part of a step that goes along the gradient is then no longer than a step without noise may be, `STEADY`. No
-    rate is above `HIGHEST`.
+    rate is above `HIGHEST`. Of noise that is correlated over steps only a share stays in the weights, so that their
+    walk is as long at a higher rate. `confide study bands` tries that.
+
+    Args:
+        share: `correlated_noise.walk_share` of the noise; 1 if it is independent.
     """
-    return min(best_rate(steps, schedule), STEADY * math.sqrt(1 + ratio), HIGHEST)
+    longer = share**-0.5
+    return min(best_rate(steps, schedule) * longer, STEADY * math.sqrt(1 + ratio), HIGHEST * longer)
 
 
 def lengths_of_thumb(k: int) -> float:

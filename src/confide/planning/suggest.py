@@ -29,7 +29,7 @@ from confide.planning.progress import (
 from confide.planning.verdict import shown
 from confide.privacy import mechanisms
 from confide.privacy.accounting import nearly_least_noise
-from confide.privacy.correlated_noise import noise_in_weights
+from confide.privacy.correlated_noise import noise_in_steps, noise_in_weights, walk_share
 from confide.privacy.guarantee import large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
@@ -144,8 +144,8 @@ def suggest(
             operations, progress, reason, and the `settings` to run it. `nearly`: the fewest and the most steps of
             settings that come within a tenth of the first. `correlated`: the `bands`, and the `sampling` that goes
             with them, with which the first would have the least noise in its weights, and how much, relative to its
-            own; None if none would have less. `learning_rate`: the rule's for the first one, and the config's; None if
-            the rule knows none.
+            own, and the `learning_rate` that suits it (None if the rule knows none); None if none would have less.
+            `learning_rate`: the rule's for the first one, and the config's; None if the rule knows none.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -258,6 +258,7 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
     optimisation = Optimisation.of(config.train, steps=steps, warmup=warmup, schedule=mechanism.schedule)
     rates = [optimisation.rate(step) for step in range(steps)]
     noises = {1: first.noise_multiplier * noise_in_weights(1, rates)}
+    peaks = {1: first.rate}
     near = first.noise_multiplier
     for bands in _BANDS:
         if bands > min(steps, 1 / rate):
@@ -265,11 +266,20 @@ def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config"
         own = replace(mechanism, sampling="poisson", bands=bands, warmup=warmup)
         process = own.parameters(shape).process
         near = nearly_least_noise(process, target.epsilon, target.delta, near)
-        noises[bands] = near * own.sensitivity * noise_in_weights(bands, rates, own.exponent)
+        longer = near * own.sensitivity  # than a clipped gradient, a first step's noise
+        noises[bands] = longer * noise_in_weights(bands, rates, own.exponent)
+        of_steps = longer * noise_in_steps(bands, steps, own.exponent) / first.noise_multiplier
+        share = walk_share(bands, rates, own.exponent)
+        peaks[bands] = own_rate(steps, _schedule(config), first.ratio * of_steps**2, share)
     best = min(noises, key=lambda bands: noises[bands])
     if best == 1:
         return None
-    return {"bands": best, "sampling": "poisson", "noise_in_weights": noises[best] / noises[1]}
+    return {
+        "bands": best,
+        "sampling": "poisson",
+        "learning_rate": _to_write(peaks[best]) if _knows_rate(config) else None,
+        "noise_in_weights": noises[best] / noises[1],
+    }
 
 
 def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:

@@ -76,9 +76,13 @@ def walk_share(bands: int, rates: Sequence[float], exponent: float = SQUARE_ROOT
     1 with one band, and less with more. An optimiser that divides by the length of gradient and noise together has
     steps of one length, of which this share walks at random.
     """
-    squares = np.asarray(rates) ** 2
-    own = np.cumsum(_inverse(bands, len(squares), exponent) ** 2)  # the variance of each step's noise
-    return float(_variances(bands, exponent, np.asarray(rates)).sum() / np.cumsum(squares * own).sum())
+    walk = np.cumsum(np.asarray(rates) ** 2 * _of_steps(bands, exponent, len(rates)))
+    return float(_variances(bands, exponent, np.asarray(rates)).sum() / walk.sum())
+
+
+def noise_in_steps(bands: int, steps: int, exponent: float = SQUARE_ROOT) -> float:
+    """Compute the standard deviation of a step's noise, root mean square over the steps, relative to a first one's."""
+    return float(np.sqrt(_of_steps(bands, exponent, steps).mean()))
 
 
 @lru_cache(maxsize=64)
@@ -117,6 +121,12 @@ def _variances(bands: int, exponent: float, rates: np.ndarray) -> np.ndarray:
     found = np.zeros(steps)
     for i in range(steps):
         found[i:] += np.cumsum(rates[i:] * inverse[: steps - i]) ** 2
+    return found
+
+
+def _of_steps(bands: int, exponent: float, steps: int) -> np.ndarray:
+    """Compute the variance of each step's noise, float64[steps]."""
+    found: np.ndarray = np.cumsum(_inverse(bands, steps, exponent) ** 2)
     return found
 
 
