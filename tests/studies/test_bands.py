@@ -38,7 +38,7 @@ def test_the_rate_grows_as_less_noise_stays():
 def test_every_arm_has_as_many_trials_and_only_bands_ask_for_poisson_draws(text):
     arms = grid(text).arms
     assert [arm.name for arm in arms] == [study.INDEPENDENT, study.FEW, study.MOST]
-    assert {len(arm.trials()) for arm in arms} == {6}
+    assert {len(arm.trials()) for arm in arms} == {8}
     assert "privacy.bands" not in arms[0].keys
     assert [arm.keys["privacy.sampling"] for arm in arms[1:]] == ["poisson"] * 2
 
