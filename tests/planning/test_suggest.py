@@ -17,6 +17,7 @@ from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity, walk_share
 from confide.privacy.mechanisms.statement import calibrate
+from confide.privacy.mechanisms.uls import UserLevelSampling
 from confide.tuning.space import altered
 from confide.utils.errors import InputError
 from tests.command import confide
@@ -158,9 +159,14 @@ def test_progress_falls_with_noise_and_ends_to_grow_where_the_walk_outweighs_a_s
     assert best == 100
 
 
-def test_balls_in_bins_stand_where_they_need_less_noise(found):
-    first = found["ranked"][0]
-    assert first["sampling"] == "bins"
+def of_another_model():
+    """A config whose learning rate the rule does not know, so that correlated noise is not ranked."""
+    return check(config().model_dump(mode="json") | {"model": "gpt2"})
+
+
+def test_balls_in_bins_stand_where_they_need_less_noise(few):
+    first = suggest(of_another_model(), shape(), SIZE, count=1)["ranked"][0]
+    assert (first["sampling"], first["bands"]) == ("bins", 1)
     noises = {}
     for sampling in ("bins", "poisson"):
         own = altered(config(), first["settings"] | {"privacy.sampling": sampling}, "test")
@@ -173,7 +179,8 @@ def test_balls_in_bins_stand_where_they_need_less_noise(found):
 def test_a_batch_that_all_but_divides_the_users_is_dealt(few, monkeypatch):
     """1,603 users in steps of 200: 8 steps an epoch take 0.2% more."""
     monkeypatch.setattr(suggesting, "STEPS", (23,))
-    found = suggest(config(), Shape(np.ones(1603, np.int64), 1603, 1603 * 30, True), SIZE, rows=4608, count=5)
+    users = Shape(np.ones(1603, np.int64), 1603, 1603 * 30, True)
+    found = suggest(of_another_model(), users, SIZE, rows=4608, count=5)
     assert {row["sampling"] for row in found["ranked"] if row["mechanism"] == "uls"} == {"bins"}
 
 
@@ -211,16 +218,30 @@ def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
             setting.noise_multiplier * sensitivity(bands, exponent) * noise_in_weights(bands, rates, exponent)
         )
     assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
-    assert told["learning_rate"] is None  # the rule knows none for another model
+    share = walk_share(told["bands"], rates)
+    assert told["rate_factor"] == pytest.approx(share**-0.5)
     assert told["bands"] * first["sampling_probability"] <= 1
 
 
-def test_correlated_noise_has_a_rate_at_which_the_weights_walk_as_far(few):
-    found = suggest(config(), shape(), SIZE, count=1)
-    first, told = found["ranked"][0], found["correlated"]
-    share = walk_share(told["bands"], [1.0] * first["steps"])
-    assert share < 1
-    assert told["learning_rate"] == pytest.approx(first["learning_rate"] / share**0.5, rel=0.06)  # two digits
+def test_where_the_rule_knows_rates_correlated_noise_is_ranked_at_its_own(few, monkeypatch):
+    """As many steps with independent noise go less far, and their rate is lower."""
+    found = suggest(config(), shape(), SIZE, count=100)
+    first = found["ranked"][0]
+    assert (first["bands"] > 1, first["sampling"], found["correlated"]) == (True, "poisson", None)
+    assert first["settings"]["privacy.bands"] == first["bands"]
+    assert "stays in the weights" in first["reason"]
+    monkeypatch.setattr(UserLevelSampling, "correlates", False)
+    others = suggest(config(), shape(), SIZE, count=100)["ranked"]
+    alike = ("mechanism", "steps", "rows_per_unit")
+    other = next(row for row in others if all(row[key] == first[key] for key in alike))
+    assert other["progress"] < first["progress"]
+    share = walk_share(first["bands"], [1.0] * first["steps"])
+    assert first["learning_rate"] == pytest.approx(
+        other["learning_rate"] / share**0.5, rel=0.06
+    )  # two digits
+
+
+def test_the_rate_of_correlated_noise_lets_the_weights_walk_as_far():
     assert own_rate(32, "constant", ratio=1e6, share=0.25) == 2 * best_rate(32, "constant")
     assert own_rate(4, "constant", ratio=3.0, share=0.25) == 2 * STEADY  # as without noise along the gradient
     assert own_rate(4, "linear", ratio=1e6, share=0.25) == 2 * HIGHEST

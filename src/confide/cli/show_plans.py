@@ -163,6 +163,8 @@ def suggestions(found: dict[str, Any]) -> None:
     columns = "mechanism sampling rows_per_unit batch steps learning_rate noise_multiplier noise_per_gradient".split()
     if found["learning_rate"] is None:
         columns.remove("learning_rate")
+    if any(row["bands"] > 1 for row in found["ranked"]):
+        columns.insert(columns.index("sampling") + 1, "bands")
     rows = [
         [
             str(row["place"]),
@@ -187,16 +189,10 @@ def suggestions(found: dict[str, Any]) -> None:
     )
     if correlated := found["correlated"]:
         settings = f"privacy.bands={correlated['bands']} and privacy.sampling={correlated['sampling']}"
-        rate = correlated["learning_rate"]
         print(
             f"not in the ranking: with {settings} the weights of the first one would hold "
-            f"{number(correlated['noise_in_weights'])} times as much noise, were they to follow SGD at this schedule. "
-            + (
-                f"The rule has train.learning_rate={rate:g} for that"
-                if rate
-                else "It asks for a higher learning rate"
-            )
-            + " (docs/configuring.md)"
+            f"{number(correlated['noise_in_weights'])} times as much noise. It asks for a learning rate about "
+            f"{number(correlated['rate_factor'])} times as high (docs/configuring.md)"
         )
     if found["warning"]:
         print(f"\nwarning: {found['warning']}")

@@ -7,34 +7,22 @@ accounted, and that of the first ones is certified.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from confide.config import registry
 from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
 from confide.models.names import BUNDLED
+from confide.planning.candidates import Candidate, Target, rounded
 from confide.planning.cost import Size
 from confide.planning.plan import rival
-from confide.planning.progress import (
-    FITTED,
-    SQUARES,
-    WALK,
-    gradients_in_noise,
-    lengths_of_thumb,
-    log_progress,
-    own_rate,
-    signal,
-)
+from confide.planning.progress import FITTED, lengths_of_thumb
 from confide.planning.verdict import shown
 from confide.privacy import mechanisms
-from confide.privacy.accounting import nearly_least_noise
-from confide.privacy.correlated_noise import noise_in_steps, noise_in_weights, walk_share
 from confide.privacy.guarantee import large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
-from confide.privacy.mechanisms.values import PrivacyParameters
-from confide.training.optimisation import Optimisation
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,20 +38,14 @@ SCHEDULE = "constant"
 """
 
 DEALT = 20
-"""Number of first settings that are also tried with balls in bins, which takes longer to account for."""
-
-_SMALLER, _LARGER = 1.05, 0.99
-"""A batch is dealt into bins if that of a whole number of steps an epoch is 5% smaller at most, or 1% larger."""
-
-_BANDS = (2, 4, 8, 16, 32, 64)
-"""Steps over which noise may be correlated; these are tried for the first setting."""
+"""Number of first settings that are also tried with balls in bins and correlated noise: these take longer."""
 
 SUGGESTED = 5
 """Number of first settings that are certified and shown with a reason, unless more are asked for."""
 
 _BY_SHAPE = (
     "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; its "
-    "constants are of the bundled model with all weights; all with independent noise (privacy.bands: 1)"
+    "constants are of the bundled model with all weights, and of independent noise"
 )
 _MEASURED = (
     "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
@@ -81,41 +63,6 @@ NEARLY = 0.1
 
 UNFITTED = 0.1
 """What a setting must gain to stand first with a number of steps that the rule was not fitted to."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The target that every setting must meet: one delta for all, or those with fewer rows in use would claim less."""
-
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A setting at a target.
-
-    Attributes:
-        noise: standard deviation of the noise on the mean clipped gradient, in clip norms.
-        signal: the part of a gradient's length that is left in the mean, relative to single rows: L(1) / L(k).
-        ratio: variance of the noise over that of what a step follows.
-        rate: peak learning rate at which it is ranked.
-        walk: what the random walk takes from `progress`.
-        progress: the rule's value of the setting: `log_progress` of its steps, and the logarithm of the rate.
-        reach: the most rows of the data that it computes, each counted once.
-    """
-
-    mechanism: Mechanism
-    parameters: PrivacyParameters
-    cap: int
-    noise_multiplier: float
-    noise: float
-    signal: float
-    ratio: float
-    rate: float
-    walk: float
-    progress: float
-    reach: float
 
 
 def suggest(
@@ -139,13 +86,14 @@ def suggest(
         progress: called after each setting.
 
     Returns:
-        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, rows_per_unit, batch,
-            steps, learning_rate (None if the rule knows none), noise_multiplier, noise_per_gradient, rows_seen,
-            operations, progress, reason, and the `settings` to run it. `nearly`: the fewest and the most steps of
-            settings that come within a tenth of the first. `correlated`: the `bands`, and the `sampling` that goes
-            with them, with which the first would have the least noise in its weights, and how much, relative to its
-            own, and the `learning_rate` that suits it (None if the rule knows none); None if none would have less.
-            `learning_rate`: the rule's for the first one, and the config's; None if the rule knows none.
+        `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, sampling, bands,
+            rows_per_unit, batch, steps, learning_rate (None if the rule knows none), noise_multiplier,
+            noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to run it. `nearly`: the
+            fewest and the most steps of settings that come within a tenth of the first. `learning_rate`: the rule's
+            for the first one, and the config's; None if the rule knows none. `correlated`, where the rule knows no
+            rate, so that correlated noise is not ranked: the `bands`, and the `sampling` that goes with them, with
+            which the first would have the least noise in its weights, how much, relative to its own, and the
+            `rate_factor` by which its learning rate may be higher; None if none would have less.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -170,23 +118,27 @@ def suggest(
         raise InputError(
             f"{budget:g} rows: a suggestion takes {STEPS[0]} steps at least, of a row or more each"
         )
-    target = Target(config.privacy.epsilon, config.privacy.delta or parameters.delta)
-    lengths, schedule = norms or lengths_of_thumb, _schedule(config)
+    target = Target(
+        config.privacy.epsilon,
+        config.privacy.delta or parameters.delta,
+        shape,
+        size,
+        norms or lengths_of_thumb,
+        _schedule(config),
+    )
     found: list[Candidate] = []
     refused = 0
     for family in _families(own, config):
         near: list[float] = []
         for steps in STEPS:
             try:
-                mechanism = _at(family, shape, budget, steps)
-                parameters = mechanism.parameters(shape)
-                noise = nearly_least_noise(parameters.process, target.epsilon, target.delta, _next(near))
+                candidate = target.candidate(_at(family, shape, budget, steps), _next(near))
             except InputError:
                 refused += 1
                 near.clear()
             else:
-                near.append(noise)
-                found.append(_candidate(mechanism, parameters, shape, noise, lengths, size, schedule))
+                near.append(candidate.noise_multiplier)
+                found.append(candidate)
             progress(1)
     if not found:
         way = "fewer" if budget > shape.units else "more"
@@ -196,20 +148,16 @@ def suggest(
     considered = len(found) + refused
     found.sort(key=_order)
     # A fixed number, so that what comes first does not depend on how many are asked for.
-    dealt = [_dealt(each, target, shape, lengths, size, schedule) for each in found[:DEALT]]
-    found = sorted([*dealt, *found[DEALT:]], key=_order)
+    found = sorted([*(_best(each, target, config) for each in found[:DEALT]), *found[DEALT:]], key=_order)
     first = found[0]
     nearly = [each.mechanism.steps for each in found if first.progress - each.progress < NEARLY]
-    correlated = _correlated(first, target, shape, config)
+    correlated = None if _knows_rate(config) else _correlated(first, target, config)
     return {
         "budget_rows": budget,
         "considered": considered,
         "impossible": refused,
         "basis": _MEASURED if norms else _BY_SHAPE,
-        "ranked": [
-            _row(place, each, first, target, shape, size, config)
-            for place, each in enumerate(found[:count], 1)
-        ],
+        "ranked": [_row(place, each, first, target, config) for place, each in enumerate(found[:count], 1)],
         "nearly": (min(nearly), max(nearly)),
         "correlated": correlated,
         "learning_rate": _named(first, config),
@@ -248,37 +196,26 @@ def _to_write(peak: float) -> float:
     return float(f"{peak:.2g}")
 
 
-def _correlated(first: Candidate, target: Target, shape: Shape, config: "Config") -> dict[str, Any] | None:
-    """Compute the noise that correlation over steps would leave in the weights of a setting; see `correlated_noise`."""
-    mechanism, rate = first.mechanism, first.parameters.sampling.rate
-    if not mechanism.correlates:
-        return None
-    steps = mechanism.steps
-    warmup = _warmup(config, steps)
-    optimisation = Optimisation.of(config.train, steps=steps, warmup=warmup, schedule=mechanism.schedule)
-    rates = [optimisation.rate(step) for step in range(steps)]
-    noises = {1: first.noise_multiplier * noise_in_weights(1, rates)}
-    peaks = {1: first.rate}
-    near = first.noise_multiplier
-    for bands in _BANDS:
-        if bands > min(steps, 1 / rate):
-            break
-        own = replace(mechanism, sampling="poisson", bands=bands, warmup=warmup)
-        process = own.parameters(shape).process
-        near = nearly_least_noise(process, target.epsilon, target.delta, near)
-        longer = near * own.sensitivity  # than a clipped gradient, a first step's noise
-        noises[bands] = longer * noise_in_weights(bands, rates, own.exponent)
-        of_steps = longer * noise_in_steps(bands, steps, own.exponent) / first.noise_multiplier
-        share = walk_share(bands, rates, own.exponent)
-        peaks[bands] = own_rate(steps, _schedule(config), first.ratio * of_steps**2, share)
-    best = min(noises, key=lambda bands: noises[bands])
-    if best == 1:
+def _best(each: Candidate, target: Target, config: "Config") -> Candidate:
+    """Return the best of a setting's kin: dealt into bins, or with correlated noise where the rule knows its rate."""
+    kin = [target.dealt(each)]
+    if _knows_rate(config):
+        kin += target.correlated(each, _warmup(config, each.mechanism.steps))
+    return max(kin, key=lambda other: other.progress)
+
+
+def _correlated(first: Candidate, target: Target, config: "Config") -> dict[str, Any] | None:
+    """Find the bands with the least noise in the weights, and tell how much that is; None if none have less."""
+    kin = target.correlated(first, _warmup(config, first.mechanism.steps))
+    found = {each.in_weights: each for each in (first, *kin)}
+    best = found[min(found)]
+    if best is first:
         return None
     return {
-        "bands": best,
-        "sampling": "poisson",
-        "learning_rate": _to_write(peaks[best]) if _knows_rate(config) else None,
-        "noise_in_weights": noises[best] / noises[1],
+        "bands": best.mechanism.bands,
+        "sampling": best.mechanism.sampling,
+        "rate_factor": 1 / math.sqrt(best.share),
+        "noise_in_weights": best.in_weights / first.in_weights,
     }
 
 
@@ -298,46 +235,12 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
 def _at(family: Mechanism, shape: Shape, budget: float, steps: int) -> Mechanism:
     """Return the mechanism with the batch that spends the budget in so many steps, up to rounding."""
     a_unit = replace(family, batch=1.0, steps=steps).parameters(shape).rows_per_step
-    return replace(family, batch=_round(budget / (steps * a_unit)), steps=steps)
-
-
-def _round(batch: float) -> float:
-    """Round down to three digits or a whole number, for people to write down; it costs under 1% of the budget."""
-    step = 10.0 ** min(0, math.floor(math.log10(batch)) - 2)
-    return round(math.floor(batch / step * (1 + 1e-12)) * step, 12)
+    return replace(family, batch=rounded(budget / (steps * a_unit)), steps=steps)
 
 
 def _order(each: Candidate) -> tuple[float, ...]:
     worth = each.progress - (0.0 if each.mechanism.steps in FITTED else UNFITTED)
     return -round(worth / ALIKE), -round(each.reach), -worth
-
-
-def _dealt(
-    each: Candidate,
-    target: Target,
-    shape: Shape,
-    lengths: Callable[[int], float],
-    size: Size,
-    schedule: str,
-) -> Candidate:
-    """Return the same setting with balls in bins if it then needs less noise, else as it is.
-
-    An epoch of bins has a whole number of steps, so the batch is a little smaller, or larger by a percent at most.
-    """
-    mechanism, rate = each.mechanism, each.parameters.sampling.rate
-    bins = math.ceil(_LARGER / rate)
-    if not mechanism.deals or bins < 2 or bins * rate > _SMALLER:
-        return each
-    other = replace(mechanism, sampling="bins", batch=_round(mechanism.batch / (bins * rate)))
-    parameters = other.parameters(shape)
-    if parameters.sampling.rate > rate / _LARGER:  # rounded, the batch would be one of fewer steps an epoch
-        return each
-    try:
-        noise = nearly_least_noise(parameters.process, target.epsilon, target.delta, each.noise_multiplier)
-    except InputError:
-        return each
-    found = _candidate(other, parameters, shape, noise, lengths, size, schedule)
-    return found if found.noise < each.noise else each
 
 
 def _next(near: list[float]) -> float:
@@ -347,45 +250,14 @@ def _next(near: list[float]) -> float:
     return near[-1] ** 2 / near[-2]
 
 
-def _candidate(
-    mechanism: Mechanism,
-    parameters: PrivacyParameters,
-    shape: Shape,
-    noise_multiplier: float,
-    lengths: Callable[[int], float],
-    size: Size,
-    schedule: str,
-) -> Candidate:
-    cap = mechanism.cap(shape)
-    left = signal(mechanism, cap, lengths)
-    noise = noise_multiplier / parameters.divisor
-    ratio = gradients_in_noise(noise, left, size)
-    rate = own_rate(mechanism.steps, schedule, ratio)
-    squared = SQUARES[schedule] * rate**2
-    return Candidate(
-        mechanism,
-        parameters,
-        cap,
-        noise_multiplier,
-        noise,
-        left,
-        ratio,
-        rate,
-        WALK * mechanism.steps * squared,
-        math.log(rate) + log_progress(mechanism.steps, ratio, squared),
-        min(float(parameters.rows), mechanism.rows_computed(parameters)),
-    )
-
-
 def _row(
     place: int,
     each: Candidate,
     first: Candidate,
     target: Target,
-    shape: Shape,
-    size: Size,
     config: "Config",
 ) -> dict[str, Any]:
+    shape = target.shape
     setting = calibrate(each.mechanism, shape, target.epsilon, None, target.delta)
     rows = each.mechanism.rows_computed(each.parameters)
     tokens = rows * shape.tokens / max(shape.rows, 1)
@@ -393,6 +265,7 @@ def _row(
         "place": place,
         "mechanism": each.mechanism.name,
         "sampling": each.mechanism.sampling,
+        "bands": each.mechanism.bands,
         "rows_per_unit": each.cap,
         "batch": each.mechanism.batch,
         "steps": each.mechanism.steps,
@@ -401,7 +274,7 @@ def _row(
         "noise_per_gradient": setting.noise_per_gradient(),
         "learning_rate": _to_write(each.rate) if _knows_rate(config) else None,
         "rows_seen": rows,
-        "operations": size.operations(tokens),
+        "operations": target.size.operations(tokens),
         "progress": math.exp(each.progress),
         "reason": _reason(each, first),
         "settings": _settings(each, setting, config),
@@ -436,6 +309,8 @@ def _reason(each: Candidate, first: Candidate) -> str:
     """Explain the place of a setting in the ranking, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {shown(math.sqrt(each.ratio))} times as long as the gradient"
+    if each.mechanism.bands > 1:
+        facts += f", of which {shown(math.sqrt(each.share))} stays in the weights"
     if each is first:
         return f"{facts}: first by this rule, of the settings that are possible"
     if each.progress - first.progress > ALIKE and steps not in FITTED:
@@ -446,15 +321,19 @@ def _reason(each: Candidate, first: Candidate) -> str:
         return f"{facts}: as good by this rule{reached if round(each.reach) < round(first.reach) else ''}"
     noise, signal_lost = math.log(each.noise / first.noise), math.log(first.signal / each.signal)
     in_noise = (math.log1p(each.ratio) - math.log1p(first.ratio)) / 2
+    stays = math.log(each.share / first.share) / 2
+    is_alike = each.mechanism.bands == first.mechanism.bands
     lost = {
-        "noise": in_noise if noise >= signal_lost else -math.inf,
-        "signal": in_noise if signal_lost > noise else -math.inf,
-        "steps": math.log(most * first.rate / (steps * each.rate)),
+        "noise": in_noise if is_alike and noise >= signal_lost else -math.inf,
+        "signal": in_noise if is_alike and signal_lost > noise else -math.inf,
+        "bands": -math.inf if is_alike else in_noise + stays,
+        "steps": math.log(most * first.rate / (steps * each.rate)) - stays,
         "walk": each.walk - first.walk,
     }
     why = {
         "noise": f"{each.noise / first.noise:.3g} times the noise per gradient of the first",
         "signal": f"{each.cap} rows of a unit at a time tell less of what units share than {first.cap}",
+        "bands": f"{each.in_weights / first.in_weights:.3g} times as much of a step's noise stays as of the first's",
         "steps": f"{steps} steps go less far than {most}, each at a rate that suits it",
         "walk": f"{steps} steps wander further than {most}, each at a rate that suits it",
     }
