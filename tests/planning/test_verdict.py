@@ -12,6 +12,8 @@ from confide.data.shape import Shape
 from confide.planning.plan import Size, in_plan
 from confide.planning.verdict import MOST, PART, verdict
 from confide.privacy import mechanisms
+from confide.privacy.accounting import MixtureOfGaussians, delta_default, least_noise
+from confide.privacy.correlated_noise import noise_in_weights, sensitivity
 from confide.privacy.mechanisms.statement import calibrate
 from tests.command import World, confide, tiny_model
 
@@ -82,8 +84,22 @@ def test_it_follows_noise_weights_and_rows():
     assert judged(500, epsilon=1.0)["noise_over_gradient"] > 2 * first
 
 
+def test_correlated_noise_counts_with_what_it_leaves_in_the_weights():
+    independent, correlated = judged(1603, 0.1), judged(1603, 0.1, bands=8)
+    noises = []
+    for bands in (1, 8):
+        process = MixtureOfGaussians.bernoulli(0.1 * bands, math.ceil(60 / bands))
+        multiplier = least_noise(process, 8.0, delta_default(1603, 40 * 1603))
+        noises.append(multiplier * sensitivity(bands) * noise_in_weights(bands, [1.0] * 60))
+    ratio = correlated["noise_over_gradient"] / independent["noise_over_gradient"]
+    assert ratio == pytest.approx(noises[1] / noises[0], rel=0.01)
+    assert ratio < 0.85
+    assert "correlated over steps" in correlated["words"][0]
+    assert "correlated" not in independent["words"][0]
+
+
 @pytest.mark.parametrize(
-    "changes", [{"bands": 4}, {"epsilon": None, "noise_multiplier": 0.0}, {"train": {"optimizer": "sgd"}}]
+    "changes", [{"epsilon": None, "noise_multiplier": 0.0}, {"train": {"optimizer": "sgd"}}]
 )
 def test_where_no_rule_is_known_nothing_is_said(changes):
     assert judged(500, **changes) is None

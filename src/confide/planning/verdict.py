@@ -3,10 +3,12 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from confide.config.schedule import ADAMS
+from confide.config.schedule import ADAMS, share_of_peak
 from confide.data.shape import Shape
 from confide.planning.progress import gradients_in_noise, signal
 from confide.privacy import mechanisms
+from confide.privacy.correlated_noise import noise_in_weights
+from confide.privacy.mechanisms.base import Mechanism
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
@@ -42,15 +44,16 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     Returns:
         `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy
         gains; `grade`, a word for it; about how many units, with the same chance of each and as many steps, it
-        takes for part and for most; and `words`. None if no such rule is known: other optimisers and mechanisms,
-        correlated noise, no noise.
+        takes for part and for most; and `words`. Correlated noise counts as independent noise that leaves as much in
+        the weights. None if no such rule is known: other optimisers and mechanisms, no noise.
     """
     mechanism = mechanisms.build(config)
-    known = bool(mechanism.suggested_caps) and mechanism.bands == 1 and config.train.optimizer in ADAMS
+    known = bool(mechanism.suggested_caps) and config.train.optimizer in ADAMS
     if not known or not chosen.noise_multiplier:
         return None
     left = signal(mechanism, chosen.rows_per_unit)
-    times = math.sqrt(gradients_in_noise(chosen.noise_per_gradient, left, size))
+    noise = chosen.noise_per_gradient * _left_in_weights(mechanism)
+    times = math.sqrt(gradients_in_noise(noise, left, size))
     expect = expected(times)
     protected = mechanism.parameters(shape).units
     units = {name: _about(protected * times / limit) for name, limit in (("part", PART), ("most", MOST))}
@@ -61,9 +64,32 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         "units_for_part": units["part"],
         "units_for_most": units["most"],
         "words": _in_words(
-            expect, times, protected, units, chosen.epsilon, "unit" if protected == shape.units else "row"
+            expect,
+            _noise(times, mechanism.bands),
+            protected,
+            units,
+            chosen.epsilon,
+            "unit" if protected == shape.units else "row",
         ),
     }
+
+
+def _left_in_weights(mechanism: Mechanism) -> float:
+    """Return the noise that stays in the weights, over that of independent noise of a first step's length."""
+    bands, steps = mechanism.bands, mechanism.steps
+    rates = [share_of_peak(step, steps, mechanism.schedule, mechanism.warmup) for step in range(steps)]
+    return (
+        noise_in_weights(bands, rates, mechanism.exponent) / noise_in_weights(1, rates) if bands > 1 else 1.0
+    )
+
+
+def _noise(times: float, bands: int) -> str:
+    if bands == 1:
+        return f"the noise of a step is about {shown(times)} times as long as the gradient"
+    return (
+        "the noise, which is correlated over steps, leaves as much in the weights as independent noise about "
+        f"{shown(times)} times as long as the gradient"
+    )
 
 
 def expected(times: float) -> str:
@@ -83,11 +109,10 @@ def _about(number: float) -> int:
 
 
 def _in_words(
-    expect: str, times: float, units: int, needed: dict[str, int], epsilon: float | str | None, noun: str
+    expect: str, noise: str, units: int, needed: dict[str, int], epsilon: float | str | None, noun: str
 ) -> list[str]:
     target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
     many = f"{units:,} {noun}{'s' * (units != 1)}"
-    noise = f"the noise of a step is about {shown(times)} times as long as the gradient"
     if expect == "most":
         return [
             f"{many} are enough{target}: {noise}; expect most of what training without privacy gains",
