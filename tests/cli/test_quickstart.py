@@ -37,7 +37,13 @@ def short(monkeypatch, tmp_path_factory):
 def test_it_compares_a_private_run_with_one_on_the_same_draws_that_is_not(tmp_path, short, capsys):
     quickstart.run(tmp_path)
     said = capsys.readouterr().out
-    for what in ("held-out customers", "base model", "private", "not private, at its own rate", "user-level DP"):
+    for what in (
+        "held-out customers",
+        "base model",
+        "private",
+        "not private, at its own rate",
+        "user-level DP",
+    ):
         assert what in said
     row = re.compile(r"^(?:base model|private|not private).* +(\d+\.\d+) +\S+$", re.MULTILINE)
     loss = [float(found) for found in row.findall(said)]
