@@ -109,8 +109,10 @@ def _named(settings: Keys) -> list[str]:
     return [f"{name} {value}" for name, value in zip(names, values, strict=True)]
 
 
-def _written(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+def _written(value: float | str | Sequence[float]) -> str:
+    if isinstance(value, Sequence):
+        return value if isinstance(value, str) else " and ".join(map(_written, value))
+    return f"{value:g}"
 
 
 K = "privacy.rows_per_unit"
