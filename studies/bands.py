@@ -27,13 +27,17 @@ FACTORS = (1.0, 1.4, 2.0, 2.8)
 BETAS = (0.3, 0.6)
 """The default of so short runs, and a longer memory."""
 _FEW = 4
-_MOST = {"newsgroups": 16, "articles": 7, HELPDESK: 8}
-"""About as many as the users of a text allow: bands times the rate of drawing is at most 1."""
+_MOST = {
+    Scale.TINY: dict.fromkeys(("newsgroups", "articles", HELPDESK), 2),
+    Scale.SMALL: {"newsgroups": 16, "articles": 7, HELPDESK: 8},
+    Scale.FULL: {"newsgroups": 6, "articles": 1, HELPDESK: 6},
+}
+"""Bands times the rate of drawing is at most 1: on articles and customers, about as many as there are users for."""
 
 
 def bands(name: str, text: str, scale: Scale) -> int:
     """Return the number of bands of an arm."""
-    most = 2 if scale is Scale.TINY else _MOST[text]
+    most = _MOST[scale][text]
     return {INDEPENDENT: 1, FEW: min(_FEW, most), MOST: most}[name]
 
 
@@ -71,7 +75,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    most = ", ".join(f"{count} on {text}" for text, count in _MOST.items())
+    most = ", ".join(f"{count} on {text}" for text, count in _MOST[Scale.SMALL].items())
     note = (
         f"Few bands are {_FEW}; most are {most}. The learning rates of each arm are four factors on the planner's "
         "rule, in which a step of correlated noise counts with the share of its noise that stays in the weights. The "

@@ -87,7 +87,7 @@ class Unreleased(Run):
     def _shared(self, compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         config, rows = self.config, self.data / "train"
         asked = hashlib.sha256()
-        for part in (config.model, config.adaptive.scorer, config.train.micro_tokens, config.base):
+        for part in (version(), config.model, config.adaptive.scorer, config.train.micro_tokens, config.base):
             asked.update(f"{part}\n".encode())
         for file in ("tokens.bin", "row_offsets.bin"):
             asked.update(hashlib.sha256((rows / file).read_bytes()).digest())
@@ -208,8 +208,12 @@ def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:
     left = {run.folder: run for run in runs if not work.has(run.result)}
     if left:
         if work.again is not None:
-            for folder in left:  # what an earlier command left there is not gone on with
+            for (
+                folder,
+                run,
+            ) in left.items():  # nothing that an earlier command left there counts, now or later
                 shutil.rmtree(folder, ignore_errors=True)
+                run.result.unlink(missing_ok=True)
         (work.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = len(runs) - len(left)
         with (

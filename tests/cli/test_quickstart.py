@@ -9,6 +9,9 @@ import pytest
 
 from confide.cli import quickstart
 from confide.config.schema import Config
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.utils.console import Console
 from make_helpdesk import as_jsonl
 
 STEPS = 2
@@ -23,8 +26,11 @@ def short(monkeypatch, tmp_path_factory):
         whole = written(folder)
         return whole.model_copy(
             update={
-                "train": whole.train.model_copy(update={"steps": STEPS, "batch": 8.0, "learning_rate": 3e-4}),
+                "train": whole.train.model_copy(
+                    update={"steps": STEPS, "batch": 8.0, "learning_rate": 3e-4, "twin_learning_rate": 3e-4}
+                ),
                 "data": whole.data.model_copy(update={"eval": 0.1}),
+                "privacy": whole.privacy.model_copy(update={"bands": STEPS}),
             }
         )
 
@@ -42,7 +48,7 @@ def test_it_compares_a_private_run_with_one_on_the_same_draws_that_is_not(tmp_pa
         "base model",
         "private",
         "not private, at its own rate",
-        "user-level DP",
+        "Who is protected?",
     ):
         assert what in said
     row = re.compile(r"^(?:base model|private|not private).* +(\d+\.\d+) +\S+$", re.MULTILINE)
@@ -58,6 +64,9 @@ def test_it_compares_a_private_run_with_one_on_the_same_draws_that_is_not(tmp_pa
 
     quickstart.run(tmp_path, as_json=True)  # nothing is trained again
     facts = json.loads(capsys.readouterr().out)
+    Job.of(
+        Run.load(tmp_path / "run", twin=True), Console(quiet=True)
+    )  # the twin is found by later commands, too
     sides = [facts[side]["loss"] for side in ("base", "final", "twin")]
     assert sides == pytest.approx(loss, abs=1e-3)
     share = (sides[0] - sides[1]) / (

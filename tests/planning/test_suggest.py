@@ -127,7 +127,7 @@ def test_where_it_names_a_rate_the_rate_is_constant(few):
         return constant, linear
 
     constant, linear = first()
-    assert constant["correlated"] == linear["correlated"] is not None
+    assert constant["correlated"] is linear["correlated"] is None  # it is ranked
     assert constant["ranked"] == linear["ranked"]
     assert linear["ranked"][0]["settings"]["train.schedule"] == "constant"
     constant, linear = (found["ranked"][0] for found in first(model="gpt2"))
@@ -239,6 +239,13 @@ def test_where_the_rule_knows_rates_correlated_noise_is_ranked_at_its_own(few, m
     assert first["learning_rate"] == pytest.approx(
         other["learning_rate"] / share**0.5, rel=0.06
     )  # two digits
+
+
+def test_an_audit_of_sums_keeps_poisson_draws_and_independent_noise(few):
+    raw = config().model_dump(mode="json") | {"canaries": {"count": 4, "white_box": True}}
+    found = suggest(check(raw), shape(), SIZE, count=5)
+    assert {(row["sampling"], row["bands"]) for row in found["ranked"]} == {("poisson", 1)}
+    altered(check(raw), found["ranked"][0]["settings"], "test")  # the config is possible
 
 
 def test_the_rate_of_correlated_noise_lets_the_weights_walk_as_far():

@@ -17,7 +17,7 @@ def measured(private, twin):
     [
         (4.0, 3.0, "50% of the gain in loss is kept"),
         (3.0, 3.0, "100% of the gain in loss is kept"),
-        (4.0, 4.5, "Not known: the same training without privacy did worse"),
+        (4.0, 4.5, "Not known: training without privacy did worse"),
         (4.0, 6.0, "2 seconds"),
         (4.0, None, "2 seconds"),
     ],

@@ -43,6 +43,20 @@ def test_every_arm_has_as_many_trials_and_only_bands_ask_for_poisson_draws(text)
     assert [arm.keys["privacy.sampling"] for arm in arms[1:]] == ["poisson"] * 2
 
 
+@pytest.mark.parametrize(
+    ("scale", "users"),
+    [
+        (Scale.SMALL, {"newsgroups": 1789, "articles": 488, HELPDESK: 1603}),
+        (Scale.FULL, {"newsgroups": 1789, "articles": 488, HELPDESK: 1603}),
+    ],
+)
+def test_a_text_has_users_for_its_bands(scale, users):
+    for text, count in users.items():
+        arms = grid(text, scale).arms
+        most = max(arm.keys.get("privacy.bands", 1) for arm in arms)
+        assert most * short_runs.SIZES[scale]["rows"][text] <= count
+
+
 def rows(**losses):
     """A row for each arm and run key."""
     return [

@@ -23,7 +23,6 @@ from confide.runs.folder import Run
 from confide.runs.loop import Outcome, fine_tune
 from confide.runs.preparation import prepared_data
 from confide.training.metrics import gap_closed
-from confide.tuning.space import altered
 from confide.utils.console import Console
 from confide.utils.files import whole_file, write_text
 from confide.utils.rounding import at_most
@@ -60,6 +59,7 @@ def config(folder: Path) -> Config:
                 "steps": 24,
                 "batch": 192.0,
                 "learning_rate": 1.1e-2,
+                "twin_learning_rate": STEADY,
                 "betas": [0.6, 0.999],
                 "checkpoint_every": 12,
             },
@@ -95,8 +95,7 @@ def run(folder: Path, as_json: bool = False) -> None:
     console.say("training with user-level privacy")
     private = _finished(fine_tune(job, console))
     console.say("training the non-private twin on the same draws, at a learning rate that suits it")
-    bare = altered(settings, {"train.learning_rate": STEADY}, "quickstart")
-    twin = _finished(fine_tune(Run(bare, twin=True), console))
+    twin = _finished(fine_tune(Run(settings, twin=True), console))
     console.say("attacking the claim")
     audit = audit_run(job, console, Options(("claim",)))
     facts = Facts.of(job.root, with_measured=True)

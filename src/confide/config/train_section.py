@@ -36,6 +36,11 @@ class Train(Section):
         None, description="literal divisor of the noised sum; default: the expected batch, a public constant"
     )
     learning_rate: Positive = Field(1e-3, description="peak learning rate")
+    twin_learning_rate: Positive | None = Field(
+        None,
+        description="of `train --twin`: training without noise may break down at a rate that suits noise; default: "
+        "train.learning_rate",
+    )
     loss_on: Literal["all", "assistant", "completion"] | None = Field(
         None,
         description="what is learnt: every token; what the assistant says, with the mark that ends its turn; or the "

@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def in_weights(self) -> float:
-        """The noise of steps, times the root of the share that stays: it compares settings of as many steps."""
+        """The part of a step's noise that stays in the weights: it compares settings of as many steps and rows."""
         return self.noise * math.sqrt(self.share)
 
 

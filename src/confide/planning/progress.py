@@ -77,7 +77,8 @@ def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0) -> flo
 
     The part of a step that goes along the gradient is then no longer than a step without noise may be, `STEADY`. No
     rate is above `HIGHEST`. Of noise that is correlated over steps only a share stays in the weights, so that their
-    walk is as long at a higher rate. `confide study bands` tries that.
+    walk is as long at a higher rate: the best rate and `HIGHEST` are then higher by one over the root of the share.
+    `confide study bands` tries that.
 
     Args:
         share: `correlated_noise.walk_share` of the noise; 1 if it is independent.

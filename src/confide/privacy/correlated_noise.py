@@ -85,6 +85,13 @@ def noise_in_steps(bands: int, steps: int, exponent: float = SQUARE_ROOT) -> flo
     return float(np.sqrt(_of_steps(bands, exponent, steps).mean()))
 
 
+def compared_rates(steps: int, schedule: str, warmup: int) -> list[float]:
+    """Return the learning rates of a run, over their peak; of a very long run those of a shorter one of its shape."""
+    if steps > _LONGEST:
+        warmup, steps = warmup * _LONGEST // steps, _LONGEST
+    return [share_of_peak(step, steps, schedule, warmup) for step in range(steps)]
+
+
 @lru_cache(maxsize=64)
 def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
     """Choose the exponent with the least noise in the weights, root mean square over the steps of a schedule.
@@ -95,9 +102,7 @@ def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
     """
     if bands == 1:
         return SQUARE_ROOT
-    if steps > _LONGEST:
-        warmup, steps = warmup * _LONGEST // steps, _LONGEST
-    rates = np.array([share_of_peak(step, steps, schedule, warmup) for step in range(steps)])
+    rates = np.array(compared_rates(steps, schedule, warmup))
     found: dict[int, tuple[float, float]] = {}
 
     def best(hundredths: range) -> int:

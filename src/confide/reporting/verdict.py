@@ -247,7 +247,7 @@ def _cost(facts: Facts) -> Answer:
 def _short_cost(measured: Measured) -> str:
     share = share_of_gain(measured)
     if share is not None and share > 1:
-        return "Not known: the same training without privacy did worse"
+        return "Not known: training without privacy did worse"
     if share is not None:
         return f"{share:.0%} of the gain in loss is kept"
     return span(measured.seconds)
@@ -272,7 +272,7 @@ def _quality(measured: Measured) -> list[str]:
     reached = ", ".join(f"{key} {value_of(key, measured.twin[key])}" for key in _keys(measured.twin))
     return [
         *sentences,
-        f"The same training without privacy reaches {reached}.",
+        f"Training without privacy, on the same draws, reaches {reached}.",
         "That unprotected model lies in the folder twin of the run. Never hand it on.",
     ]
 

@@ -46,6 +46,7 @@ _FREE = {("run",), ("tracking",)} | {
         "micro_tokens",
         "gradient_checkpointing",
         "distributed",
+        "twin_learning_rate",  # the private run has nothing of it, and its twin must have the same draws
     )
 }
 _FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}

@@ -176,8 +176,9 @@ class Job:
 
     def _steps(self, phase: Phase, say: Callable[[str], None]) -> PrivateStep:
         config = self.run.config
+        of_twin = config.train.twin_learning_rate if self.run.twin else None
         optimisation = replace(
-            Optimisation.of(config.train, steps=phase.steps, learning_rate=phase.learning_rate),
+            Optimisation.of(config.train, steps=phase.steps, learning_rate=phase.learning_rate or of_twin),
             optimizer_of=self.run.given.optimizer,
             scheduler_of=self.run.given.scheduler,
         )
