@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from confide.config.schedule import share_of_peak
 from confide.data.shape import Shape
 from confide.planning.cost import Size
 from confide.planning.progress import SQUARES, WALK, gradients_in_noise, log_progress, own_rate, signal
 from confide.privacy.accounting import nearly_least_noise
-from confide.privacy.correlated_noise import noise_in_steps, walk_share
+from confide.privacy.correlated_noise import compared_rates, noise_in_steps, walk_share
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.values import PrivacyParameters
 from confide.utils.errors import InputError
@@ -152,7 +151,7 @@ def _over_steps(mechanism: Mechanism, schedule: str) -> tuple[float, float]:
     steps, bands = mechanism.steps, mechanism.bands
     if bands == 1:
         return 1.0, 1.0
-    rates = [share_of_peak(step, steps, schedule, mechanism.warmup) for step in range(steps)]
+    rates = compared_rates(steps, schedule, mechanism.warmup)
     longer = mechanism.sensitivity * noise_in_steps(bands, steps, mechanism.exponent)
     return longer, walk_share(bands, rates, mechanism.exponent)
 
