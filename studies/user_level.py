@@ -94,7 +94,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
                 **_AVERAGES,
             },
         },
-        # Correlated noise bears higher rates. A longer memory is tried in place of a warm-up, which no private way chose.
+        # Correlated noise bears higher rates. A longer memory is tried in place of a warm-up: no private way chose one.
         "options_of_way": {
             BANDS: {
                 **_rates(6e-3, 8e-3, 11e-3, 15e-3),
