@@ -26,7 +26,7 @@ _SMALL: dict[str, Any] = {
     "rates": (2e-3, 5e-3),
     "epsilons": (1.0, 4.0, 16.0, 64.0),
     "tuned": (1.0, 8.0),
-    "seeds": 3,
+    "seeds": 5,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
@@ -215,7 +215,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=90,
+    minutes=110,
     deviations="stories260K in place of a model of 350 million weights; newsgroup posts and WikiText-2 articles in "
     "place of Stack Overflow and CC-News; k and G are tuned, in place of the median and Estimate-and-Double; the "
     "number of steps is the compute budget; Poisson draws in place of shuffled batches; one delta of 1e-5 in place of "

@@ -38,7 +38,7 @@ _SMALL: dict[str, Any] = {
     "batch": 192.0,
     "steps": 16,
     "rates": (2e-3, 5e-3, 1e-2),
-    "seeds": 3,
+    "seeds": 5,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
